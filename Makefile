@@ -1,0 +1,39 @@
+# Everything runs in a virtual environment of its own; all it takes is Python >= 3.11 and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONFIG ?= configs/classic/cartpole.yaml
+
+.PHONY: train test test-slow lint format clean
+
+train: $(VENV)/.installed  ## Train CartPole-v1; more options: make train ARGS="--seed_everything 2"
+	$(BIN)/ppo-lightning fit --config $(CONFIG) $(ARGS)
+
+test: $(VENV)/.installed-dev  ## The tests (minutes)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.installed-dev  ## The learning runs
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,6 @@
+"""What is shown while a run goes on and when it ends."""
+
+from ppo_lightning.callbacks.progress import RolloutProgressBar
+from ppo_lightning.callbacks.summary import RunSummary
+
+__all__ = ["RolloutProgressBar", "RunSummary"]

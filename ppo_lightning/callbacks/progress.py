@@ -1,0 +1,60 @@
+"""A progress bar that counts environment steps."""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm.auto import tqdm
+
+
+class RolloutProgressBar(ProgressBar):
+    """Shows the mean return of the last 100 episodes, steps per second, steps of the total and the time left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled = True
+        self._bar: tqdm | None = None
+
+    def disable(self) -> None:
+        """Hides the bar."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Shows the bar again."""
+        self._enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Prints above the bar."""
+        tqdm.write(" ".join(str(arg) for arg in args), **kwargs)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Opens the bar."""
+        data = trainer.datamodule
+        self._bar = tqdm(
+            total=data.num_rollouts * data.frames_per_rollout,
+            initial=pl_module.env_steps,
+            disable=not self._enabled,
+            unit="step",
+            unit_scale=True,
+            mininterval=0.5,
+            bar_format="{percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, SPS {rate_noinv_fmt}{postfix}]",
+        )
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Moves the bar on by one rollout."""
+        assert self._bar is not None
+        if pl_module.episode_returns:
+            mean = sum(pl_module.episode_returns) / len(pl_module.episode_returns)
+            self._bar.set_postfix_str(f"return {mean:.1f}", refresh=False)
+        self._bar.update(trainer.datamodule.frames_per_rollout)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Closes the bar and leaves it on the screen."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Closes the bar, so that the message stands on a line of its own."""
+        self.on_train_end(trainer, pl_module)

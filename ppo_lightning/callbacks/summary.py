@@ -1,0 +1,33 @@
+"""The last lines of a run."""
+
+import time
+from pathlib import Path
+
+import lightning as L
+
+
+class RunSummary(L.Callback):
+    """Prints, at the end of ``fit``, what was reached, how long it took and where the checkpoint lies."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock."""
+        self._started, self._steps_before = time.perf_counter(), pl_module.env_steps
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints the summary, on rank 0."""
+        if not trainer.is_global_zero:
+            return
+        seconds, steps = time.perf_counter() - self._started, pl_module.env_steps - self._steps_before
+        returns = list(pl_module.episode_returns)
+        if returns:
+            print(f"return over the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
+        results = {key.removeprefix("eval/"): value.item() for key, value in trainer.callback_metrics.items() if key.startswith("eval/")}
+        if results:
+            print(
+                f"evaluation, deterministic: return {results['episodic_return']:.1f} ± {results['episodic_return_std']:.1f}"
+                f" (min {results['episodic_return_min']:.1f}, max {results['episodic_return_max']:.1f}),"
+                f" length {results['episodic_length']:.1f}"
+            )
+        print(f"wall time: {seconds:.1f} s for {steps} environment steps, {steps / seconds:.0f} steps per second")
+        path = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        print(f"checkpoint: {Path(path).resolve()}" if path else "checkpoint: none was written")

@@ -1,0 +1,192 @@
+"""The rollout collector for natively batched environments.
+
+TorchRL's own ``Collector`` spends 300-700 microseconds a step around an environment and a policy that take about 100
+together. This one steps arrays, writes into one preallocated TensorDict and yields that.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import BaseCollector, Collector
+from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs.utils import ExplorationType
+
+from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.models import ActorCritic
+
+
+class RolloutCollector(BaseCollector):
+    """Yields rollouts [N, T] under TorchRL's collector interface.
+
+    A rollout holds ``observation``, ``action``, ``action_log_prob``, ``state_value`` and, under ``next``,
+    ``observation`` (where an episode ended: its real last one), ``reward``, ``done``, ``terminated``, ``truncated``,
+    ``episode_reward`` and ``step_count`` (the running sums of the episode so far). Episodes go on from one rollout to
+    the next. The memory is reused: a yielded rollout is valid until the next one is asked for.
+
+    Args:
+        env: The environments.
+        agent: Acts, on whichever device it is.
+        num_steps: T.
+        num_rollouts: How many rollouts make the run; None: no end, and no length.
+        seed: Of the action noise.
+        deterministic: Always take the most probable action.
+        first_env: Global index of the first environment, when several ranks share the run.
+        total_envs: Environments of all ranks; each rank draws the noise of all and takes its own rows, so that N ranks
+            act as one rank with all the environments would.
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        agent: ActorCritic,
+        num_steps: int,
+        num_rollouts: int | None = None,
+        seed: int = 0,
+        deterministic: bool = False,
+        first_env: int = 0,
+        total_envs: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.env, self.agent, self.num_steps, self.deterministic = env, agent, num_steps, deterministic
+        self.requested_frames_per_batch = env.num_envs * num_steps
+        self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
+        self._frames = 0
+        self._rows = slice(first_env, first_env + env.num_envs)
+        self._total_envs = total_envs or env.num_envs
+        self._generator = torch.Generator().manual_seed(seed)
+        self._observation: np.ndarray | None = None
+        self._episode_reward = np.zeros(env.num_envs, np.float32)
+        self._step_count = np.zeros(env.num_envs, np.int64)
+        self._rollout = self._allocate()
+
+    def _allocate(self) -> TensorDict:
+        shape = (self.env.num_envs, self.num_steps)
+        observation, action = self.env.observation_spec_unbatched["observation"], self.env.action_spec_unbatched
+
+        def empty(dtype: torch.dtype, *features: int) -> torch.Tensor:
+            return torch.zeros(*shape, *features, dtype=dtype)
+
+        following = {
+            "observation": empty(observation.dtype, *observation.shape),
+            "reward": empty(torch.float32, 1),
+            "terminated": empty(torch.bool, 1),
+            "truncated": empty(torch.bool, 1),
+            "done": empty(torch.bool, 1),
+            "episode_reward": empty(torch.float32, 1),
+            "step_count": empty(torch.int64, 1),
+        }
+        return TensorDict(
+            {
+                "observation": empty(observation.dtype, *observation.shape),
+                "action": empty(action.dtype, *action.shape),
+                "action_log_prob": empty(torch.float32),
+                "state_value": empty(torch.float32, 1),
+                "next": TensorDict(following, batch_size=shape),
+            },
+            batch_size=shape,
+        )
+
+    @torch.inference_mode()
+    def rollout(self) -> TensorDictBase:
+        """Collects one rollout [N, T]."""
+        env, act, device = self.env, self.agent.act, self.agent.critic.weight.device
+        # NumPy views of the storage: writing a row through them costs a third of a tensor copy.
+        store = {key: value.numpy() for key, value in self._rollout.items(include_nested=True, leaves_only=True)}
+        observations, actions, log_probs = store["observation"], store["action"], store["action_log_prob"]
+        values, next_observations = store["state_value"][..., 0], store["next", "observation"]
+        names = ("reward", "terminated", "truncated", "done", "episode_reward", "step_count")
+        rewards, terminateds, truncateds, dones, episode_rewards, step_counts = (store["next", k][..., 0] for k in names)
+        noise = None
+        if not self.deterministic:
+            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].to(device)
+        # detail 1
+        observation = env.reset_arrays() if self._observation is None else self._observation
+        for t in range(self.num_steps):
+            observations[:, t] = observation
+            action, log_prob, value = act(torch.from_numpy(observations[:, t]).to(device), None if noise is None else noise[t])
+            actions[:, t] = action = action.cpu().numpy()
+            log_probs[:, t] = log_prob.cpu()
+            values[:, t] = value.cpu()
+            observation, reward, terminated, truncated = env.step_arrays(action)
+            done = terminated | truncated
+            self._episode_reward += reward
+            self._step_count += 1
+            next_observations[:, t] = observation
+            rewards[:, t] = reward
+            terminateds[:, t] = terminated
+            truncateds[:, t] = truncated
+            dones[:, t] = done
+            episode_rewards[:, t] = self._episode_reward
+            step_counts[:, t] = self._step_count
+            if done.any():
+                observation = env.reset_arrays(done)
+                self._episode_reward[done] = 0
+                self._step_count[done] = 0
+        self._observation = observation
+        self._frames += self.requested_frames_per_batch
+        return self._rollout
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yields what is left of the run, one rollout at a time."""
+        while self.total_frames < 0 or self._frames < self.total_frames:
+            # A shallow copy: keys that the caller adds do not stay.
+            yield self.rollout().copy()
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
+        self._generator.manual_seed(seed)
+        self._observation = None
+        return self.env.set_seed(seed, static_seed=static_seed)
+
+    def state_dict(self) -> OrderedDict:
+        """The frames collected so far and the state of the action noise; a resumed run starts with fresh episodes."""
+        return OrderedDict(frames=self._frames, generator=self._generator.get_state())
+
+    def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
+        """Takes up the run where :meth:`state_dict` left it."""
+        self._frames = state_dict["frames"]
+        self._generator.set_state(state_dict["generator"].cpu())
+
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+        """Closes the environments."""
+        if close_env and not self.env.is_closed:
+            self.env.close()
+
+
+def make_collector(
+    env: EnvBase,
+    agent: ActorCritic,
+    num_steps: int,
+    num_rollouts: int | None = None,
+    deterministic: bool = False,
+    **ranks_and_seed: int,
+) -> BaseCollector:
+    """Chooses the collector for an environment of batch size [N].
+
+    Args:
+        env: Natively batched environments get :class:`RolloutCollector`, any other TorchRL environment (one with
+            transforms, say) TorchRL's own ``Collector``: slower, with the same keys out.
+        agent: Acts.
+        num_steps: T.
+        num_rollouts: How many rollouts make the run; None: no end.
+        deterministic: Always take the most probable action.
+        **ranks_and_seed: ``seed``, ``first_env`` and ``total_envs`` of :class:`RolloutCollector`. TorchRL's collector draws
+            its noise from PyTorch's global generator instead.
+    """
+    if isinstance(env, BatchedEnv):
+        return RolloutCollector(env, agent, num_steps, num_rollouts, deterministic=deterministic, **ranks_and_seed)
+    frames = env.batch_size[0] * num_steps
+    device = agent.critic.weight.device
+    return Collector(
+        TransformedEnv(env, Compose(RewardSum(), StepCounter())),
+        agent,
+        frames_per_batch=frames,
+        total_frames=-1 if num_rollouts is None else num_rollouts * frames,
+        policy_device=None if device.type == "cpu" else device,
+        exploration_type=ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM,
+        track_traj_ids=False,
+    )

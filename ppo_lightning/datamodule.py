@@ -1,0 +1,170 @@
+"""Environments and collectors behind Lightning's data interface: one rollout is one batch is one PPO iteration."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchrl.collectors import BaseCollector
+from torchrl.data import TensorSpec
+from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
+
+from ppo_lightning.collector import make_collector
+from ppo_lightning.envs import make_env
+from ppo_lightning.envs.make import Backend
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.evaluation import EvaluationLoader
+
+
+class RolloutDataModule(L.LightningDataModule):
+    """Rollouts for training, whole episodes for ``validate`` and ``test``, stored observations for ``predict``.
+
+    The seed is Lightning's (``seed_everything``). Nothing is started before a stage needs it.
+
+    Args:
+        env_id: The environment's id as the backend spells it, or a function without arguments (in YAML: a
+            ``class_path``) that makes any other TorchRL environment.
+        backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
+        num_envs: Number of environments, of all ranks together.
+        num_steps: Steps of each environment in a rollout.
+        total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
+        env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``.
+        transforms: TorchRL transforms to apply; collection then goes through TorchRL's own, slower collector.
+        eval_episodes: Episodes to play in each validation or test.
+        predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
+
+    Raises:
+        ConfigError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], EnvBase] = "CartPole-v1",
+        backend: Backend = "gymnasium",
+        num_envs: int = 4,
+        num_steps: int = 128,
+        total_timesteps: int = 500_000,
+        env_kwargs: dict[str, Any] | None = None,
+        transforms: list[Transform] | None = None,
+        eval_episodes: int = 10,
+        predict_observations: str | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("num_envs", num_envs), ("num_steps", num_steps), ("eval_episodes", eval_episodes)):
+            if value < 1:
+                raise ConfigError(f"data.{name} is {value}: it must be at least 1.")
+        if total_timesteps < num_envs * num_steps:
+            raise ConfigError(
+                f"data.total_timesteps is {total_timesteps}, less than one rollout of num_envs * num_steps ="
+                f" {num_envs * num_steps}: raise it, or shorten the rollout."
+            )
+        self.save_hyperparameters()
+        # Objects have no place in a checkpoint; given through the command line they are plain data already.
+        self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
+        self.env_id, self.backend, self.env_kwargs, self.transforms = env_id, backend, env_kwargs or {}, transforms
+        self.num_envs, self.num_steps, self.eval_episodes = num_envs, num_steps, eval_episodes
+        self.predict_observations = predict_observations
+        self.frames_per_rollout = num_envs * num_steps  # of all ranks
+        self.num_rollouts = total_timesteps // self.frames_per_rollout
+        self.collector: BaseCollector | None = None
+        self._env: EnvBase | None = None
+
+    def _make(self, num_envs: int, first_env: int, stream: int) -> EnvBase:
+        seed = torch.initial_seed() % 2**32
+        if isinstance(self.env_id, str):
+            env: EnvBase = make_env(self.env_id, num_envs, self.backend, seed, first_env, stream, **self.env_kwargs)
+        else:
+            env = self.env_id()
+            if env.batch_size == torch.Size([]):
+                env = SerialEnv(num_envs, self.env_id)
+            if env.batch_size != torch.Size([num_envs]):
+                raise ConfigError(f"env_id makes an environment of batch size {list(env.batch_size)}: it must be [] or [{num_envs}].")
+            env.set_seed(int(np.random.SeedSequence((seed, stream, first_env)).generate_state(1)[0] >> 1))
+        return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
+
+    @property
+    def env(self) -> EnvBase:
+        """This rank's training environments, created at first use."""
+        if self._env is None:
+            world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+            if self.num_envs % world_size:
+                raise ConfigError(f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks.")
+            local = self.num_envs // world_size
+            self._env = self._make(local, first_env=rank * local, stream=0)
+        return self._env
+
+    @property
+    def observation_spec(self) -> TensorSpec:
+        """Observations of one environment."""
+        return self.env.observation_spec_unbatched["observation"]
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        """Actions of one environment."""
+        return self.env.action_spec_unbatched
+
+    def train_dataloader(self) -> BaseCollector:
+        """Returns the collector: ``num_rollouts`` batches, each collected when it is asked for."""
+        assert self.trainer is not None
+        self.collector = make_collector(
+            self.env,
+            self.trainer.lightning_module.agent,
+            self.num_steps,
+            self.num_rollouts,
+            seed=torch.initial_seed() % 2**63,
+            first_env=self.trainer.global_rank * self.env.batch_size[0],
+            total_envs=self.num_envs,
+        )
+        return self.collector
+
+    def val_dataloader(self) -> EvaluationLoader:
+        """Returns a loader of one batch: ``eval_episodes`` whole episodes in fresh environments."""
+        assert self.trainer is not None
+        return EvaluationLoader(
+            lambda: self._make(self.eval_episodes, first_env=0, stream=1), self.trainer.lightning_module.agent
+        )
+
+    test_dataloader = val_dataloader
+
+    def predict_dataloader(self) -> DataLoader:
+        """Returns the observations of the file ``predict_observations``, in batches.
+
+        Raises:
+            ConfigError: No file was given, or it does not exist.
+        """
+        if self.predict_observations is None:
+            raise ConfigError("predict needs observations: give data.predict_observations, a .npy file [B, ...].")
+        try:
+            observations = np.load(self.predict_observations)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"data.predict_observations cannot be read as a .npy file: {error}.") from error
+        return DataLoader(_Rows(torch.from_numpy(observations)), batch_size=1024)
+
+    def teardown(self, stage: str) -> None:
+        """Closes the training environments."""
+        if self.collector is not None:
+            self.collector.shutdown()
+        elif self._env is not None:
+            self._env.close()
+        self.collector = self._env = None
+
+
+class _Rows(Dataset):
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

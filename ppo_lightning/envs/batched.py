@@ -1,0 +1,109 @@
+"""The base of all natively batched environments: arrays for the fast collector, TensorDicts for TorchRL."""
+
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from ppo_lightning.envs.specs import spec_from_space
+
+
+def environment_seeds(seed: int, first: int, count: int, stream: int = 0) -> list[int]:
+    """Gives each environment a seed of its own.
+
+    The seed belongs to the environment's global index, not to the rank that runs it, and no two runs with different
+    seeds share one (``seed + index`` would give environment 1 of seed 1 and environment 0 of seed 2 the same episodes).
+
+    Args:
+        seed: The run's seed.
+        first: Global index of the first environment.
+        count: Number of environments.
+        stream: 0 for training, 1 for evaluation.
+    """
+    indices = range(first, first + count)
+    return [int(np.random.SeedSequence((seed, stream, index)).generate_state(1)[0] >> 1) for index in indices]
+
+
+class BatchedEnv(EnvBase):
+    """N environments that step together.
+
+    The collector of this package calls :meth:`reset_arrays` and :meth:`step_arrays`; TorchRL's collectors, rollouts and
+    transforms use the same object as an ``EnvBase`` of batch size [N]. An environment that finished is never reset
+    behind the caller's back: ``step`` returns the episode's real last observation, and the caller resets by mask.
+
+    Args:
+        observation_space: Of one environment.
+        action_space: Of one environment.
+        seeds: One seed an environment, N in all.
+    """
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
+        super().__init__(device="cpu", batch_size=[len(seeds)])
+        self.num_envs = len(seeds)
+        self.seeds = list(seeds)
+        flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        self.observation_spec_unbatched = Composite(observation=spec_from_space(observation_space))
+        self.action_spec_unbatched = spec_from_space(action_space)
+        self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
+        self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
+
+    @abstractmethod
+    def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Starts new episodes.
+
+        Args:
+            mask: [N] bool, the environments to reset; all when None.
+
+        Returns:
+            The observations of all N environments, [N, ...]; valid until the next call.
+        """
+
+    @abstractmethod
+    def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Steps every environment once.
+
+        Args:
+            action: [N, ...].
+
+        Returns:
+            Observation [N, ...] (the real last one where an episode ended), reward [N], terminated [N] and
+            truncated [N]; valid until the next call. An environment that finished must be reset before the next step.
+        """
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is not None:
+            mask = mask.reshape(self.num_envs).numpy()
+            mask = None if mask.all() else mask
+        observation = torch.tensor(self.reset_arrays(mask), dtype=self.observation_spec["observation"].dtype)
+        return TensorDict({"observation": observation, **self._flags()}, batch_size=self.batch_size)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        observation, reward, terminated, truncated = self.step_arrays(tensordict["action"].numpy())
+        return TensorDict(
+            {
+                "observation": torch.tensor(observation, dtype=self.observation_spec["observation"].dtype),
+                "reward": torch.tensor(reward, dtype=torch.float32).unsqueeze(-1),
+                **self._flags(terminated, truncated),
+            },
+            batch_size=self.batch_size,
+        )
+
+    def _flags(self, terminated: np.ndarray | None = None, truncated: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+        shape = (self.num_envs, 1)
+        ended = torch.zeros(shape, dtype=torch.bool) if terminated is None else torch.tensor(terminated).reshape(shape)
+        cut = torch.zeros(shape, dtype=torch.bool) if truncated is None else torch.tensor(truncated).reshape(shape)
+        return {"terminated": ended, "truncated": cut, "done": ended | cut}
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            self.seeds = environment_seeds(seed, 0, self.num_envs)
+            self._reseed()
+
+    @abstractmethod
+    def _reseed(self) -> None:
+        """Makes the next full reset start from ``self.seeds``."""

@@ -1,0 +1,65 @@
+"""EnvPool: environments stepped by C++ threads.
+
+TorchRL's own wrapper is not used: it lets a dummy transition into the batch at every reset, or overwrites the terminal
+observation with the reset one, and it needs the packages ``gym`` and ``treevalue``.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.errors import ConfigError, import_extra, nearest
+
+
+class EnvPoolEnv(BatchedEnv):
+    """N copies of an EnvPool environment.
+
+    EnvPool resets a finished environment at its *next* step and ignores that step's action. Resetting it explicitly,
+    right after the step that ended it, keeps that dummy transition out of the batch.
+
+    Args:
+        env_id: EnvPool's id.
+        seeds: One seed an environment.
+        num_threads: C++ threads; 0 lets EnvPool choose.
+        **env_kwargs: For ``envpool.make``, ``max_episode_steps`` included.
+
+    Raises:
+        ConfigError: No such environment, or the package ``envpool`` is missing.
+    """
+
+    def __init__(self, env_id: str, seeds: list[int], num_threads: int = 0, **env_kwargs: Any) -> None:
+        envpool = import_extra("envpool", extra="envpool")
+        if env_id not in envpool.list_all_envs():
+            hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() has the names."
+            raise ConfigError(f"env_id {env_id!r} is not an environment of EnvPool{hint}")
+        self._make = lambda seeds: envpool.make(
+            env_id, env_type="gymnasium", num_envs=len(seeds), seed=seeds, num_threads=num_threads, **env_kwargs
+        )
+        self.envs = self._make(list(seeds))
+        super().__init__(self.envs.observation_space, self.envs.action_space, seeds)
+        self._action_dtype = self.envs.action_space.dtype
+
+    def _reseed(self) -> None:
+        self.envs.close()
+        self.envs = self._make(self.seeds)  # EnvPool takes seeds at construction only
+
+    def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """See :meth:`BatchedEnv.reset_arrays`."""
+        if mask is None:
+            self._observation, _ = self.envs.reset()
+            return self._observation
+        fresh, info = self.envs.reset(np.flatnonzero(mask))
+        self._observation[info["env_id"]] = fresh
+        return self._observation
+
+    def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """See :meth:`BatchedEnv.step_arrays`."""
+        self._observation, reward, terminated, truncated, _ = self.envs.step(action.astype(self._action_dtype, copy=False))
+        return self._observation, reward, terminated, truncated
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Stops EnvPool's threads."""
+        if not self.is_closed:
+            self.envs.close()
+        super().close(raise_if_closed=raise_if_closed)

@@ -1,0 +1,44 @@
+"""``make_env``: from an id to N environments that step together."""
+
+from typing import Any, Literal
+
+from ppo_lightning.envs.batched import BatchedEnv, environment_seeds
+
+Backend = Literal["gymnasium", "envpool"]
+
+
+def make_env(
+    env_id: str,
+    num_envs: int = 1,
+    backend: Backend = "gymnasium",
+    seed: int = 1,
+    first_env: int = 0,
+    stream: int = 0,
+    **env_kwargs: Any,
+) -> BatchedEnv:
+    """Creates N copies of an environment as one TorchRL environment of batch size [N].
+
+    Args:
+        env_id: The id, as the backend spells it.
+        num_envs: N, the number of copies.
+        backend: ``"gymnasium"`` (best for a few cheap environments) or ``"envpool"`` (C++ threads).
+        seed: The run's seed; each copy gets its own, see :func:`~ppo_lightning.envs.batched.environment_seeds`.
+        first_env: Global index of the first copy, for several ranks.
+        stream: 0 for training, 1 for evaluation: other episodes for the same seed.
+        **env_kwargs: For the backend's own ``make``; ``max_episode_steps`` works with both.
+
+    Returns:
+        An environment with the keys ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and ``truncated``.
+
+    Raises:
+        ConfigError: No such environment, or a missing extra.
+    """
+    seeds = environment_seeds(seed, first_env, num_envs, stream)
+    # Imported here: a backend is loaded only when it is used (EnvPool's import alone takes a second).
+    if backend == "envpool":
+        from ppo_lightning.envs.envpool import EnvPoolEnv
+
+        return EnvPoolEnv(env_id, seeds, **env_kwargs)
+    from ppo_lightning.envs.gymnasium import GymnasiumEnv
+
+    return GymnasiumEnv(env_id, seeds, **env_kwargs)

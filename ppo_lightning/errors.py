@@ -1,0 +1,36 @@
+"""The one exception users meet, and the way to an optional dependency."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work.
+
+    Its message is one sentence that names the field and the fix; the command line shows it without a traceback.
+    """
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Imports an optional dependency.
+
+    Args:
+        module: The module's import name, for example ``"envpool"``.
+        extra: The extra of this package that brings it.
+
+    Raises:
+        ConfigError: The module is not installed; the message names the pip command.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"The package {module!r} is missing: run pip install 'ppo-lightning[{extra}]'.") from error
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """Returns ``": did you mean A, B?"`` for the known names closest to ``name``, or an empty string."""
+    lowered = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), lowered, n=limit)
+    return f": did you mean {', '.join(lowered[key] for key in close)}?" if close else ""

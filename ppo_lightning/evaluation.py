@@ -1,0 +1,63 @@
+"""Playing whole episodes with the deterministic policy."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.envs import EnvBase
+
+from ppo_lightning.collector import make_collector
+from ppo_lightning.models import ActorCritic
+
+
+def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDictBase:
+    """Plays one whole episode in each environment, always taking the most probable action.
+
+    Every environment counts once, so that short episodes are not over-represented. Nothing in the agent, and no random
+    number generator of PyTorch, changes.
+
+    Args:
+        agent: The agent.
+        env: N fresh environments, batch size [N]; the caller closes them.
+        num_steps: Steps collected at a time.
+
+    Returns:
+        ``episode_reward`` and ``step_count`` of the N episodes, batch size [N].
+    """
+    collector = make_collector(env, agent, num_steps, deterministic=True)
+    episodes = TensorDict(episode_reward=torch.zeros(env.batch_size), step_count=torch.zeros(env.batch_size, dtype=torch.int64))
+    episodes.batch_size = env.batch_size
+    playing = torch.ones(env.batch_size, dtype=torch.bool)
+    for rollout in collector:
+        following = rollout["next"]
+        done = following["done"].squeeze(-1)
+        last = done.int().argmax(dim=1, keepdim=True)  # the first step that ended an episode, [N, 1]
+        ended = playing & done.any(dim=1)
+        for key, result in episodes.items():
+            result[ended] = following[key].squeeze(-1).gather(1, last).squeeze(1)[ended]
+        playing &= ~ended
+        if not playing.any():
+            break
+    return episodes
+
+
+class EvaluationLoader:
+    """What ``validate`` and ``test`` iterate over: a single batch, the episodes of :func:`evaluate`.
+
+    Args:
+        make_env: Creates fresh environments.
+        agent: Plays them.
+    """
+
+    def __init__(self, make_env: Callable[[], EnvBase], agent: ActorCritic) -> None:
+        self.make_env, self.agent = make_env, agent
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        env = self.make_env()
+        try:
+            yield evaluate(self.agent, env)
+        finally:
+            env.close()

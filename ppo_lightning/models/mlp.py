@@ -1,0 +1,58 @@
+"""Multi-layer perceptrons for vector observations."""
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+from torchrl.data import TensorSpec
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.init import orthogonal
+
+
+class MLP(nn.Sequential):
+    """Linear layers with tanh between them and after the last.
+
+    Args:
+        in_features: Width of the observation.
+        hidden_sizes: Widths of the layers.
+    """
+
+    def __init__(self, in_features: int, hidden_sizes: Sequence[int]) -> None:
+        layers: list[nn.Module] = []
+        for width in hidden_sizes:
+            layers += [orthogonal(nn.Linear(in_features, width), gain=math.sqrt(2)), nn.Tanh()]
+            in_features = width
+        super().__init__(*layers)
+        self.out_features = in_features
+
+
+class MLPAgent(ActorCritic):
+    """Policy and value as multi-layer perceptrons.
+
+    Args:
+        observation_spec: Vectors, shape [D].
+        action_spec: The environment's actions.
+        hidden_sizes: Widths of the hidden layers.
+        shared: One trunk for policy and value, instead of one each.
+
+    Raises:
+        ConfigError: The observations are not vectors of numbers.
+    """
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        hidden_sizes: Sequence[int] = (64, 64),
+        shared: bool = False,
+    ) -> None:
+        if len(observation_spec.shape) != 1 or not observation_spec.dtype.is_floating_point:
+            raise ConfigError(
+                f"env_id has observations of shape {tuple(observation_spec.shape)} and dtype {observation_spec.dtype}, and"
+                " MLPAgent takes vectors of floats only: choose another environment, or an agent made for these observations."
+            )
+        in_features = observation_spec.shape[0]
+        super().__init__(action_spec, body=lambda: MLP(in_features, hidden_sizes), shared=shared)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])

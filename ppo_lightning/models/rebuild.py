@@ -1,0 +1,60 @@
+"""An agent's recipe as plain data, so that a checkpoint can build it without its environment."""
+
+import sys
+from typing import Any
+
+from torchrl.data import TensorSpec
+
+from ppo_lightning.envs.specs import spec_from_plain, spec_to_plain
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.agent import ActorCritic
+
+
+def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec: TensorSpec) -> dict[str, Any]:
+    """Describes how to build the agent: class, arguments and the two specs.
+
+    Raises:
+        ConfigError: The agent's class does not keep its arguments.
+    """
+    if "_hparams" not in vars(agent):
+        name = type(agent).__name__
+        raise ConfigError(f"{name}.__init__ must call self.save_hyperparameters(ignore=['observation_spec', 'action_spec']).")
+    return {
+        "class_path": f"{type(agent).__module__}.{type(agent).__qualname__}",
+        "init_args": {key: list(arg) if isinstance(arg, tuple) else arg for key, arg in agent.hparams.items()},
+        "observation_spec": spec_to_plain(observation_spec),
+        "action_spec": spec_to_plain(action_spec),
+    }
+
+
+def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
+    """Builds the agent that :func:`agent_to_plain` described, with fresh weights.
+
+    Raises:
+        ConfigError: The class is not an agent that has been imported already; a file never decides what is imported.
+    """
+    module, _, name = plain["class_path"].rpartition(".")
+    agent_class = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(agent_class, type) and issubclass(agent_class, ActorCritic)):
+        raise ConfigError(f"The checkpoint's agent is {plain['class_path']}: import that class before loading the checkpoint.")
+    observation_spec, action_spec = spec_from_plain(plain["observation_spec"]), spec_from_plain(plain["action_spec"])
+    return agent_class(observation_spec, action_spec, **plain["init_args"])
+
+
+def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Refuses a checkpoint that was made for other spaces or by another network.
+
+    Raises:
+        ConfigError: Names what differs.
+    """
+    for key, field in (("observation_spec", "observations"), ("action_spec", "actions")):
+        # The bounds of an observation may differ between backends; its shape and type may not.
+        was, now = ({k: v for k, v in plain[key].items() if k in ("n", "shape", "dtype")} for plain in (saved, current))
+        if was != now:
+            raise ConfigError(
+                f"The checkpoint (ckpt_path) was trained on {field} {was} and data.env_id has {now}:"
+                " choose its environment, or another checkpoint."
+            )
+    was, now = ((plain["class_path"], plain["init_args"]) for plain in (saved, current))
+    if was != now:
+        raise ConfigError(f"The checkpoint (ckpt_path) holds the agent {was} and model.agent makes {now}: give the checkpoint's.")

@@ -1,0 +1,324 @@
+"""PPO as a LightningModule: one ``training_step`` is one PPO iteration."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import TensorSpec
+
+from ppo_lightning import losses
+from ppo_lightning.datamodule import RolloutDataModule
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import ActorCritic, MLPAgent
+from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
+
+
+class PPO(L.LightningModule):
+    """Proximal Policy Optimization with the implementation details of Huang et al. (2022).
+
+    The agent is built when its environment is known: from the data module at ``fit``, from the checkpoint at
+    ``PPO.load_from_checkpoint(path)``. Variants override ``advantages``, ``minibatches`` or ``loss``.
+
+    Args:
+        learning_rate: Adam's step size at the start.
+        anneal_lr: Let the learning rate fall linearly to 0 over the run.
+        gamma: Discount of future rewards.
+        gae_lambda: Weight of longer returns in the advantage estimate.
+        num_minibatches: Minibatches a rollout is split into.
+        update_epochs: Passes over each rollout.
+        norm_adv: Normalise the advantages of each minibatch.
+        clip_coef: Clipping range of the probability ratio, and of the value if ``clip_vloss``.
+        anneal_clip_coef: Let the clipping range fall linearly to 0 over the run.
+        clip_vloss: Clip the value loss.
+        ent_coef: Weight of the entropy bonus.
+        vf_coef: Weight of the value loss.
+        max_grad_norm: Largest norm of the gradient of all parameters together.
+        target_kl: Stop the epochs of an iteration once the approximate KL divergence exceeds this; None: never.
+        adam_eps: Adam's epsilon.
+        bootstrap_truncated: Continue with the value of the last observation where a time limit cut an episode; off, a
+            time limit counts as a terminal state, as in CleanRL.
+        agent: Makes the agent from the specs of observations and actions.
+
+    Raises:
+        ConfigError: A number is out of its range, or the rollout cannot be split as asked.
+    """
+
+    agent: ActorCritic
+
+    def __init__(
+        self,
+        learning_rate: float = 2.5e-4,
+        anneal_lr: bool = True,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        num_minibatches: int = 4,
+        update_epochs: int = 4,
+        norm_adv: bool = True,
+        clip_coef: float = 0.2,
+        anneal_clip_coef: bool = False,
+        clip_vloss: bool = True,
+        ent_coef: float = 0.01,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        target_kl: float | None = None,
+        adam_eps: float = 1e-5,
+        bootstrap_truncated: bool = True,
+        agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["agent"])
+        self._check_ranges()
+        self.automatic_optimization = False
+        self.make_agent = agent
+        self.agent = None  # type: ignore[assignment]
+        self.env_steps = 0  # of all ranks
+        self.episode_returns: deque[float] = deque(maxlen=100)
+        self._shuffle = torch.Generator()
+
+    def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
+        """Runs one PPO iteration.
+
+        Args:
+            rollout: From a collector, batch size [N, T].
+            batch_idx: Lightning's count of rollouts.
+        """
+        rollout = self.advantages(rollout)
+        metrics = []
+        for _ in range(self.hparams.update_epochs):
+            metrics += [self.update(minibatch) for minibatch in self.minibatches(rollout)]
+            if self.kl_exceeded(metrics[-1]["approx_kl"]):
+                break
+        self.log_rollout(rollout, metrics)
+        self.lr_schedulers().step()
+        if self.rollouts_done == self.trainer.datamodule.num_rollouts:
+            self.trainer.should_stop = True  # whatever max_epochs says; Lightning validates once more before it stops
+
+    def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
+        """Adds ``advantage`` [N, T] and ``value_target`` [N, T].
+
+        V(s_t) was stored when acting; only where the following observation is not the next stored one (a time limit, the
+        end of the rollout) is the critic asked again.
+        """
+        following, value = rollout["next"], rollout["state_value"].squeeze(-1)
+        done, terminated = following["done"].squeeze(-1), following["terminated"].squeeze(-1)
+        if not self.hparams.bootstrap_truncated:
+            terminated = done
+        boundary = done & ~terminated
+        boundary[:, -1] = ~terminated[:, -1]
+        next_value = value.roll(-1, dims=1)
+        with torch.no_grad():
+            next_value[boundary] = self.agent.value(following["observation"][boundary])
+        # detail 5
+        advantage, value_target = losses.gae(
+            following["reward"].squeeze(-1), value, next_value, terminated, done, self.hparams.gamma, self.hparams.gae_lambda
+        )
+        return rollout.update({"advantage": advantage, "value_target": value_target, "state_value": value})
+
+    def minibatches(self, rollout: TensorDictBase) -> Iterator[TensorDictBase]:
+        """Yields the rollout in random minibatches [B]; each transition once.
+
+        Every environment is shuffled by itself and the columns are dealt out, so that a minibatch has equally many steps
+        of each environment: split over ranks, it is the union of their minibatches.
+        """
+        num_envs, num_steps = rollout.batch_size
+        # detail 6
+        steps = torch.rand(num_envs, num_steps, generator=self._shuffle).argsort(dim=1)
+        order = (steps + torch.arange(num_envs).unsqueeze(1) * num_steps).T.flatten().to(rollout["advantage"].device)
+        keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
+        shuffled = rollout.select(*keys).flatten()[order]
+        yield from shuffled.split(shuffled.batch_size[0] // self.hparams.num_minibatches)
+
+    def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the total loss of a minibatch [B] and its detached parts."""
+        log_prob, entropy, value = self.agent.evaluate(minibatch["observation"], minibatch["action"])
+        log_ratio = log_prob - minibatch["action_log_prob"]
+        advantage = losses.normalize(minibatch["advantage"]) if self.hparams.norm_adv else minibatch["advantage"]
+        clip_coef = self.clip_coef
+        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef)
+        value_clip = clip_coef if self.hparams.clip_vloss else None
+        value_loss = losses.value_loss(value, minibatch["state_value"], minibatch["value_target"], value_clip)
+        entropy = entropy.mean()
+        # detail 10
+        loss = policy_loss + self.hparams.vf_coef * value_loss - self.hparams.ent_coef * entropy
+        parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, {k: v.detach() for k, v in parts.items()} | losses.diagnostics(log_ratio, clip_coef)
+
+    def update(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
+        """Takes one optimizer step on a minibatch [B] and returns the parts of its loss."""
+        optimizer = self.optimizers()
+        loss, metrics = self.loss(minibatch)
+        optimizer.zero_grad()
+        # detail A2
+        self.manual_backward(loss)  # averages the gradients of all ranks
+        # detail 11
+        self.clip_gradients(optimizer, self.hparams.max_grad_norm, "norm")
+        optimizer.step()
+        return metrics
+
+    def kl_exceeded(self, approx_kl: Tensor) -> bool:
+        """Tells whether the epochs of this iteration end here; all ranks give the same answer."""
+        # detail A3
+        if self.hparams.target_kl is None:
+            return False
+        return bool(self.trainer.strategy.reduce(approx_kl, reduce_op="mean") > self.hparams.target_kl)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Returns Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
+        # detail 3
+        optimizer = torch.optim.Adam(
+            self.agent.parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=True
+        )
+        # detail 4
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.remaining if self.hparams.anneal_lr else lambda _: 1.0)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def remaining(self, rollouts_done: int) -> float:
+        """Returns the share of the run that is left: 1 in the first iteration, 1 / num_rollouts in the last."""
+        return max(0.0, 1 - rollouts_done / self.trainer.datamodule.num_rollouts)
+
+    @property
+    def rollouts_done(self) -> int:
+        """Iterations completed, resumed ones included."""
+        return self.lr_schedulers().last_epoch
+
+    @property
+    def clip_coef(self) -> float:
+        """The clipping range of this iteration."""
+        # detail A1
+        return self.hparams.clip_coef * (self.remaining(self.rollouts_done) if self.hparams.anneal_clip_coef else 1.0)
+
+    # Logging
+
+    def on_fit_start(self) -> None:
+        """Starts the clock."""
+        self._started, self._steps_before = time.perf_counter(), self.env_steps
+
+    def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
+        """Logs one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
+
+        The x axis of every logger is the number of environment steps of all ranks.
+        """
+        following = rollout["next"]
+        done = following["done"]
+        returns, lengths = following["episode_reward"][done], following["step_count"][done]
+        self.episode_returns.extend(returns.tolist())
+        self.env_steps += self.trainer.datamodule.frames_per_rollout
+        # detail 12
+        values = {f"losses/{key}": torch.stack([m[key] for m in metrics]).mean() for key in metrics[0]}
+        values["losses/explained_variance"] = losses.explained_variance(rollout["state_value"], rollout["value_target"])
+        if len(returns):
+            values["charts/episodic_return"], values["charts/episodic_length"] = returns.mean(), lengths.float().mean()
+        values["charts/learning_rate"] = self.optimizers().param_groups[0]["lr"]
+        elapsed = time.perf_counter() - self._started
+        values["charts/SPS"] = (self.env_steps - self._steps_before) / elapsed
+        # float64: a float32 is not exact beyond 16.7 million steps
+        self.log_dict(values | {"step": torch.tensor(self.env_steps, dtype=torch.float64)})
+
+    # Evaluation
+
+    def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Logs mean, std, min and max of return and length of the episodes [E] that were played."""
+        self._log_episodes("eval", episodes)
+
+    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Logs the same as :meth:`validation_step`."""
+        self._log_episodes("test", episodes)
+
+    def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
+        results = {}
+        for name, key in (("episodic_return", "episode_reward"), ("episodic_length", "step_count")):
+            values = episodes[key].double()
+            results[f"{prefix}/{name}"] = values.mean()
+            results |= {f"{prefix}/{name}_std": values.std(correction=0)}
+            results |= {f"{prefix}/{name}_min": values.min(), f"{prefix}/{name}_max": values.max()}
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            results["step"] = torch.tensor(self.env_steps, dtype=torch.float64)
+        self.log_dict(results, batch_size=len(episodes))
+
+    @torch.inference_mode()
+    def predict(self, observation: Tensor) -> Tensor:
+        """Returns the most probable actions [B, ...] for raw observations [B, ...]."""
+        return self.agent.act(observation.to(self.device))[0]
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Returns the most probable actions for a batch of raw observations."""
+        return self.predict(batch)
+
+    # Building, checking, saving
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Refuses Trainer options that manual optimisation cannot honour (no hook comes before Lightning's own check)."""
+        if self.trainer.gradient_clip_val is not None:
+            raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
+        return []
+
+    def setup(self, stage: str) -> None:
+        """Checks, before any environment is created, that the rollout can be split into minibatches."""
+        if stage != "fit":
+            return
+        self._shuffle.manual_seed(torch.initial_seed())
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, RolloutDataModule):
+            raise ConfigError("PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...)).")
+        size, rest = divmod(data.frames_per_rollout // self.trainer.world_size, self.hparams.num_minibatches)
+        if rest:
+            raise ConfigError(
+                f"data.num_envs * data.num_steps = {data.frames_per_rollout} is not divisible by model.num_minibatches ="
+                f" {self.hparams.num_minibatches}: change one of the three."
+            )
+        if size == 1 and self.hparams.norm_adv:
+            raise ConfigError(
+                f"model.num_minibatches = {self.hparams.num_minibatches} makes minibatches of one step, whose advantage cannot"
+                " be normalised: lower it, or collect more steps."
+            )
+
+    def configure_model(self) -> None:
+        """Builds the agent for the data module's environments, where there are any; otherwise the checkpoint does."""
+        data = getattr(self._trainer, "datamodule", None)
+        if self.agent is None and isinstance(data, RolloutDataModule) and self.trainer.state.fn != TrainerFn.PREDICTING:
+            self.agent = self.make_agent(data.observation_spec, data.action_spec)
+            self._recipe = agent_to_plain(self.agent, data.observation_spec, data.action_spec)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what Lightning does not know, as plain types."""
+        checkpoint["agent"] = self._recipe
+        checkpoint["env_steps"] = self.env_steps
+        checkpoint["episode_returns"] = list(self.episode_returns)
+        checkpoint["shuffle"] = self._shuffle.get_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes it back; builds the agent if there is none, and otherwise demands the same one.
+
+        Raises:
+            ConfigError: The checkpoint is of another kind, another environment or another agent.
+        """
+        if "agent" not in checkpoint:
+            raise ConfigError("The checkpoint (ckpt_path) was not written by ppo_lightning: give one that was.")
+        if self.agent is None:
+            self.agent, self._recipe = agent_from_plain(checkpoint["agent"]), checkpoint["agent"]
+        check_same_agent(saved=checkpoint["agent"], current=self._recipe)
+        self.env_steps = checkpoint["env_steps"]
+        self.episode_returns.extend(checkpoint["episode_returns"])
+        self._shuffle.set_state(checkpoint["shuffle"].cpu())
+
+    def _check_ranges(self) -> None:
+        """Demands that every number is in its range."""
+        p = self.hparams
+        for name, good, must in (
+            ("learning_rate", p.learning_rate > 0, "above 0"),
+            ("gamma", 0 <= p.gamma <= 1, "between 0 and 1"),
+            ("gae_lambda", 0 <= p.gae_lambda <= 1, "between 0 and 1"),
+            ("num_minibatches", p.num_minibatches >= 1, "at least 1"),
+            ("update_epochs", p.update_epochs >= 1, "at least 1"),
+            ("clip_coef", p.clip_coef > 0, "above 0"),
+            ("max_grad_norm", p.max_grad_norm > 0, "above 0"),
+            ("target_kl", p.target_kl is None or p.target_kl > 0, "above 0, or null for no limit"),
+        ):
+            if not good:
+                raise ConfigError(f"model.{name} is {p[name]}: it must be {must}.")
