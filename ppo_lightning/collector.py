@@ -59,8 +59,7 @@ class RolloutCollector(BaseCollector):
         self._total_envs = total_envs or env.num_envs
         self._generator = torch.Generator().manual_seed(seed)
         self._observation: np.ndarray | None = None
-        self._episode_reward = np.zeros(env.num_envs, np.float32)
-        self._step_count = np.zeros(env.num_envs, np.int64)
+        self._episode = {name: np.zeros(env.num_envs) for name in ("episode_reward", "step_count")}
         self._rollout = self._allocate()
 
     def _allocate(self) -> TensorDict:
@@ -94,39 +93,37 @@ class RolloutCollector(BaseCollector):
     def rollout(self) -> TensorDictBase:
         """Collects one rollout [N, T]."""
         env, act, device = self.env, self.agent.act, self.agent.critic.weight.device
-        # NumPy views of the storage: writing a row through them costs a third of a tensor copy.
+        # NumPy views of the storage: writing a column through them costs a third of a tensor copy.
         store = {key: value.numpy() for key, value in self._rollout.items(include_nested=True, leaves_only=True)}
         observations, actions, log_probs = store["observation"], store["action"], store["action_log_prob"]
+        names = ("reward", "terminated", "truncated", "done")
+        rewards, terminateds, truncateds, dones = (store["next", name][..., 0] for name in names)
         values, next_observations = store["state_value"][..., 0], store["next", "observation"]
-        names = ("reward", "terminated", "truncated", "done", "episode_reward", "step_count")
-        rewards, terminateds, truncateds, dones, episode_rewards, step_counts = (store["next", k][..., 0] for k in names)
-        noise = None
+        noise = [None] * self.num_steps
         if not self.deterministic:
-            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].to(device)
+            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].to(device).unbind()
+        ends = []
         # detail 1
         observation = env.reset_arrays() if self._observation is None else self._observation
         for t in range(self.num_steps):
             observations[:, t] = observation
-            action, log_prob, value = act(torch.from_numpy(observations[:, t]).to(device), None if noise is None else noise[t])
-            actions[:, t] = action = action.cpu().numpy()
-            log_probs[:, t] = log_prob.cpu()
-            values[:, t] = value.cpu()
+            action, log_prob, value = act(torch.from_numpy(observations[:, t]).to(device), noise[t])
+            action = action.numpy(force=True)
+            actions[:, t], log_probs[:, t], values[:, t] = action, log_prob.numpy(force=True), value.numpy(force=True)
             observation, reward, terminated, truncated = env.step_arrays(action)
+            rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated
             done = terminated | truncated
-            self._episode_reward += reward
-            self._step_count += 1
-            next_observations[:, t] = observation
-            rewards[:, t] = reward
-            terminateds[:, t] = terminated
-            truncateds[:, t] = truncated
-            dones[:, t] = done
-            episode_rewards[:, t] = self._episode_reward
-            step_counts[:, t] = self._step_count
             if done.any():
+                ends.append((done, t, observation[done]))
                 observation = env.reset_arrays(done)
-                self._episode_reward[done] = 0
-                self._step_count[done] = 0
         self._observation = observation
+
+        next_observations[:, :-1], next_observations[:, -1] = observations[:, 1:], observation
+        for done, t, last_observation in ends:
+            next_observations[done, t] = last_observation
+        np.logical_or(terminateds, truncateds, out=dones)
+        for name, steps in (("episode_reward", rewards), ("step_count", np.ones_like(rewards))):
+            store["next", name][..., 0] = running_sum(steps, dones, self._episode[name])
         self._frames += self.requested_frames_per_batch
         return self._rollout
 
@@ -155,6 +152,25 @@ class RolloutCollector(BaseCollector):
         """Closes the environments."""
         if close_env and not self.env.is_closed:
             self.env.close()
+
+
+def running_sum(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.ndarray:
+    """Sums over time, starting again after each end of an episode.
+
+    Args:
+        steps: What each step adds, [N, T].
+        done: [N, T] bool.
+        carry: The sum before the first step, [N]; replaced by the one to carry into the next call.
+
+    Returns:
+        The sum up to and including each step, [N, T].
+    """
+    total = np.cumsum(steps, axis=1, dtype=np.float64) + carry[:, None]
+    ends = np.maximum.accumulate(np.where(done, np.arange(done.shape[1]), -1), axis=1)
+    before = np.concatenate([np.full((len(done), 1), -1), ends[:, :-1]], axis=1)  # the last end before each step
+    total -= np.where(before < 0, 0, np.take_along_axis(total, before, axis=1))
+    carry[:] = np.where(done[:, -1], 0, total[:, -1])
+    return total
 
 
 def make_collector(

@@ -68,27 +68,33 @@ class RolloutDataModule(L.LightningDataModule):
         self.predict_observations = predict_observations
         self.frames_per_rollout = num_envs * num_steps  # of all ranks
         self.num_rollouts = total_timesteps // self.frames_per_rollout
+        self.seed = 1
         self.collector: BaseCollector | None = None
         self._env: EnvBase | None = None
 
+    def setup(self, stage: str) -> None:
+        """Takes rank 0's seed for all ranks: each draws what all need and keeps its own part."""
+        assert self.trainer is not None
+        self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
+
     def _make(self, num_envs: int, first_env: int, stream: int) -> EnvBase:
-        seed = torch.initial_seed() % 2**32
         if isinstance(self.env_id, str):
-            env: EnvBase = make_env(self.env_id, num_envs, self.backend, seed, first_env, stream, **self.env_kwargs)
+            env: EnvBase = make_env(self.env_id, num_envs, self.backend, self.seed, first_env, stream, **self.env_kwargs)
         else:
             env = self.env_id()
             if env.batch_size == torch.Size([]):
                 env = SerialEnv(num_envs, self.env_id)
             if env.batch_size != torch.Size([num_envs]):
                 raise ConfigError(f"env_id makes an environment of batch size {list(env.batch_size)}: it must be [] or [{num_envs}].")
-            env.set_seed(int(np.random.SeedSequence((seed, stream, first_env)).generate_state(1)[0] >> 1))
+            env.set_seed(int(np.random.SeedSequence((self.seed, stream, first_env)).generate_state(1)[0] >> 1))
         return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
 
     @property
     def env(self) -> EnvBase:
         """This rank's training environments, created at first use."""
         if self._env is None:
-            world_size, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+            assert self.trainer is not None
+            world_size, rank = self.trainer.world_size, self.trainer.global_rank
             if self.num_envs % world_size:
                 raise ConfigError(f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks.")
             local = self.num_envs // world_size
@@ -113,7 +119,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.trainer.lightning_module.agent,
             self.num_steps,
             self.num_rollouts,
-            seed=torch.initial_seed() % 2**63,
+            seed=self.seed,
             first_env=self.trainer.global_rank * self.env.batch_size[0],
             total_envs=self.num_envs,
         )

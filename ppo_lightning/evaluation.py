@@ -41,6 +41,17 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
     return episodes
 
 
+def episode_statistics(prefix: str, episodes: TensorDictBase) -> dict[str, torch.Tensor]:
+    """Returns mean, (population) std, min and max of return and length of episodes [E], as ``prefix/episodic_return`` ..."""
+    results = {}
+    for name, key in (("episodic_return", "episode_reward"), ("episodic_length", "step_count")):
+        values = episodes[key].double()
+        results[f"{prefix}/{name}"] = values.mean()
+        results[f"{prefix}/{name}_std"] = values.std(correction=0)
+        results[f"{prefix}/{name}_min"], results[f"{prefix}/{name}_max"] = values.min(), values.max()
+    return results
+
+
 class EvaluationLoader:
     """What ``validate`` and ``test`` iterate over: a single batch, the episodes of :func:`evaluate`.
 

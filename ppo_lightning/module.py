@@ -13,8 +13,10 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning import losses
+from ppo_lightning.checks import check_hyperparameters, check_minibatches
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.evaluation import episode_statistics
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
 
@@ -73,7 +75,7 @@ class PPO(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["agent"])
-        self._check_ranges()
+        check_hyperparameters(self.hparams)
         self.automatic_optimization = False
         self.make_agent = agent
         self.agent = None  # type: ignore[assignment]
@@ -127,8 +129,10 @@ class PPO(L.LightningModule):
         of each environment: split over ranks, it is the union of their minibatches.
         """
         num_envs, num_steps = rollout.batch_size
+        # Every rank draws for the environments of all ranks and keeps the rows of its own.
         # detail 6
-        steps = torch.rand(num_envs, num_steps, generator=self._shuffle).argsort(dim=1)
+        steps = torch.rand(num_envs * self.trainer.world_size, num_steps, generator=self._shuffle).argsort(dim=1)
+        steps = steps[self.trainer.global_rank * num_envs :][:num_envs]
         order = (steps + torch.arange(num_envs).unsqueeze(1) * num_steps).T.flatten().to(rollout["advantage"].device)
         keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
         shuffled = rollout.select(*keys).flatten()[order]
@@ -217,8 +221,18 @@ class PPO(L.LightningModule):
         values["charts/learning_rate"] = self.optimizers().param_groups[0]["lr"]
         elapsed = time.perf_counter() - self._started
         values["charts/SPS"] = (self.env_steps - self._steps_before) / elapsed
-        # float64: a float32 is not exact beyond 16.7 million steps
-        self.log_dict(values | {"step": torch.tensor(self.env_steps, dtype=torch.float64)})
+        self.log_values(values)
+
+    def log_values(self, values: dict[str, Any]) -> None:
+        """Sends scalars to every logger, at the number of environment steps, and to the callbacks that monitor a metric.
+
+        ``self.log`` does the same in 3.5 ms an iteration, 7 % of CartPole's, and keeps the x axis in float32.
+        """
+        values = {key: torch.as_tensor(value, dtype=torch.float32).cpu() for key, value in values.items()}
+        self.trainer.callback_metrics.update(values)
+        if self.rollouts_done % self.trainer.log_every_n_steps == 0:
+            for logger in self.loggers:
+                logger.log_metrics({key: value.item() for key, value in values.items()}, step=self.env_steps)
 
     # Evaluation
 
@@ -231,19 +245,16 @@ class PPO(L.LightningModule):
         self._log_episodes("test", episodes)
 
     def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
-        results = {}
-        for name, key in (("episodic_return", "episode_reward"), ("episodic_length", "step_count")):
-            values = episodes[key].double()
-            results[f"{prefix}/{name}"] = values.mean()
-            results |= {f"{prefix}/{name}_std": values.std(correction=0)}
-            results |= {f"{prefix}/{name}_min": values.min(), f"{prefix}/{name}_max": values.max()}
+        results = episode_statistics(prefix, episodes)
         if self.trainer.state.fn == TrainerFn.FITTING:
-            results["step"] = torch.tensor(self.env_steps, dtype=torch.float64)
-        self.log_dict(results, batch_size=len(episodes))
+            results["step"] = torch.tensor(self.env_steps, dtype=torch.float64)  # Lightning's key for the x axis
+        self.log_dict(results, batch_size=len(episodes), sync_dist=True)
 
     @torch.inference_mode()
     def predict(self, observation: Tensor) -> Tensor:
         """Returns the most probable actions [B, ...] for raw observations [B, ...]."""
+        if self.agent is None:
+            raise ConfigError("predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path).")
         return self.agent.act(observation.to(self.device))[0]
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -262,21 +273,11 @@ class PPO(L.LightningModule):
         """Checks, before any environment is created, that the rollout can be split into minibatches."""
         if stage != "fit":
             return
-        self._shuffle.manual_seed(torch.initial_seed())
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, RolloutDataModule):
             raise ConfigError("PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...)).")
-        size, rest = divmod(data.frames_per_rollout // self.trainer.world_size, self.hparams.num_minibatches)
-        if rest:
-            raise ConfigError(
-                f"data.num_envs * data.num_steps = {data.frames_per_rollout} is not divisible by model.num_minibatches ="
-                f" {self.hparams.num_minibatches}: change one of the three."
-            )
-        if size == 1 and self.hparams.norm_adv:
-            raise ConfigError(
-                f"model.num_minibatches = {self.hparams.num_minibatches} makes minibatches of one step, whose advantage cannot"
-                " be normalised: lower it, or collect more steps."
-            )
+        self._shuffle.manual_seed(data.seed)
+        check_minibatches(self.hparams, data.num_envs, data.num_steps, self.trainer.world_size)
 
     def configure_model(self) -> None:
         """Builds the agent for the data module's environments, where there are any; otherwise the checkpoint does."""
@@ -306,19 +307,3 @@ class PPO(L.LightningModule):
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
         self._shuffle.set_state(checkpoint["shuffle"].cpu())
-
-    def _check_ranges(self) -> None:
-        """Demands that every number is in its range."""
-        p = self.hparams
-        for name, good, must in (
-            ("learning_rate", p.learning_rate > 0, "above 0"),
-            ("gamma", 0 <= p.gamma <= 1, "between 0 and 1"),
-            ("gae_lambda", 0 <= p.gae_lambda <= 1, "between 0 and 1"),
-            ("num_minibatches", p.num_minibatches >= 1, "at least 1"),
-            ("update_epochs", p.update_epochs >= 1, "at least 1"),
-            ("clip_coef", p.clip_coef > 0, "above 0"),
-            ("max_grad_norm", p.max_grad_norm > 0, "above 0"),
-            ("target_kl", p.target_kl is None or p.target_kl > 0, "above 0, or null for no limit"),
-        ):
-            if not good:
-                raise ConfigError(f"model.{name} is {p[name]}: it must be {must}.")

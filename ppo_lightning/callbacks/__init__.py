@@ -1,6 +1,7 @@
 """What is shown while a run goes on and when it ends."""
 
+from ppo_lightning.callbacks.predictions import ActionWriter
 from ppo_lightning.callbacks.progress import RolloutProgressBar
 from ppo_lightning.callbacks.summary import RunSummary
 
-__all__ = ["RolloutProgressBar", "RunSummary"]
+__all__ = ["ActionWriter", "RolloutProgressBar", "RunSummary"]

@@ -34,10 +34,9 @@ class RolloutProgressBar(ProgressBar):
             total=data.num_rollouts * data.frames_per_rollout,
             initial=pl_module.env_steps,
             disable=not self._enabled,
-            unit="step",
             unit_scale=True,
             mininterval=0.5,
-            bar_format="{percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, SPS {rate_noinv_fmt}{postfix}]",
+            bar_format="{percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
         )
 
     def on_train_batch_end(
@@ -45,9 +44,10 @@ class RolloutProgressBar(ProgressBar):
     ) -> None:
         """Moves the bar on by one rollout."""
         assert self._bar is not None
+        shown = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
         if pl_module.episode_returns:
-            mean = sum(pl_module.episode_returns) / len(pl_module.episode_returns)
-            self._bar.set_postfix_str(f"return {mean:.1f}", refresh=False)
+            shown.append(f"return {sum(pl_module.episode_returns) / len(pl_module.episode_returns):.1f}")
+        self._bar.set_postfix_str(", ".join(shown), refresh=False)
         self._bar.update(trainer.datamodule.frames_per_rollout)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

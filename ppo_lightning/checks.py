@@ -1,0 +1,44 @@
+"""What the hyperparameters must satisfy, checked before anything starts."""
+
+from typing import Any
+
+from ppo_lightning.errors import ConfigError
+
+
+def check_hyperparameters(hparams: Any) -> None:
+    """Demands that every number of the algorithm is in its range.
+
+    Raises:
+        ConfigError: Names the first field that is not.
+    """
+    for name, good, must in (
+        ("learning_rate", hparams.learning_rate > 0, "above 0"),
+        ("gamma", 0 <= hparams.gamma <= 1, "between 0 and 1"),
+        ("gae_lambda", 0 <= hparams.gae_lambda <= 1, "between 0 and 1"),
+        ("num_minibatches", hparams.num_minibatches >= 1, "at least 1"),
+        ("update_epochs", hparams.update_epochs >= 1, "at least 1"),
+        ("clip_coef", hparams.clip_coef > 0, "above 0"),
+        ("max_grad_norm", hparams.max_grad_norm > 0, "above 0"),
+        ("target_kl", hparams.target_kl is None or hparams.target_kl > 0, "above 0, or null for no limit"),
+    ):
+        if not good:
+            raise ConfigError(f"model.{name} is {hparams[name]}: it must be {must}.")
+
+
+def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: int) -> None:
+    """Demands that a rollout can be split into equal minibatches of at least two steps.
+
+    Raises:
+        ConfigError: Names the fields and what to change.
+    """
+    size, rest = divmod(num_envs * num_steps // world_size, hparams.num_minibatches)
+    if rest:
+        raise ConfigError(
+            f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by model.num_minibatches ="
+            f" {hparams.num_minibatches}: change one of the three."
+        )
+    if size == 1 and hparams.norm_adv:
+        raise ConfigError(
+            f"model.num_minibatches = {hparams.num_minibatches} makes minibatches of one step, whose advantage cannot be"
+            " normalised: lower it, or collect more steps."
+        )

@@ -1,0 +1,166 @@
+"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``."""
+
+import inspect
+import json
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from jsonargparse import ArgumentParser
+from lightning import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
+from ppo_lightning.datamodule import RolloutDataModule
+from ppo_lightning.errors import ConfigError, nearest
+from ppo_lightning.models import MLPAgent
+from ppo_lightning.module import PPO
+
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
+
+
+class Parser(LightningArgumentParser):
+    """Lightning's parser, with the algorithm's options in ``--help`` and errors of one sentence."""
+
+    def format_help(self, *args: Any) -> str:
+        """Lightning's help, then the options of PPO: a subclass of it may be chosen, so Lightning lists none."""
+        text = super().format_help(*args)
+        if "--model" not in self._option_string_actions:
+            return text
+        algorithm = ArgumentParser(prog=self.prog, usage="", add_help=False)
+        algorithm.add_class_arguments(PPO, "model")
+        options = algorithm.format_help().split("\n", 1)[1].strip()
+        return f"{text}\nOptions of the algorithm, in YAML under model.init_args (--model.help CLASS for a variant's):\n\n{options}\n"
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints the cause, without the 900 lines of usage, and exits with code 2."""
+        print(f"error: {_one_sentence(message)}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class PPOCLI(LightningCLI):
+    """Lightning's CLI: ``model`` is an algorithm by ``class_path``, ``data`` a :class:`RolloutDataModule`."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Makes PPO the algorithm where none is named."""
+        parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
+
+    def before_instantiate_classes(self) -> None:
+        """Honours ``--trainer.enable_progress_bar false``, which Lightning refuses beside a bar of one's own."""
+        config = self.config[self.subcommand]
+        if config.trainer.enable_progress_bar is False:
+            bars = (RolloutProgressBar,)
+            self.trainer_defaults["callbacks"] = [c for c in self.trainer_defaults["callbacks"] if not isinstance(c, bars)]
+
+    def _parse_ckpt_path(self) -> None:
+        """Does nothing: Lightning 2.6 would put the checkpoint's hyperparameters over the flags given by hand.
+
+        ``main`` reads them before the flags instead (Lightning-AI/pytorch-lightning#20801, #21116).
+        """
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs the command line.
+
+    Args:
+        args: The arguments; None: the process's own.
+
+    Raises:
+        SystemExit: With code 2 and one sentence on standard error when a setting cannot work.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    _quieten()
+    try:
+        sys.argv[1:] = _with_checkpoint_config(args)  # what LightningCLI and the processes that a strategy starts read
+        PPOCLI(
+            PPO,
+            RolloutDataModule,
+            subclass_mode_model=True,
+            seed_everything_default=1,
+            auto_configure_optimizers=False,
+            parser_class=Parser,
+            parser_kwargs={"prog": "ppo-lightning", "description": "PPO with TorchRL rollouts and PyTorch Lightning."},
+            save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
+            trainer_defaults={
+                "max_epochs": 1,
+                "check_val_every_n_epoch": None,
+                "num_sanity_val_steps": 0,
+                "log_every_n_steps": 1,
+                "callbacks": [RolloutProgressBar(), RunSummary(), ActionWriter()],
+            },
+        )
+    except Exception as error:
+        cause = _config_error(error)
+        if cause is None:
+            raise
+        print(f"error: {cause}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _config_error(error: BaseException | None) -> BaseException | None:
+    """Finds the error meant for users: jsonargparse wraps what a class raises while it is instantiated."""
+    while error is not None and not isinstance(error, ConfigError | MisconfigurationException):
+        error = error.__cause__
+    return error
+
+
+def _with_checkpoint_config(args: list[str]) -> list[str]:
+    """Puts the settings stored in ``--ckpt_path`` in front, where no ``--config`` is given: every flag still counts."""
+    path = _option(args, "--ckpt_path")
+    if not args or args[0] not in SUBCOMMANDS or path in (None, "best", "last", "hpc"):
+        return args
+    assert path is not None
+    if not Path(path).is_file():
+        raise ConfigError(f"ckpt_path {path!r} is not a file: give the path of a checkpoint.")
+    if _option(args, "--config", "-c"):
+        return args
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        agent = {key: checkpoint["agent"][key] for key in ("class_path", "init_args")}
+        model, data = checkpoint["hyper_parameters"], checkpoint["datamodule_hyper_parameters"]
+    except Exception as error:
+        raise ConfigError(f"ckpt_path {path!r} is not a checkpoint of ppo_lightning ({type(error).__name__}).") from error
+    model.pop("_instantiator", None), data.pop("_instantiator", None)
+    class_path = model.pop("_class_path", "ppo_lightning.PPO")
+    settings = {"model": {"class_path": class_path, "init_args": model | {"agent": agent}}, "data": data}
+    return [args[0], "--config", json.dumps(settings), *args[1:]]
+
+
+def _option(args: list[str], *names: str) -> str | None:
+    for index, arg in enumerate(args):
+        for name in names:
+            if arg == name and index + 1 < len(args):
+                return args[index + 1]
+            if arg.startswith(f"{name}="):
+                return arg.removeprefix(f"{name}=")
+    return None
+
+
+def _one_sentence(message: str) -> str:
+    """Picks the cause out of jsonargparse's report, and names the keys closest to a misspelt one."""
+    unknown = re.search(r"ption '([^']+)'", message)
+    if unknown and "accept" in message:
+        key = unknown.group(1)
+        known = [*inspect.signature(PPO).parameters, *inspect.signature(MLPAgent).parameters, "seed_everything", "ckpt_path"]
+        known += [f"data.{name}" for name in inspect.signature(RolloutDataModule).parameters]
+        known += [f"trainer.{name}" for name in inspect.signature(Trainer).parameters]
+        return f"the key {key!r} is unknown{nearest(key, known) or '; --help lists all keys.'}"
+    noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
+    lines = [line.strip(" -") for line in message.splitlines()]
+    text = " ".join(line for line in lines if line and not line.startswith(noise))
+    return re.sub(r"<class '(\w+)'>", r"\1", re.sub(r'Parser key "([^"]+)":', r"\1:", text)).replace("typing.", "")
+
+
+def _quieten() -> None:
+    """Keeps what Lightning says about itself off the screen: hardware it did not find, products, internal deprecations."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    warnings.filterwarnings("ignore", message="The dirpath has changed from")
+    warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
