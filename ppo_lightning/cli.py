@@ -36,7 +36,8 @@ class Parser(LightningArgumentParser):
         algorithm = ArgumentParser(prog=self.prog, usage="", add_help=False)
         algorithm.add_class_arguments(PPO, "model")
         options = algorithm.format_help().split("\n", 1)[1].strip()
-        return f"{text}\nOptions of the algorithm, in YAML under model.init_args (--model.help CLASS for a variant's):\n\n{options}\n"
+        title = "Options of the algorithm, in YAML under model.init_args (--model.help CLASS for a variant's):"
+        return f"{text}\n{title}\n\n{options}\n"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the cause, without the 900 lines of usage, and exits with code 2."""

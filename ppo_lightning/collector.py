@@ -5,7 +5,7 @@ together. This one steps arrays, writes into one preallocated TensorDict and yie
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ class RolloutCollector(BaseCollector):
         names = ("reward", "terminated", "truncated", "done")
         rewards, terminateds, truncateds, dones = (store["next", name][..., 0] for name in names)
         values, next_observations = store["state_value"][..., 0], store["next", "observation"]
-        noise = [None] * self.num_steps
+        noise: Sequence[torch.Tensor | None] = [None] * self.num_steps
         if not self.deterministic:
             noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].to(device).unbind()
         ends = []
@@ -107,9 +107,9 @@ class RolloutCollector(BaseCollector):
         observation = env.reset_arrays() if self._observation is None else self._observation
         for t in range(self.num_steps):
             observations[:, t] = observation
-            action, log_prob, value = act(torch.from_numpy(observations[:, t]).to(device), noise[t])
-            action = action.numpy(force=True)
-            actions[:, t], log_probs[:, t], values[:, t] = action, log_prob.numpy(force=True), value.numpy(force=True)
+            acted = act(torch.from_numpy(observations[:, t]).to(device), noise[t])
+            action, log_prob, value = (out.numpy(force=True) for out in acted)
+            actions[:, t], log_probs[:, t], values[:, t] = action, log_prob, value
             observation, reward, terminated, truncated = env.step_arrays(action)
             rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated
             done = terminated | truncated

@@ -16,6 +16,7 @@ from ppo_lightning.envs import make_env
 from ppo_lightning.envs.make import Backend
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.evaluation import EvaluationLoader
+from ppo_lightning.models import ActorCritic
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -85,7 +86,8 @@ class RolloutDataModule(L.LightningDataModule):
             if env.batch_size == torch.Size([]):
                 env = SerialEnv(num_envs, self.env_id)
             if env.batch_size != torch.Size([num_envs]):
-                raise ConfigError(f"env_id makes an environment of batch size {list(env.batch_size)}: it must be [] or [{num_envs}].")
+                sizes = f"{list(env.batch_size)}: it must be [] or [{num_envs}]"
+                raise ConfigError(f"env_id makes an environment of batch size {sizes}.")
             env.set_seed(int(np.random.SeedSequence((self.seed, stream, first_env)).generate_state(1)[0] >> 1))
         return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
 
@@ -111,12 +113,18 @@ class RolloutDataModule(L.LightningDataModule):
         """Actions of one environment."""
         return self.env.action_spec_unbatched
 
+    def _agent(self) -> ActorCritic:
+        assert self.trainer is not None
+        agent = self.trainer.lightning_module.agent
+        assert isinstance(agent, ActorCritic)
+        return agent
+
     def train_dataloader(self) -> BaseCollector:
         """Returns the collector: ``num_rollouts`` batches, each collected when it is asked for."""
         assert self.trainer is not None
         self.collector = make_collector(
             self.env,
-            self.trainer.lightning_module.agent,
+            self._agent(),
             self.num_steps,
             self.num_rollouts,
             seed=self.seed,
@@ -127,10 +135,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> EvaluationLoader:
         """Returns a loader of one batch: ``eval_episodes`` whole episodes in fresh environments."""
-        assert self.trainer is not None
-        return EvaluationLoader(
-            lambda: self._make(self.eval_episodes, first_env=0, stream=1), self.trainer.lightning_module.agent
-        )
+        return EvaluationLoader(lambda: self._make(self.eval_episodes, first_env=0, stream=1), self._agent())
 
     test_dataloader = val_dataloader
 

@@ -27,9 +27,9 @@ class RolloutProgressBar(ProgressBar):
         """Prints above the bar."""
         tqdm.write(" ".join(str(arg) for arg in args), **kwargs)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Opens the bar."""
-        data = trainer.datamodule
+        data = pl_module.data
         self._bar = tqdm(
             total=data.num_rollouts * data.frames_per_rollout,
             initial=pl_module.env_steps,
@@ -39,22 +39,20 @@ class RolloutProgressBar(ProgressBar):
             bar_format="{percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
         )
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Moves the bar on by one rollout."""
         assert self._bar is not None
         shown = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
         if pl_module.episode_returns:
             shown.append(f"return {sum(pl_module.episode_returns) / len(pl_module.episode_returns):.1f}")
         self._bar.set_postfix_str(", ".join(shown), refresh=False)
-        self._bar.update(trainer.datamodule.frames_per_rollout)
+        self._bar.update(pl_module.data.frames_per_rollout)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Closes the bar and leaves it on the screen."""
         if self._bar is not None:
             self._bar.close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Closes the bar, so that the message stands on a line of its own."""
         self.on_train_end(trainer, pl_module)

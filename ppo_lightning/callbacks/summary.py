@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 
@@ -9,11 +10,11 @@ import lightning as L
 class RunSummary(L.Callback):
     """Prints, at the end of ``fit``, what was reached, how long it took and where the checkpoint lies."""
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Starts the clock."""
         self._started, self._steps_before = time.perf_counter(), pl_module.env_steps
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Prints the summary, on rank 0."""
         if not trainer.is_global_zero:
             return
@@ -21,7 +22,8 @@ class RunSummary(L.Callback):
         returns = list(pl_module.episode_returns)
         if returns:
             print(f"return over the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
-        results = {key.removeprefix("eval/"): value.item() for key, value in trainer.callback_metrics.items() if key.startswith("eval/")}
+        metrics = trainer.callback_metrics
+        results = {key.removeprefix("eval/"): metrics[key].item() for key in metrics if key.startswith("eval/")}
         if results:
             print(
                 f"evaluation, deterministic: return {results['episodic_return']:.1f} ± {results['episodic_return_std']:.1f}"

@@ -28,16 +28,16 @@ class GymnasiumEnv(BatchedEnv):
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {_first_line(error)}") from error
         except gymnasium.error.Error as error:
-            hint = nearest(env_id, gymnasium.registry)
-            raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint or ': ' + _first_line(error)}") from error
-        # Autoreset is off: with it, a step after the end is a dummy transition (pitfalls of every vectorised PPO).
-        # detail 1
-        self.envs = SyncVectorEnv([lambda env=env: env for env in envs], copy=False, autoreset_mode=AutoresetMode.DISABLED)
+            hint = nearest(env_id, gymnasium.registry) or f": {_first_line(error)}"
+            raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
+        # With autoreset, the step after an episode's end would be a dummy transition, or its last observation be lost.
+        made = iter(envs)
+        self.envs = SyncVectorEnv([lambda: next(made)] * len(envs), copy=False, autoreset_mode=AutoresetMode.DISABLED)
         super().__init__(self.envs.single_observation_space, self.envs.single_action_space, seeds)
         self._reseed()
 
     def _reseed(self) -> None:
-        self._seeds_to_use: list[int] | None = self.seeds
+        self._seeds_to_use: list[int | None] | None = list(self.seeds)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """See :meth:`BatchedEnv.reset_arrays`."""

@@ -55,6 +55,6 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
                 f"The checkpoint (ckpt_path) was trained on {field} {was} and data.env_id has {now}:"
                 " choose its environment, or another checkpoint."
             )
-    was, now = ((plain["class_path"], plain["init_args"]) for plain in (saved, current))
-    if was != now:
-        raise ConfigError(f"The checkpoint (ckpt_path) holds the agent {was} and model.agent makes {now}: give the checkpoint's.")
+    makes, made = ({"class_path": plain["class_path"], **plain["init_args"]} for plain in (current, saved))
+    if makes != made:
+        raise ConfigError(f"The checkpoint (ckpt_path) holds the agent {made} and model.agent makes {makes}: give the same.")

@@ -1,0 +1,46 @@
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import lightning as L
+import pytest
+import torch
+
+import tests.environments  # noqa: F401  (registers them)
+from ppo_lightning import PPO, RolloutDataModule
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    """A quiet Trainer in a folder of its own."""
+
+    def make(**options):
+        defaults = {
+            "max_epochs": 1,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "limit_val_batches": 0,
+            "default_root_dir": tmp_path,
+        }
+        return L.Trainer(**defaults | options)
+
+    return make
+
+
+@pytest.fixture
+def fit(make_trainer):
+    """Trains and returns the module: fit({data options}, {model options}, seed=1, **trainer options)."""
+
+    def run(data=None, model=None, seed=1, ppo=PPO, ckpt_path=None, **options):
+        L.seed_everything(seed, verbose=False)
+        module, datamodule = ppo(**model or {}), RolloutDataModule(**data or {})
+        make_trainer(**options).fit(module, datamodule, ckpt_path=ckpt_path)
+        return module
+
+    return run
