@@ -1,0 +1,186 @@
+"""The adapters: specs, seeds, and episode ends without dummy transitions."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.envs import check_env_specs
+from torchrl.envs.utils import step_mdp
+
+from ppo_lightning import ConfigError, make_env
+from ppo_lightning.envs.batched import environment_seeds
+from ppo_lightning.envs.specs import spec_from_plain, spec_from_space, spec_to_plain
+
+BACKENDS = ("gymnasium", "envpool")
+
+
+@pytest.fixture
+def env(request):
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(make_env(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close(raise_if_closed=False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
+def test_specs_are_what_the_environment_does(env, backend, env_id):
+    check_env_specs(env(env_id, 3, backend), break_when_any_done="both")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_transition_ignores_its_action_or_loses_its_last_observation(env, backend):
+    """With a limit of 7, EnvPool's autoreset would show as a reward of 0 and a repeated observation (pitfall A1)."""
+    batch = env("CartPole-v1", 2, backend, max_episode_steps=7)
+    observation = batch.reset_arrays().copy()
+    rewards, steps, last = 0.0, 0, None
+    for _ in range(40):
+        following, reward, terminated, truncated = batch.step_arrays(np.array([0, 1]))
+        rewards += reward.sum()
+        steps += 2
+        # the cart's position integrates its velocity in every true transition
+        np.testing.assert_allclose(following[:, 0], observation[:, 0] + 0.02 * observation[:, 1], atol=1e-5)
+        done = terminated | truncated
+        observation = following.copy()
+        if done.any():
+            last = following[done].copy()
+            observation = batch.reset_arrays(done).copy()
+            assert np.abs(observation[done]).max() <= 0.05, "a fresh episode starts near 0"
+            assert not np.allclose(last, observation[done]), "the last observation is not the reset one"
+    assert last is not None
+    assert rewards == steps
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reset_by_mask_leaves_the_others_alone(env, backend):
+    batch = env("CartPole-v1", 3, backend)
+    batch.reset_arrays()
+    for _ in range(3):
+        before = batch.step_arrays(np.array([1, 0, 1]))[0].copy()
+    after = batch.reset_arrays(np.array([False, True, False]))
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert not np.allclose(after[1], before[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_partial_reset_through_torchrl(env, backend):
+    batch = env("CartPole-v1", 3, backend, max_episode_steps=5)
+    rollout = batch.rollout(17, break_when_any_done=False)
+    done = rollout["next", "done"].squeeze(-1)
+    assert done[:, 4].all() and done[:, 9].all() and not done[:, 5].any()
+    assert rollout["next", "truncated"][:, 4].all() and not rollout["next", "terminated"][:, 4].any()
+    following, observation = rollout["next", "observation"][:, :-1], rollout["observation"][:, 1:]
+    assert torch.equal(following[~done[:, :-1]], observation[~done[:, :-1]])
+    assert not torch.isclose(following[done[:, :-1]], observation[done[:, :-1]]).all(-1).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_seeds_decide_the_episodes(env, backend):
+    first, same, other = (env("CartPole-v1", 4, backend, seed=seed).reset_arrays().copy() for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, same)
+    assert not np.intersect1d(first, other).size
+    assert len(np.unique(first[:, 0])) == 4
+    # environment 2 of one rank is environment 0 of the rank that begins there
+    np.testing.assert_array_equal(env("CartPole-v1", 2, backend, seed=1, first_env=2).reset_arrays(), first[2:])
+    assert not np.intersect1d(env("CartPole-v1", 4, backend, seed=1, stream=1).reset_arrays(), first).size
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_set_seed_changes_the_stream(env, backend):
+    batch = env("CartPole-v1", 2, backend, seed=1)
+    before = batch.reset()["observation"].clone()
+    batch.set_seed(5)
+    changed = batch.reset()["observation"].clone()
+    batch.set_seed(5)
+    assert torch.equal(batch.reset()["observation"], changed)
+    assert not torch.equal(before, changed)
+
+
+def test_no_two_environments_of_any_runs_share_a_seed():
+    seeds = [seed for run in range(20) for stream in (0, 1) for seed in environment_seeds(run, 0, 50, stream)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_envpool_needs_neither_gym_nor_treevalue():
+    code = """
+import sys
+sys.modules["gym"] = sys.modules["treevalue"] = None
+from ppo_lightning import make_env
+env = make_env("CartPole-v1", 2, "envpool")
+assert env.rollout(5).batch_size[0] == 2
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_unknown_environment_is_refused_with_the_nearest_names(backend):
+    with pytest.raises(ConfigError, match=r"env_id 'CartPol-v1' .*did you mean .*CartPole-v1"):
+        make_env("CartPol-v1", 1, backend)
+
+
+def test_a_missing_extra_names_the_pip_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ConfigError, match=r"pip install 'ppo-lightning\[envpool\]'"):
+        make_env("CartPole-v1", 1, "envpool")
+
+
+def test_an_environment_whose_package_is_missing_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    import gymnasium
+
+    gymnasium.register("NeedsPackage-v0", "a_package_that_is_not_there:Env")
+    with pytest.raises(ConfigError, match="needs a package that is missing"):
+        make_env("NeedsPackage-v0")
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (spaces.Discrete(3), Categorical),
+        (spaces.Box(-1, 1, (2,), np.float32), Bounded),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float64), Unbounded),
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), Bounded),
+        (spaces.Box(np.array([-1, -2.0]), np.array([1, 3.0])), Bounded),
+    ],
+)
+def test_specs_survive_as_plain_data(space, kind):
+    spec = spec_from_space(space)
+    assert isinstance(spec, kind)
+    assert spec.dtype == {np.dtype("int64"): torch.int64, np.dtype("uint8"): torch.uint8}.get(space.dtype, torch.float32)
+    plain = spec_to_plain(spec)
+    assert len(str(plain)) < 200, "a bound that is equal everywhere is one number"
+    assert spec_from_plain(plain) == spec
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]), spaces.Text(4)])
+def test_other_spaces_are_refused(space):
+    with pytest.raises(ConfigError, match="space"):
+        spec_from_space(space)
+
+
+def test_stepping_as_an_envbase_gives_the_arrays(env):
+    one, two = (env("Script-v0", 3, seed=4) for _ in range(2))
+    two.reset_arrays()
+    td = one.reset()
+    for t in range(6):
+        action = torch.tensor([t % 3, 1, 2])
+        td = one.step(td.set("action", action))
+        observation, reward, terminated, truncated = two.step_arrays(action.numpy())
+        following = td["next"]
+        np.testing.assert_array_equal(following["observation"], observation)
+        np.testing.assert_array_equal(following["reward"].squeeze(-1), reward)
+        np.testing.assert_array_equal(following["terminated"].squeeze(-1), terminated)
+        done = terminated | truncated
+        td = one.maybe_reset(step_mdp(td))
+        if done.any():
+            np.testing.assert_array_equal(td["observation"], two.reset_arrays(done))
