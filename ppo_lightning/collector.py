@@ -137,6 +137,8 @@ class RolloutCollector(BaseCollector):
         """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
         self._generator.manual_seed(seed)
         self._observation = None
+        for running in self._episode.values():
+            running[:] = 0
         return self.env.set_seed(seed, static_seed=static_seed)
 
     def state_dict(self) -> OrderedDict:

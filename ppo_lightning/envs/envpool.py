@@ -38,6 +38,7 @@ class EnvPoolEnv(BatchedEnv):
         )
         self.envs = self._make(list(seeds))
         super().__init__(self.envs.observation_space, self.envs.action_space, seeds)
+        self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype
 
     def _reseed(self) -> None:
@@ -55,7 +56,9 @@ class EnvPoolEnv(BatchedEnv):
 
     def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv.step_arrays`."""
-        self._observation, reward, terminated, truncated, _ = self.envs.step(action.astype(self._action_dtype, copy=False))
+        self._observation, reward, terminated, truncated, info = self.envs.step(action.astype(self._action_dtype, copy=False))
+        if self._limit is not None:  # some of EnvPool's environments (Catch) take a limit and ignore it
+            truncated = truncated | (info["elapsed_step"] >= self._limit)
         return self._observation, reward, terminated, truncated
 
     def close(self, *, raise_if_closed: bool = True) -> None:

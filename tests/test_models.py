@@ -1,0 +1,134 @@
+"""Agents and their heads."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from ppo_lightning import ActorCritic, ConfigError, MLPAgent, make_env
+from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
+
+VECTOR, ACTIONS = Unbounded(shape=(5,)), Categorical(3, shape=(), dtype=torch.int64)
+
+
+@pytest.fixture(params=[False, True], ids=["separate", "shared"])
+def agent(request):
+    torch.manual_seed(0)
+    agent = MLPAgent(VECTOR, ACTIONS, shared=request.param)
+    torch.nn.init.normal_(agent.head.logits.weight)
+    return agent
+
+
+@pytest.mark.detail("2")
+def test_layers_start_orthogonal_with_their_gains_and_zero_bias():
+    agent = MLPAgent(VECTOR, ACTIONS)
+    gains = {"actor_body": math.sqrt(2), "critic_body": math.sqrt(2), "head": 0.01, "critic": 1.0}
+    checked = 0
+    for name, layer in agent.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            weight = layer.weight.detach() / gains[name.split(".")[0]]
+            gram = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+            torch.testing.assert_close(gram, torch.eye(len(gram)), atol=1e-5, rtol=0)
+            assert not layer.bias.any()
+            checked += 1
+    assert checked == 6
+
+
+@pytest.mark.detail("13")
+def test_policy_and_value_have_separate_bodies_unless_shared():
+    observation = torch.randn(7, 5)
+    for shared in (False, True):
+        agent = MLPAgent(VECTOR, ACTIONS, shared=shared)
+        agent.value(observation).sum().backward()
+        reached = any(p.grad is not None for p in agent.actor_body.parameters())
+        assert reached == shared, "the value's gradient reaches the policy's body only if they share it"
+        assert sum(p.numel() for p in agent.parameters()) == (4804 if shared else 9348)
+
+
+def test_acting_and_evaluating_agree(agent):
+    observation = torch.randn(64, 5)
+    action, log_prob, value = agent.act(observation, agent.noise((64,)))
+    again, entropy, value_again = agent.evaluate(observation, action)
+    torch.testing.assert_close(again, log_prob)
+    torch.testing.assert_close(value_again, value)
+    torch.testing.assert_close(agent.value(observation), value)
+    assert log_prob.shape == entropy.shape == value.shape == (64,)
+    reference = torch.distributions.Categorical(logits=agent.head.logits(agent.actor_body(observation)))
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+
+
+def test_actions_are_drawn_with_their_probabilities(agent):
+    observation = torch.randn(1, 5)
+    action, _, _ = agent.act(observation.expand(40_000, 5), agent.noise((40_000,)))
+    frequencies = torch.bincount(action, minlength=3) / 40_000
+    probabilities = agent.evaluate(observation.expand(3, 5), torch.arange(3))[0].exp()
+    torch.testing.assert_close(frequencies, probabilities.detach(), atol=0.015, rtol=0)
+
+
+def test_without_noise_the_most_probable_action_is_taken(agent):
+    observation = torch.randn(64, 5)
+    action, log_prob, _ = agent.act(observation)
+    others = torch.stack([agent.evaluate(observation, torch.full((64,), a))[0] for a in range(3)])
+    assert torch.equal(log_prob, others.max(0).values)
+    assert torch.equal(action, others.argmax(0))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_the_agent_is_a_tensordict_module(agent, shape):
+    td = TensorDict({"observation": torch.randn(*shape, 5)}, batch_size=shape)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        out = agent(td)
+    assert out["action"].shape == out["action_log_prob"].shape == shape
+    assert out["state_value"].shape == (*shape, 1)
+    flat = td["observation"].reshape(-1, 5)
+    torch.testing.assert_close(out["action"].reshape(-1), agent.act(flat)[0])
+
+
+def test_env_rollout_takes_the_agent_as_its_policy():
+    env = make_env("CartPole-v1", 3)
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    rollout = env.rollout(20, agent, break_when_any_done=False)
+    assert rollout.batch_size == (3, 20)
+    assert len(rollout["action"].unique()) == 2, "outside of deterministic mode it explores"
+
+
+def test_continuous_actions_are_refused():
+    with pytest.raises(ConfigError, match="continuous actions of shape .* Categorical head .*discrete"):
+        MLPAgent(VECTOR, Bounded(-1, 1, shape=(2,)))
+
+
+@pytest.mark.parametrize("spec", [Unbounded(shape=(3, 4)), Categorical(4, shape=()), Bounded(0, 255, (4,), dtype=torch.uint8)])
+def test_observations_that_are_not_vectors_of_floats_are_refused(spec):
+    with pytest.raises(ConfigError, match="MLPAgent takes vectors"):
+        MLPAgent(spec, ACTIONS)
+
+
+def test_an_agent_is_rebuilt_from_plain_data():
+    agent = MLPAgent(VECTOR, ACTIONS, hidden_sizes=(8, 4), shared=True)
+    plain = agent_to_plain(agent, VECTOR, ACTIONS)
+    again = agent_from_plain(plain)
+    again.load_state_dict(agent.state_dict())
+    observation = torch.randn(6, 5)
+    assert torch.equal(again.value(observation), agent.value(observation))
+    check_same_agent(plain, agent_to_plain(again, VECTOR, ACTIONS))
+
+
+def test_a_file_does_not_decide_what_is_imported():
+    plain = agent_to_plain(MLPAgent(VECTOR, ACTIONS), VECTOR, ACTIONS)
+    for path in ("os.system", "antigravity.Agent", "collections.OrderedDict"):
+        with pytest.raises(ConfigError, match="import that class before"):
+            agent_from_plain(plain | {"class_path": path})
+
+
+def test_an_agent_that_does_not_keep_its_arguments_is_refused():
+    class Forgetful(ActorCritic):
+        def __init__(self, observation_spec, action_spec):
+            body = torch.nn.Linear(5, 4)
+            super().__init__(action_spec, body=lambda: body, shared=True)
+
+    with pytest.raises(ConfigError, match="save_hyperparameters"):
+        agent_to_plain(Forgetful(VECTOR, ACTIONS), VECTOR, ACTIONS)
