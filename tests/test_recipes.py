@@ -1,0 +1,90 @@
+"""Every recipe in ``configs/`` runs, begins with ratio 1, and is repeated by the configuration it saves."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from ppo_lightning import cli
+from ppo_lightning.module import PPO
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
+
+
+@pytest.fixture
+def run_cli(tmp_path, monkeypatch, capsys):
+    """Runs the command line in this process, in a folder of its own, and returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
+
+    def run(*args):
+        cli.main([str(arg) for arg in args])
+        return capsys.readouterr().out
+
+    return run
+
+
+def short(recipe):
+    data = yaml.safe_load((ROOT / recipe).read_text())["data"]
+    return ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_path):
+    seen = []
+    update = PPO.update
+    monkeypatch.setattr(PPO, "update", lambda self, minibatch: seen.append(update(self, minibatch)) or seen[-1])
+    out = run_cli("fit", "--config", ROOT / recipe, *short(recipe))
+    assert abs(seen[0]["approx_kl"]) < 1e-6
+    assert seen[0]["clipfrac"] == 0
+    assert all(torch.isfinite(value) for metrics in seen for value in metrics.values())
+    assert "wall time:" in out
+    checkpoint = Path(out.split("checkpoint: ")[1].strip())
+    assert checkpoint.is_relative_to(tmp_path)
+    torch.load(checkpoint, weights_only=True)
+    files = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"metrics", "events", "hparams", "cli_config"} <= files
+
+
+def test_the_recipes_have_the_reference_hyperparameters():
+    """CleanRL's ppo.py: https://docs.cleanrl.dev/rl-algorithms/ppo/."""
+    reference = {
+        "learning_rate": 2.5e-4, "anneal_lr": True, "gamma": 0.99, "gae_lambda": 0.95, "num_minibatches": 4,
+        "update_epochs": 4, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01, "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+    }  # fmt: skip
+    defaults = PPO().hparams
+    assert {key: defaults[key] for key in reference} == reference
+    assert (defaults["target_kl"], defaults["adam_eps"]) == (None, 1e-5)
+    for recipe in RECIPES:
+        if recipe.startswith("configs/classic"):
+            config = yaml.safe_load((ROOT / recipe).read_text())
+            model = {key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()}
+            assert {key: model[key] for key in reference} == reference
+            data = config["data"]
+            assert (data["num_envs"], data["num_steps"], data["total_timesteps"]) == (4, 128, 500_000)
+
+
+def rows(path):
+    with path.open() as file:
+        return [{key: value for key, value in row.items() if key != "charts/SPS"} for row in csv.DictReader(file)]
+
+
+def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
+    recipe = RECIPES[[Path(r).stem for r in RECIPES].index("cartpole")]
+    run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.gamma", 0.9, "--seed_everything", 7)
+    run_cli("fit", "--config", "runs/cartpole/version_0/cli_config.yaml")
+    first, second = (rows(tmp_path / f"runs/cartpole/version_{version}/metrics.csv") for version in (0, 1))
+    assert len(first) == 3, "two rollouts and an evaluation"
+    assert first == second
+    assert [row["step"] for row in first] == ["512", "1024", "1024"]
+
+
+def test_the_module_is_runnable():
+    out = subprocess.run([sys.executable, "-m", "ppo_lightning", "--help"], capture_output=True, text=True, check=True)
+    assert all(command in out.stdout for command in ("fit", "validate", "test", "predict"))
