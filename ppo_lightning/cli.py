@@ -86,7 +86,12 @@ def main(args: Sequence[str] | None = None) -> None:
             seed_everything_default=1,
             auto_configure_optimizers=False,
             parser_class=Parser,
-            parser_kwargs={"prog": "ppo-lightning", "description": "PPO with TorchRL rollouts and PyTorch Lightning."},
+            parser_kwargs={
+                "prog": "ppo-lightning",
+                "description": "PPO with TorchRL rollouts and PyTorch Lightning.",
+                "allow_abbrev": False,  # otherwise a misspelt flag counts as another one
+                **{command: {"allow_abbrev": False} for command in SUBCOMMANDS},
+            },
             save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
             trainer_defaults={
                 "max_epochs": 1,

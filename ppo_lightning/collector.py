@@ -207,4 +207,5 @@ def make_collector(
         policy_device=None if device.type == "cpu" else device,
         exploration_type=ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM,
         track_traj_ids=False,
+        auto_register_policy_transforms=False,
     )

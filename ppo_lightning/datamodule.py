@@ -25,8 +25,8 @@ class RolloutDataModule(L.LightningDataModule):
     The seed is Lightning's (``seed_everything``). Nothing is started before a stage needs it.
 
     Args:
-        env_id: The environment's id as the backend spells it, or a function without arguments (in YAML: a
-            ``class_path``) that makes any other TorchRL environment.
+        env_id: The environment's id as the backend spells it, or a function without arguments that makes any other
+            TorchRL environment (in YAML: its import path, with ``-> EnvBase`` in its signature, or a ``class_path``).
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
@@ -42,7 +42,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        env_id: str | Callable[[], EnvBase] = "CartPole-v1",
+        env_id: Callable[[], EnvBase] | str = "CartPole-v1",
         backend: Backend = "gymnasium",
         num_envs: int = 4,
         num_steps: int = 128,

@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
+from ppo_lightning import ActorCritic, ConfigError, MLPAgent, make_env
+from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-
-from ppo_lightning import ActorCritic, ConfigError, MLPAgent, make_env
-from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
 
 VECTOR, ACTIONS = Unbounded(shape=(5,)), Categorical(3, shape=(), dtype=torch.int64)
 
@@ -97,7 +96,7 @@ def test_env_rollout_takes_the_agent_as_its_policy():
 
 
 def test_continuous_actions_are_refused():
-    with pytest.raises(ConfigError, match="continuous actions of shape .* Categorical head .*discrete"):
+    with pytest.raises(ConfigError, match=r"continuous actions of shape .* Categorical head .*discrete"):
         MLPAgent(VECTOR, Bounded(-1, 1, shape=(2,)))
 
 

@@ -4,10 +4,9 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import Logger
-from torchrl.envs import InitTracker
-
 from ppo_lightning import PPO, ConfigError, RolloutDataModule, losses, make_env
 from ppo_lightning.collector import make_collector
+from torchrl.envs import InitTracker
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 5}
 
@@ -214,7 +213,13 @@ def test_the_last_100_episodes_are_kept(fit):
 @pytest.mark.detail("5")
 def test_a_time_limit_is_bootstrapped_from_the_real_last_observation(fit):
     """With lambda 0 the advantage is r + gamma V(s') - V(s): V(s') is asked of the observation after the limit."""
-    data = {"env_id": "Counter-v0", "env_kwargs": {"max_episode_steps": 6}, "num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+    data = {
+        "env_id": "Counter-v0",
+        "env_kwargs": {"max_episode_steps": 6},
+        "num_envs": 2,
+        "num_steps": 8,
+        "total_timesteps": 16,
+    }
     for bootstrap in (True, False):
         module = fit(data, {"gae_lambda": 0.0, "bootstrap_truncated": bootstrap, "num_minibatches": 1}, ppo=Recorder)
         rollout = module.rollouts[0]
@@ -268,7 +273,11 @@ def test_transforms_go_through_torchrls_collector_and_train(fit):
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [
-        ({"num_envs": 3, "num_steps": 5}, {"num_minibatches": 4}, r"num_envs \* data.num_steps = 15 .*model.num_minibatches = 4"),
+        (
+            {"num_envs": 3, "num_steps": 5},
+            {"num_minibatches": 4},
+            r"num_envs \* data.num_steps = 15 .*model.num_minibatches = 4",
+        ),
         ({"num_envs": 1, "num_steps": 4}, {"num_minibatches": 4}, "minibatches of one step"),
         ({}, {"gamma": 1.01}, "model.gamma is 1.01"),
         ({}, {"gamma": 99}, "model.gamma is 99"),

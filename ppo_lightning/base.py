@@ -1,0 +1,124 @@
+"""What every algorithm here needs of Lightning: an agent that is built late, evaluated, asked for actions, and saved."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.data import AttributeDict
+from lightning.pytorch.trainer.states import TrainerFn
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import TensorSpec
+
+from ppo_lightning.datamodule import RolloutDataModule
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.evaluation import episode_statistics
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
+
+
+class AgentModule(L.LightningModule):
+    """Holds an agent, which is built when its environment is known.
+
+    That is from the data module at ``fit``, ``validate`` and ``test``, and from the checkpoint at
+    ``load_from_checkpoint(path)`` and ``predict``, without creating an environment.
+
+    Args:
+        agent: Makes the agent from the specs of observations and actions.
+    """
+
+    agent: ActorCritic
+    hparams: AttributeDict
+
+    def __init__(self, agent: Callable[[TensorSpec, TensorSpec], ActorCritic]) -> None:
+        super().__init__()
+        self.make_agent = agent
+        self.agent = None  # type: ignore[assignment]
+        self.env_steps = 0  # of all ranks
+        self.episode_returns: deque[float] = deque(maxlen=100)
+        self._recipe: dict[str, Any] = {}  # how to build the agent again
+
+    @property
+    def data(self) -> RolloutDataModule:
+        """Where the rollouts come from."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def configure_model(self) -> None:
+        """Builds the agent for the data module's environments, where there are any; otherwise the checkpoint does."""
+        data = getattr(self._trainer, "datamodule", None)
+        if self.agent is None and isinstance(data, RolloutDataModule) and self.trainer.state.fn != TrainerFn.PREDICTING:
+            self.agent = self.make_agent(data.observation_spec, data.action_spec)
+            self._recipe = agent_to_plain(self.agent, data.observation_spec, data.action_spec)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what Lightning does not know, as plain types."""
+        checkpoint["agent"] = self._recipe
+        checkpoint["env_steps"] = self.env_steps
+        checkpoint["episode_returns"] = list(self.episode_returns)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes it back; builds the agent if there is none, and otherwise demands the same one.
+
+        Raises:
+            ConfigError: The checkpoint is of another kind, another environment or another agent.
+        """
+        if "agent" not in checkpoint:
+            raise ConfigError("The checkpoint (ckpt_path) was not written by ppo_lightning: give one that was.")
+        if self.agent is None:
+            self.agent, self._recipe = agent_from_plain(checkpoint["agent"]), checkpoint["agent"]
+        check_same_agent(saved=checkpoint["agent"], current=self._recipe)
+        self.env_steps = checkpoint["env_steps"]
+        self.episode_returns.extend(checkpoint["episode_returns"])
+
+    # Logging
+
+    def on_fit_start(self) -> None:
+        """Starts the clock."""
+        self._started, self._steps_before = time.perf_counter(), self.env_steps
+
+    def steps_per_second(self) -> float:
+        """Returns the environment steps of all ranks a second, since the start of this fit."""
+        return (self.env_steps - self._steps_before) / (time.perf_counter() - self._started)
+
+    def log_values(self, values: dict[str, Any]) -> None:
+        """Sends scalars to every logger, at the number of environment steps, and to the callbacks that monitor a metric.
+
+        ``self.log`` does the same in 3.5 ms an iteration, 7 % of CartPole's, and keeps the x axis in float32.
+        """
+        rollouts_done = self.env_steps // self.data.frames_per_rollout
+        scalars = [torch.as_tensor(value, dtype=torch.float32, device=self.device) for value in values.values()]
+        together = torch.stack(scalars).cpu()  # one transfer
+        self.trainer.callback_metrics.update(zip(values, together, strict=True))
+        if rollouts_done % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            for logger in self.loggers:
+                logger.log_metrics(dict(zip(values, together.tolist(), strict=True)), step=self.env_steps)
+
+    # Evaluation
+
+    def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Logs mean, std, min and max of return and length of the episodes [E] that were played."""
+        self._log_episodes("eval", episodes)
+
+    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Logs the same as :meth:`validation_step`."""
+        self._log_episodes("test", episodes)
+
+    def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
+        results = episode_statistics(prefix, episodes)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            results["step"] = torch.tensor(self.env_steps, dtype=torch.float64)  # Lightning's key for the x axis
+        self.log_dict(results, batch_size=len(episodes), sync_dist=True)
+
+    @torch.no_grad()
+    def predict(self, observation: Tensor) -> Tensor:
+        """Returns the most probable actions [B, ...] for raw observations [B, ...]."""
+        if self.agent is None:
+            raise ConfigError("predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path).")
+        return self.agent.act(observation.to(self.device))[0]
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Returns the most probable actions for a batch of raw observations."""
+        return self.predict(batch)

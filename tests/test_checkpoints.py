@@ -1,0 +1,120 @@
+"""Checkpoints: plain types, no environment needed, and runs that go on where they stopped."""
+
+import subprocess
+import sys
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from ppo_lightning import PPO, ConfigError, RolloutDataModule, evaluate, make_env
+from ppo_lightning.datamodule import RolloutDataModule as Data
+
+SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
+EVERY_2 = {
+    "enable_checkpointing": True, "limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def saved(fit, tmp_path):
+    """A run that saved itself every two rollouts."""
+    callback = ModelCheckpoint(dirpath=tmp_path / "saved", save_top_k=-1, filename="{step}")
+    module = fit(SMALL, callbacks=[callback], **EVERY_2)
+    paths = sorted((tmp_path / "saved").iterdir(), key=lambda path: int(path.stem.split("=")[1]))
+    assert [path.name for path in paths] == ["step=128.ckpt", "step=256.ckpt", "step=384.ckpt"]
+    return module, paths
+
+
+def test_checkpoints_hold_plain_types_only(saved):
+    for path in saved[1]:
+        checkpoint = torch.load(path, weights_only=True)
+        assert checkpoint["agent"]["class_path"] == "ppo_lightning.models.mlp.MLPAgent"
+        assert checkpoint["datamodule_hyper_parameters"]["env_id"] == "CartPole-v1"
+        assert {key.split(".")[0] for key in checkpoint["state_dict"]} == {"agent"}
+
+
+def test_loading_needs_no_environment_and_gives_the_same_actions(saved):
+    """In a fresh process that cannot make environments, to the bit."""
+    module, paths = saved
+    observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    code = f"""
+import gymnasium
+gymnasium.make = None
+import torch
+from ppo_lightning import PPO
+model = PPO.load_from_checkpoint({str(paths[-1])!r})
+observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+torch.save((model.predict(observation), model.agent.evaluate(observation, model.predict(observation))), {str(paths[-1]) + ".out"!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={"OMP_NUM_THREADS": "1"})
+    action, evaluated = torch.load(str(paths[-1]) + ".out")
+    assert torch.equal(action, module.predict(observation))
+    for a, b in zip(evaluated, module.agent.evaluate(observation, action), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_resumed_run_counts_on(saved, fit):
+    whole, paths = saved
+    resumed = fit(SMALL, ckpt_path=paths[0], **EVERY_2)
+    assert resumed.trainer.global_step == whole.trainer.global_step == 6 * 16
+    assert resumed.env_steps == whole.env_steps == 384
+    assert resumed.rollouts_done == 6
+    assert resumed.schedule.get_last_lr() == whole.schedule.get_last_lr()
+    last = [module.trainer.callback_metrics["charts/learning_rate"] for module in (whole, resumed)]
+    assert last[0] == last[1] > 0
+    assert resumed._shuffle.get_state().equal(whole._shuffle.get_state())
+    assert resumed.trainer.train_dataloader._generator.get_state().equal(whole.trainer.train_dataloader._generator.get_state())
+
+
+def test_validating_a_checkpoint_repeats_the_logged_return_and_changes_nothing(saved, make_trainer):
+    module, paths = saved
+    logged = {key: value for key, value in module.trainer.callback_metrics.items() if key.startswith("eval/")}
+    assert len(logged) == 8
+    L.seed_everything(1, verbose=False)
+    again = PPO()
+    result = make_trainer(limit_val_batches=1.0).validate(again, RolloutDataModule(**SMALL), ckpt_path=paths[-1])[0]
+    assert result == pytest.approx({key: value.item() for key, value in logged.items()})
+    checkpoint = torch.load(paths[-1], weights_only=True)["state_dict"]
+    assert all(torch.equal(value, checkpoint[key]) for key, value in again.state_dict().items())
+
+
+def test_evaluation_plays_one_whole_episode_in_each_environment():
+    env = make_env("Script-v0", 20, seed=3)
+    agent = PPO().make_agent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    state = torch.get_rng_state()
+    episodes = evaluate(agent, env, num_steps=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    fresh = make_env("Script-v0", 20, seed=3)
+    fresh.reset_arrays()
+    lengths = [one.unwrapped.length for one in fresh.envs.envs]
+    assert episodes["step_count"].tolist() == lengths
+    # rewards are action + 0.5: the mode's
+    assert ((episodes["episode_reward"] - 0.5 * episodes["step_count"]) % 1 == 0).all()
+
+
+def test_evaluation_of_an_environment_with_transforms(fit):
+    from torchrl.envs import InitTracker
+
+    options = {"limit_val_batches": 1, "val_check_interval": 3, "check_val_every_n_epoch": None}
+    plain, wrapped = (fit({**SMALL, "transforms": t}, {"learning_rate": 1e-9}, **options) for t in (None, [InitTracker()]))
+    key = "eval/episodic_length"
+    assert plain.trainer.callback_metrics[key] > 5
+    assert wrapped.trainer.callback_metrics[key] > 5
+
+
+def test_other_environments_checkpoints_are_refused(saved, make_trainer):
+    data = Data(**{**SMALL, "env_id": "Acrobot-v1"})
+    with pytest.raises(ConfigError, match=r"trained on observations .*\[4\].* and data.env_id has .*\[6\]"):
+        make_trainer().fit(PPO(), data, ckpt_path=saved[1][0])
+
+
+def test_early_stopping_and_monitors_see_the_training_metrics(fit):
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    class Stop(EarlyStopping):
+        def on_train_batch_end(self, trainer, *args):
+            self._run_early_stopping_check(trainer)
+
+    module = fit(SMALL, callbacks=[Stop("losses/entropy", stopping_threshold=10.0, check_on_train_epoch_end=False)])
+    assert module.rollouts_done == 1

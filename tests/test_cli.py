@@ -1,0 +1,214 @@
+"""The command line as a user meets it: help, wrong input, the other subcommands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ppo_lightning import PPO, cli
+from torchrl.envs import EnvBase, SerialEnv
+from torchrl.envs.libs.gym import GymEnv
+
+ROOT = Path(__file__).parent.parent
+CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
+SHORT = ["--data.total_timesteps", "1024", "--data.eval_episodes", "2"]
+
+
+@pytest.fixture
+def run_cli(tmp_path, monkeypatch, capsys):
+    """Runs the command line in this process; returns exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
+
+    def run(*args):
+        code = 0
+        try:
+            cli.main([str(arg) for arg in args])
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def trained(run_cli):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
+    assert code == 0, err
+    return Path(out.split("checkpoint: ")[1].strip())
+
+
+def edited(tmp_path, old, new):
+    path = tmp_path / "edited.yaml"
+    text = Path(CARTPOLE).read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data.env_id", "CartPol-v1"], "env_id 'CartPol-v1' is not an environment of Gymnasium: did you mean CartPole-v1"),
+        (["--data.env_id", "Pendulum-v1"], "continuous actions .* Categorical head"),
+        (["--model.num_minibatches", "3"], "= 512 is not divisible by model.num_minibatches = 3: change one of the three"),
+        (["--model.num_minibatches", "512"], "model.num_minibatches = 512 makes minibatches of one step"),
+        (["--model.gamma", "1.5"], "model.gamma is 1.5: it must be between 0 and 1"),
+        (["--model.gamma", "high"], "gamma: Expected a float. Got value: high"),
+        (["--trainer.gradient_clip_val", "0.5"], "trainer.gradient_clip_val .* set model.max_grad_norm"),
+        (["--data.backend", "jax"], "data.backend: .*'gymnasium', 'envpool'.* jax"),
+        (["--data.num_env", "3"], "unknown: did you mean .*data.num_envs|data.num_env"),
+        (["--ckpt_path", "nowhere.ckpt"], "ckpt_path 'nowhere.ckpt' is not a file"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(run_cli, flags, message):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags)
+    last = err.strip().splitlines()[-1]
+    assert code == 2
+    assert last.startswith("error: ")
+    assert re.search(message, last), last
+    assert "Traceback" not in err
+    assert "return over" not in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("gamma:", "gama:", "the key 'gama' is unknown: did you mean gamma?"),
+        ("env_id:", "envid:", "the key 'data.envid' is unknown: did you mean data.env_id"),
+        ("hidden_sizes:", "hiden_sizes:", "the key 'hiden_sizes' is unknown: did you mean hidden_sizes?"),
+        ("val_check_interval:", "val_check_intervall:", "unknown: did you mean trainer.val_check_interval"),
+        ("seed_everything:", "seed_everythin:", "unknown: did you mean seed_everything?"),
+    ],
+)
+def test_a_misspelt_key_names_the_right_one(run_cli, tmp_path, old, new, message):
+    code, _, err = run_cli("fit", "--config", edited(tmp_path, old, new))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    code, _, err = run_cli("fit", "--config", CARTPOLE, "--data.backend", "envpool")
+    assert code == 2
+    assert "pip install 'ppo-lightning[envpool]'" in err
+
+
+def test_an_exit_code_reaches_the_shell():
+    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", CARTPOLE, "--model.gamma", "2"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr.strip() == "error: model.gamma is 2.0: it must be between 0 and 1."
+
+
+def test_help_lists_the_options_of_algorithm_data_and_trainer(run_cli):
+    code, out, _ = run_cli("fit", "--config", CARTPOLE, "--help")
+    assert code == 0
+    for option in ("--model.learning_rate", "--model.clip_coef", "--data.num_envs", "--trainer.devices", "--ckpt_path"):
+        assert option in out
+    assert "Discount of future rewards." in out
+
+
+def test_a_bug_keeps_its_traceback(run_cli, monkeypatch):
+    monkeypatch.setattr("ppo_lightning.module.PPO.advantages", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_cli("fit", "--config", CARTPOLE, *SHORT)
+
+
+def test_the_last_lines_tell_what_was_reached(run_cli):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
+    assert code == 0
+    lines = out.strip().splitlines()[-4:]
+    assert lines[0].startswith("return over the last ")
+    assert lines[1].startswith("evaluation, deterministic: return ")
+    assert lines[2].startswith("wall time: ")
+    assert lines[3].startswith("checkpoint: ")
+    assert Path(lines[3].removeprefix("checkpoint: ")).is_file()
+    assert "SPS" in err and "return" in err and "/1.02k steps" in err, "the progress bar"
+
+
+def test_the_progress_bar_can_be_switched_off(run_cli):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.enable_progress_bar", "false")
+    assert code == 0
+    assert "SPS" not in err
+    assert "wall time" in out
+
+
+def test_validate_and_test_need_only_the_checkpoint(run_cli, trained):
+    for command, prefix in (("validate", "eval"), ("test", "test")):
+        code, out, err = run_cli(command, "--ckpt_path", trained)
+        assert code == 0, err
+        assert f"{prefix}/episodic_return_std" in out
+
+
+def test_flags_count_over_what_the_checkpoint_holds(run_cli, trained):
+    code, out, _ = run_cli("validate", "--ckpt_path", trained, "--data.env_kwargs.max_episode_steps", "5")
+    assert code == 0
+    assert float(out.split("eval/episodic_length ")[1].split("│")[1].split("\n")[0].split()[0]) == 5
+
+
+def test_a_resumed_run_takes_the_flags(run_cli, trained):
+    code, out, err = run_cli(
+        "fit", "--ckpt_path", trained, "--data.total_timesteps", "2048", "--model.learning_rate", "1e-3", "--model.anneal_lr", "false"
+    )  # fmt: skip
+    assert code == 0, err
+    checkpoint = torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)
+    assert checkpoint["env_steps"] == 2048
+    assert checkpoint["hyper_parameters"]["learning_rate"] == 1e-3
+    assert checkpoint["lr_schedulers"][0]["last_epoch"] == 4
+
+
+def test_predict_writes_actions_without_an_environment(run_cli, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("ppo_lightning.datamodule.make_env", lambda *args, **kwargs: pytest.fail("an environment was made"))
+    observations = np.random.default_rng(0).normal(size=(2500, 4)).astype(np.float32)
+    np.save(tmp_path / "observations.npy", observations)
+    code, out, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy")
+    assert code == 0, err
+    actions = np.load(out.split("actions: ")[1].strip())
+    expected = PPO.load_from_checkpoint(trained).predict(torch.from_numpy(observations))
+    np.testing.assert_array_equal(actions, expected.numpy())
+
+
+def test_predict_says_what_it_lacks(run_cli, trained, tmp_path):
+    code, _, err = run_cli("predict", "--ckpt_path", trained)
+    assert code == 2 and "data.predict_observations" in err
+    np.save(tmp_path / "observations.npy", np.zeros((3, 4), np.float32))
+    code, _, err = run_cli("predict", "--config", CARTPOLE, "--data.predict_observations", "observations.npy")
+    assert code == 2 and "ckpt_path" in err
+
+
+def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, trained, tmp_path):
+    code, _, err = run_cli("fit", "--config", ROOT / "configs/classic/acrobot.yaml", "--ckpt_path", trained)
+    assert code == 2
+    assert "trained on observations {'shape': [4]" in err and "has {'shape': [6]" in err
+    code, _, err = run_cli("validate", "--config", CARTPOLE, "--ckpt_path", trained, "--model.agent.hidden_sizes", "[32]")
+    assert code == 2
+    assert "model.agent" in err
+    (tmp_path / "notes.ckpt").write_text("hello")
+    code, _, err = run_cli("validate", "--ckpt_path", "notes.ckpt")
+    assert code == 2 and "not a checkpoint of ppo_lightning" in err
+    torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.6"}, tmp_path / "foreign.ckpt")
+    for config in ([], ["--config", CARTPOLE]):
+        code, _, err = run_cli("validate", *config, "--ckpt_path", "foreign.ckpt")
+        assert code == 2, err
+        assert err.startswith("error: ") and "ppo_lightning" in err
+
+
+def two_torchrl_cartpoles() -> EnvBase:
+    return SerialEnv(4, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+
+
+def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli, tmp_path):
+    recipe = edited(
+        tmp_path,
+        "  env_id: CartPole-v1\n",
+        "  env_id: tests.test_cli.two_torchrl_cartpoles\n  transforms:\n    - class_path: torchrl.envs.InitTracker\n",
+    )
+    code, out, err = run_cli("fit", "--config", recipe, "--data.total_timesteps", "1024", "--data.eval_episodes", "4")
+    assert code == 0, err
+    assert "evaluation" in out

@@ -1,0 +1,62 @@
+"""The package as a whole: its metadata, its layout, and one place and one test for every implementation detail."""
+
+import ast
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# The details of Huang et al. (2022) that the package implements so far.
+DETAILS = [*(str(number) for number in range(1, 14)), "A1", "A2", "A3"]
+
+
+def test_each_detail_has_one_place():
+    found = []
+    for path in (ROOT / "ppo_lightning").rglob("*.py"):
+        found += re.findall(r"^ *# detail (\w+)$", path.read_text(), flags=re.MULTILINE)
+    assert sorted(found) == sorted(DETAILS)
+
+
+def test_each_detail_has_a_test():
+    marked = set()
+    for path in (ROOT / "tests").glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                for decorator in node.decorator_list:
+                    marked |= set(re.findall(r"pytest\.mark\.detail\('(\w+)'\)", ast.unparse(decorator)))
+    assert marked == set(DETAILS)
+
+
+@pytest.mark.parametrize("name", ["lightning", "pytorch-lightning"])
+def test_the_malicious_lightning_releases_are_not_admitted(name):
+    """2.6.2 and 2.6.3 on PyPI stole credentials (GHSA-w37p-236h-pfx3)."""
+    requirement = next(r for r in map(Requirement, PROJECT["dependencies"]) if r.name == name)
+    assert not requirement.specifier.contains("2.6.2")
+    assert not requirement.specifier.contains("2.6.3")
+    assert requirement.specifier.contains("2.6.6")
+
+
+def test_the_constraints_admit_the_dependencies():
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    extras = [r for group in PROJECT["optional-dependencies"].values() for r in group]
+    for requirement in map(Requirement, PROJECT["dependencies"] + extras):
+        if requirement.name != "ppo-lightning":
+            assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
+
+
+def test_the_extras_are_there():
+    expected = {"envpool", "atari", "mujoco", "dm_control", "procgen", "pettingzoo", "wandb", "notebook", "dev", "all"}
+    assert set(PROJECT["optional-dependencies"]) == expected
+
+
+def test_the_package_is_typed_and_small():
+    assert resources.files("ppo_lightning").joinpath("py.typed").is_file()
+    for path in (ROOT / "ppo_lightning").rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 300, path
