@@ -45,7 +45,8 @@ import torch
 from ppo_lightning import PPO
 model = PPO.load_from_checkpoint({str(paths[-1])!r})
 observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-torch.save((model.predict(observation), model.agent.evaluate(observation, model.predict(observation))), {str(paths[-1]) + ".out"!r})
+action = model.predict(observation)
+torch.save((action, model.agent.evaluate(observation, action)), {str(paths[-1]) + ".out"!r})
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={"OMP_NUM_THREADS": "1"})
     action, evaluated = torch.load(str(paths[-1]) + ".out")

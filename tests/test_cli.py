@@ -154,7 +154,8 @@ def test_flags_count_over_what_the_checkpoint_holds(run_cli, trained):
 
 def test_a_resumed_run_takes_the_flags(run_cli, trained):
     code, out, err = run_cli(
-        "fit", "--ckpt_path", trained, "--data.total_timesteps", "2048", "--model.learning_rate", "1e-3", "--model.anneal_lr", "false"
+        "fit", "--ckpt_path", trained, "--data.total_timesteps", "2048",
+        "--model.learning_rate", "1e-3", "--model.anneal_lr", "false",
     )  # fmt: skip
     assert code == 0, err
     checkpoint = torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)
