@@ -4,7 +4,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 
 class RolloutProgressBar(ProgressBar):
