@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from ppo_lightning import PPO, ActorCritic, RolloutCollector, cli
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 
@@ -38,10 +37,8 @@ def run(config: str, steps: int) -> tuple[dict[str, float], float]:
     """Trains once; returns the share of time of each stage and the environment steps per second."""
     seconds.clear()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        cli.main(
-            ["fit", "--config", config, "--data.total_timesteps", str(steps), "--trainer.limit_val_batches", "0"]
-            + ["--trainer.enable_progress_bar", "false"]
-        )
+        flags = f"--data.total_timesteps {steps} --trainer.limit_val_batches 0 --trainer.enable_progress_bar false"
+        cli.main(["fit", "--config", config, *flags.split()])
     wall = float(printed.getvalue().split("wall time: ")[1].split(" ")[0])
     done = int(printed.getvalue().split(" s for ")[1].split(" ")[0])
     stages = {

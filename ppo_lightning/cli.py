@@ -29,10 +29,13 @@ class Parser(LightningArgumentParser):
     """Lightning's parser, with the algorithm's options in ``--help`` and errors of one sentence."""
 
     def format_help(self, *args: Any) -> str:
-        """Lightning's help, then the options of PPO: a subclass of it may be chosen, so Lightning lists none."""
+        """Lightning's help, shortened, then the options of PPO: a subclass of it may be chosen, so Lightning lists none."""
         text = super().format_help(*args)
         if "--model" not in self._option_string_actions:
             return text
+        _, text = text.split("\n\n", 1)  # without 50 lines of usage
+        text = re.sub(r",\s+known\s+subclasses:[^)]*\)", ")", text)
+        text = f"usage: {self.prog.replace(' [options]', '')} --config RECIPE.yaml [--OPTION VALUE ...]\n\n{text}"
         algorithm = ArgumentParser(prog=self.prog, usage="", add_help=False)
         algorithm.add_class_arguments(PPO, "model")
         options = algorithm.format_help().split("\n", 1)[1].strip()

@@ -41,6 +41,8 @@ class PPO(AgentModule):
         adam_eps: Adam's epsilon.
         bootstrap_truncated: Continue with the value of the last observation where a time limit cut an episode; off, a
             time limit counts as a terminal state, as in CleanRL.
+        num_threads: PyTorch's threads on the CPU while it trains; None: one for a network of less than 100 000 parameters,
+            otherwise as many as PyTorch has.
         agent: Makes the agent from the specs of observations and actions.
 
     Raises:
@@ -65,6 +67,7 @@ class PPO(AgentModule):
         target_kl: float | None = None,
         adam_eps: float = 1e-5,
         bootstrap_truncated: bool = True,
+        num_threads: int | None = None,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
     ) -> None:
         super().__init__(agent)

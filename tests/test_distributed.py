@@ -1,7 +1,9 @@
 """Data parallel training in real processes (gloo)."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,12 @@ def run(folder, devices, model=None, kl_of_ranks=None):
     options = {"folder": str(folder), "devices": devices, "model": model or {}, "kl_of_ranks": kl_of_ranks}
     folder.mkdir()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
-    subprocess.run([sys.executable, str(SCRIPT), json.dumps(options)], check=True, timeout=120, env=env, capture_output=True)
+    process = subprocess.Popen([sys.executable, str(SCRIPT), json.dumps(options)], env=env, start_new_session=True)
+    try:
+        assert process.wait(timeout=120) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the other ranks too, if one of them hangs
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(devices)]
 
 

@@ -1,10 +1,12 @@
 """The PPO iteration: what training_step does, hyperparameter by hyperparameter."""
 
+import functools
+
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import Logger
-from ppo_lightning import PPO, ConfigError, RolloutDataModule, losses, make_env
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, losses, make_env
 from ppo_lightning.collector import make_collector
 from torchrl.envs import InitTracker
 
@@ -325,3 +327,20 @@ def test_fit_warns_of_nothing(fit, recwarn):
     fit(SMALL, enable_checkpointing=True, callbacks=[checkpoint], **options)
     assert checkpoint.best_model_path
     assert not [str(w.message) for w in recwarn if issubclass(w.category, UserWarning) and "LeafSpec" not in str(w.message)]
+
+
+def test_small_networks_train_on_one_thread_and_give_the_others_back(fit):
+    class Threads(PPO):
+        def training_step(self, rollout, batch_idx):
+            self.threads = torch.get_num_threads()
+            return super().training_step(rollout, batch_idx)
+
+    torch.set_num_threads(2)
+    try:
+        assert fit(SMALL, ppo=Threads).threads == 1
+        assert torch.get_num_threads() == 2
+        assert fit(SMALL, {"num_threads": 2}, ppo=Threads).threads == 2
+        wide = functools.partial(MLPAgent, hidden_sizes=(256, 256))
+        assert fit(SMALL, {"agent": wide}, ppo=Threads).threads == 2
+    finally:
+        torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
@@ -11,8 +11,8 @@ from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.init import orthogonal
 
 
-class MLP(nn.Sequential):
-    """Linear layers with tanh between them and after the last.
+class MLP(nn.Module):
+    """Linear layers, each followed by tanh.
 
     Args:
         in_features: Width of the observation.
@@ -20,12 +20,18 @@ class MLP(nn.Sequential):
     """
 
     def __init__(self, in_features: int, hidden_sizes: Sequence[int]) -> None:
-        layers: list[nn.Module] = []
+        super().__init__()
+        self.layers = nn.ModuleList()
         for width in hidden_sizes:
-            layers += [orthogonal(nn.Linear(in_features, width), gain=math.sqrt(2)), nn.Tanh()]
+            self.layers.append(orthogonal(nn.Linear(in_features, width), gain=math.sqrt(2)))
             in_features = width
-        super().__init__(*layers)
         self.out_features = in_features
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Maps observations [B, D] to features [B, F]."""
+        for layer in self.layers:
+            observation = layer(observation).tanh()
+        return observation
 
 
 class MLPAgent(ActorCritic):
