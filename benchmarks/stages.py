@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from ppo_lightning import PPO, ActorCritic, RolloutCollector, cli
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 

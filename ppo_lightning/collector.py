@@ -87,6 +87,7 @@ class RolloutCollector(BaseCollector):
                 "next": TensorDict(following, batch_size=shape),
             },
             batch_size=shape,
+            device="cpu",  # so that moving it there costs nothing
         )
 
     @torch.inference_mode()

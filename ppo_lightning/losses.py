@@ -47,7 +47,8 @@ def gae(
 def normalize(advantage: Tensor) -> Tensor:
     """Shifts and scales advantages [B] to mean 0 and (unbiased) standard deviation 1."""
     # detail 7
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    std, mean = torch.std_mean(advantage)
+    return (advantage - mean) / (std + 1e-8)
 
 
 def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
@@ -63,7 +64,7 @@ def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tenso
     """
     # detail 8
     ratio = log_ratio.exp()
-    return torch.max(-advantage * ratio, -advantage * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
+    return -torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
 
 
 def value_loss(value: Tensor, old_value: Tensor, value_target: Tensor, clip_coef: float | None) -> Tensor:
@@ -98,11 +99,11 @@ def diagnostics(log_ratio: Tensor, clip_coef: float) -> dict[str, Tensor]:
         and ``clipfrac``, the share of clipped ratios.
     """
     log_ratio = log_ratio.detach()
-    ratio = log_ratio.exp()
+    ratio_minus_1 = log_ratio.expm1()  # exact where the policies are close, which exp(x) - 1 is not
     return {
         "old_approx_kl": -log_ratio.mean(),
-        "approx_kl": (ratio - 1 - log_ratio).mean(),
-        "clipfrac": ((ratio - 1).abs() > clip_coef).float().mean(),
+        "approx_kl": (ratio_minus_1 - log_ratio).mean(),
+        "clipfrac": (ratio_minus_1.abs() > clip_coef).float().mean(),
     }
 
 

@@ -5,9 +5,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning as L
 import pytest
 import torch
-from ppo_lightning import PPO, RolloutDataModule
 
 import tests.environments  # noqa: F401  (registers them)
+from ppo_lightning import PPO, RolloutDataModule
 
 torch.set_num_threads(1)
 

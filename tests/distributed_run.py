@@ -4,8 +4,9 @@ import json
 import sys
 
 import lightning as L
-import ppo_lightning
 import torch
+
+import ppo_lightning
 
 options = json.loads(sys.argv[1])
 

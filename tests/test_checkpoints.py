@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+
 from ppo_lightning import PPO, ConfigError, RolloutDataModule, evaluate, make_env
 from ppo_lightning.datamodule import RolloutDataModule as Data
 

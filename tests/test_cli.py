@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ppo_lightning import PPO, cli
 from torchrl.envs import EnvBase, SerialEnv
 from torchrl.envs.libs.gym import GymEnv
+
+from ppo_lightning import PPO, cli
 
 ROOT = Path(__file__).parent.parent
 CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from ppo_lightning import MLPAgent, RolloutCollector, make_env
-from ppo_lightning.collector import make_collector, running_sum
-from ppo_lightning.models import MLP, ActorCritic
 from torchrl.collectors import BaseCollector
 from torchrl.envs import Compose, InitTracker, SerialEnv, TransformedEnv
 from torchrl.envs.libs.gym import GymEnv
+
+from ppo_lightning import MLPAgent, RolloutCollector, make_env
+from ppo_lightning.collector import make_collector, running_sum
+from ppo_lightning.models import MLP, ActorCritic
 
 
 class FlatAgent(ActorCritic):

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from ppo_lightning import ConfigError, make_env
-from ppo_lightning.envs.batched import environment_seeds
-from ppo_lightning.envs.specs import spec_from_plain, spec_from_space, spec_to_plain
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import check_env_specs
 from torchrl.envs.utils import step_mdp
+
+from ppo_lightning import ConfigError, make_env
+from ppo_lightning.envs.batched import environment_seeds
+from ppo_lightning.envs.specs import spec_from_plain, spec_from_space, spec_to_plain
 
 BACKENDS = ("gymnasium", "envpool")
 

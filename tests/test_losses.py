@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from ppo_lightning import losses
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+from ppo_lightning import losses
 
 ENDS = ("terminated", "truncated", "both", "rollout end")
 

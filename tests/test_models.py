@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from ppo_lightning import ActorCritic, ConfigError, MLPAgent, make_env
-from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from ppo_lightning import ActorCritic, ConfigError, MLPAgent, make_env
+from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
 
 VECTOR, ACTIONS = Unbounded(shape=(5,)), Categorical(3, shape=(), dtype=torch.int64)
 

@@ -6,9 +6,10 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import Logger
+from torchrl.envs import InitTracker
+
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, losses, make_env
 from ppo_lightning.collector import make_collector
-from torchrl.envs import InitTracker
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 5}
 

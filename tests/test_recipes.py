@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+
 from ppo_lightning import cli
 from ppo_lightning.module import PPO
 
