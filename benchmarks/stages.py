@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ppo_lightning import PPO, ActorCritic, RolloutCollector, cli
+from ppo_lightning import PPO, MLPAgent, RolloutCollector, cli
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 
 seconds: Counter[str] = Counter()
@@ -32,6 +32,23 @@ def timed(owner: type, name: str, stage: str) -> None:
             seconds[stage] += time.perf_counter() - start
 
     setattr(owner, name, wrapper)
+
+
+def timed_policy(self: MLPAgent) -> Callable[..., Any]:
+    """Wraps what acts in a rollout."""
+    policy = array_policy(self)
+
+    def wrapper(*args: Any) -> Any:
+        start = time.perf_counter()
+        result = policy(*args)
+        seconds["acting"] += time.perf_counter() - start
+        return result
+
+    return wrapper
+
+
+array_policy = MLPAgent.array_policy
+MLPAgent.array_policy = timed_policy  # type: ignore[method-assign]
 
 
 def run(config: str, steps: int) -> tuple[dict[str, float], float]:
@@ -65,7 +82,6 @@ def main() -> None:
     for method in ("step_arrays", "reset_arrays"):
         timed(GymnasiumEnv, method, "environment")
     for owner, method, stage in (
-        (ActorCritic, "act", "acting"),
         (RolloutCollector, "rollout", "collection"),
         (PPO, "advantages", "advantages"),
         (PPO, "update", "update"),

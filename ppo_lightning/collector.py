@@ -93,7 +93,7 @@ class RolloutCollector(BaseCollector):
     @torch.inference_mode()
     def rollout(self) -> TensorDictBase:
         """Collects one rollout [N, T]."""
-        env, act, device = self.env, self.agent.act, self.agent.critic.weight.device
+        env, policy = self.env, self.agent.array_policy()
         # NumPy views of the storage: writing a column through them costs a third of a tensor copy.
         store = {key: value.numpy() for key, value in self._rollout.items(include_nested=True, leaves_only=True)}
         observations, actions, log_probs = store["observation"], store["action"], store["action_log_prob"]
@@ -102,14 +102,13 @@ class RolloutCollector(BaseCollector):
         values, next_observations = store["state_value"][..., 0], store["next", "observation"]
         noise: Sequence[torch.Tensor | None] = [None] * self.num_steps
         if not self.deterministic:
-            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].to(device).unbind()
+            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].unbind()
         ends = []
         # detail 1
         observation = env.reset_arrays() if self._observation is None else self._observation
         for t in range(self.num_steps):
             observations[:, t] = observation
-            acted = act(torch.from_numpy(observations[:, t]).to(device), noise[t])
-            action, log_prob, value = (out.numpy(force=True) for out in acted)
+            action, log_prob, value = policy(observations[:, t], noise[t])
             actions[:, t], log_probs[:, t], values[:, t] = action, log_prob, value
             observation, reward, terminated, truncated = env.step_arrays(action)
             rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated

@@ -61,6 +61,26 @@ def test_acting_and_evaluating_agree(agent):
     torch.testing.assert_close(entropy, reference.entropy())
 
 
+@pytest.mark.parametrize("noisy", [True, False])
+def test_acting_on_arrays_gives_what_act_gives(agent, noisy):
+    observation, noise = torch.randn(300, 5), agent.noise((300,)) if noisy else None
+    for policy in (agent.array_policy(), ActorCritic.array_policy(agent)):
+        with torch.inference_mode():
+            arrays = policy(observation.numpy(), noise)
+            tensors = agent.act(observation, noise)
+        for array, tensor in zip(arrays, tensors, strict=True):
+            torch.testing.assert_close(torch.from_numpy(array), tensor.clone(), atol=1e-6, rtol=1e-5)
+
+
+def test_acting_on_arrays_follows_the_weights(agent):
+    policy = agent.array_policy()
+    observation = torch.randn(4, 5)
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.mul_(1.5)
+    torch.testing.assert_close(torch.from_numpy(policy(observation.numpy(), None)[2]), agent.value(observation).detach())
+
+
 def test_actions_are_drawn_with_their_probabilities(agent):
     observation = torch.randn(1, 5)
     action, _, _ = agent.act(observation.expand(40_000, 5), agent.noise((40_000,)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from lightning.pytorch.core.mixins import HyperparametersMixin
 from tensordict import TensorDictBase
@@ -12,6 +13,9 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 
 from ppo_lightning.models.heads import CategoricalHead
 from ppo_lightning.models.init import orthogonal
+
+# Observation [N, ...] and noise [N, ...] to action [N, ...], log-probability [N] and value [N].
+ArrayPolicy = Callable[[np.ndarray, Tensor | None], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
@@ -83,6 +87,22 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         """Returns the value of observations [B, ...], [B]."""
         body = self.actor_body if self.critic_body is None else self.critic_body
         return self.critic(body(observation)).squeeze(-1)
+
+    def array_policy(self) -> ArrayPolicy:
+        """Returns what the collector calls at each step of a rollout: :meth:`act` from arrays to arrays.
+
+        A subclass may return a faster function with the same results to float tolerance. It is asked for anew for each
+        rollout, and used under inference mode.
+        """
+        device = self.critic.weight.device
+
+        def policy(observation: np.ndarray, noise: Tensor | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            action, log_prob, value = self.act(
+                torch.from_numpy(observation).to(device), None if noise is None else noise.to(device)
+            )
+            return action.numpy(force=True), log_prob.numpy(force=True), value.numpy(force=True)
+
+        return policy
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts on a TensorDict of any batch size; deterministically under ``ExplorationType.DETERMINISTIC``."""

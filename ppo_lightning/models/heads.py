@@ -1,5 +1,6 @@
 """Action distributions. Each draws its noise apart from its parameters, so that the collector can draw it ahead."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchrl.data import Categorical, TensorSpec
@@ -38,6 +39,12 @@ class CategoricalHead(nn.Module):
         logits = self.logits(features)
         action = (logits if noise is None else logits + noise).argmax(-1)
         return action, logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def sample_array(self, logits: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Does what :meth:`sample` does, from logits [N, A] to action [N] and log-probability [N], with NumPy."""
+        action = (logits if noise is None else logits + noise).argmax(-1)
+        logits = logits - logits.max(-1, keepdims=True)
+        return action, logits[np.arange(len(logits)), action] - np.log(np.exp(logits).sum(-1))
 
     def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the log-probability of the action and the entropy, both [...]."""

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.agent import ActorCritic, ArrayPolicy
 from ppo_lightning.models.init import orthogonal
 
 
@@ -62,3 +63,37 @@ class MLPAgent(ActorCritic):
         in_features = observation_spec.shape[0]
         super().__init__(action_spec, body=lambda: MLP(in_features, hidden_sizes), shared=shared)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+
+    def array_policy(self) -> ArrayPolicy:
+        """See :meth:`ActorCritic.array_policy`: on views of the weights, NumPy acts in less than half of PyTorch's time."""
+        if self.critic.weight.device.type != "cpu":
+            return super().array_policy()
+        actor, critic = arrays(self.actor_body), arrays(self.critic_body or self.actor_body)
+        (to_logits, logits_bias), (to_value, value_bias) = arrays_of(self.head.logits), arrays_of(self.critic)
+
+        def policy(observation: np.ndarray, noise: Tensor | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            features = through(actor, observation)
+            logits = features @ to_logits + logits_bias
+            action, log_prob = self.head.sample_array(logits, None if noise is None else noise.numpy())
+            features = features if self.critic_body is None else through(critic, observation)
+            return action, log_prob, (features @ to_value + value_bias)[:, 0]
+
+        return policy
+
+
+def arrays_of(layer: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
+    """Returns views of a layer's weight [in, out] and bias [out]."""
+    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()
+
+
+def arrays(body: nn.Module) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns views of an MLP's weights and biases."""
+    assert isinstance(body, MLP)
+    return [arrays_of(layer) for layer in body.layers if isinstance(layer, nn.Linear)]
+
+
+def through(layers: list[tuple[np.ndarray, np.ndarray]], observation: np.ndarray) -> np.ndarray:
+    """Maps observations [N, D] to features [N, F], as :class:`MLP` does."""
+    for weight, bias in layers:
+        observation = np.tanh(observation @ weight + bias)
+    return observation
