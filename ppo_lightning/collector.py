@@ -17,6 +17,7 @@ from torchrl.envs.utils import ExplorationType
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.seeding import derive_seed
 
 
 class RolloutCollector(BaseCollector):
@@ -32,7 +33,7 @@ class RolloutCollector(BaseCollector):
         agent: Acts, on whichever device it is.
         num_steps: T.
         num_rollouts: How many rollouts make the run; None: no end, and no length.
-        seed: Of the action noise.
+        seed: The run's seed; the action noise derives its own.
         deterministic: Always take the most probable action.
         first_env: Global index of the first environment, when several ranks share the run.
         total_envs: Environments of all ranks; each rank draws the noise of all and takes its own rows, so that N ranks
@@ -57,7 +58,7 @@ class RolloutCollector(BaseCollector):
         self._frames = 0
         self._rows = slice(first_env, first_env + env.num_envs)
         self._total_envs = total_envs or env.num_envs
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
         self._observation: np.ndarray | None = None
         self._episode = {name: np.zeros(env.num_envs) for name in ("episode_reward", "step_count")}
         self._rollout = self._allocate()
@@ -135,7 +136,7 @@ class RolloutCollector(BaseCollector):
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
-        self._generator.manual_seed(seed)
+        self._generator.manual_seed(derive_seed(seed, "noise"))
         self._observation = None
         for running in self._episode.values():
             running[:] = 0

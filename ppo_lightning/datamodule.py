@@ -17,6 +17,7 @@ from ppo_lightning.envs.make import Backend
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.evaluation import EvaluationLoader
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.seeding import Stream, derive_seed
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -78,7 +79,7 @@ class RolloutDataModule(L.LightningDataModule):
         assert self.trainer is not None
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
-    def _make(self, num_envs: int, first_env: int, stream: int) -> EnvBase:
+    def _make(self, num_envs: int, first_env: int, stream: Stream) -> EnvBase:
         if isinstance(self.env_id, str):
             env: EnvBase = make_env(self.env_id, num_envs, self.backend, self.seed, first_env, stream, **self.env_kwargs)
         else:
@@ -88,7 +89,7 @@ class RolloutDataModule(L.LightningDataModule):
             if env.batch_size != torch.Size([num_envs]):
                 sizes = f"{list(env.batch_size)}: it must be [] or [{num_envs}]"
                 raise ConfigError(f"env_id makes an environment of batch size {sizes}.")
-            env.set_seed(int(np.random.SeedSequence((self.seed, stream, first_env)).generate_state(1)[0] >> 1))
+            env.set_seed(derive_seed(self.seed, stream, first_env))
         return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
 
     @property
@@ -100,7 +101,7 @@ class RolloutDataModule(L.LightningDataModule):
             if self.num_envs % world_size:
                 raise ConfigError(f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks.")
             local = self.num_envs // world_size
-            self._env = self._make(local, first_env=rank * local, stream=0)
+            self._env = self._make(local, first_env=rank * local, stream="train")
         return self._env
 
     @property
@@ -135,7 +136,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> EvaluationLoader:
         """Returns a loader of one batch: ``eval_episodes`` whole episodes in fresh environments."""
-        return EvaluationLoader(lambda: self._make(self.eval_episodes, first_env=0, stream=1), self._agent())
+        return EvaluationLoader(lambda: self._make(self.eval_episodes, first_env=0, stream="eval"), self._agent())
 
     test_dataloader = val_dataloader
 

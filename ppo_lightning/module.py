@@ -15,6 +15,7 @@ from ppo_lightning.checks import check_hyperparameters, check_minibatches
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, MLPAgent
+from ppo_lightning.seeding import derive_seed
 
 
 class PPO(AgentModule):
@@ -235,7 +236,7 @@ class PPO(AgentModule):
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, RolloutDataModule):
             raise ConfigError("PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...)).")
-        self._shuffle.manual_seed(data.seed)
+        self._shuffle.manual_seed(derive_seed(data.seed, "shuffle"))
         check_minibatches(self.hparams, data.num_envs, data.num_steps, self.trainer.world_size)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

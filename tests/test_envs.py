@@ -12,8 +12,8 @@ from torchrl.envs import check_env_specs
 from torchrl.envs.utils import step_mdp
 
 from ppo_lightning import ConfigError, make_env
-from ppo_lightning.envs.batched import environment_seeds
 from ppo_lightning.envs.specs import spec_from_plain, spec_from_space, spec_to_plain
+from ppo_lightning.seeding import derive_seed
 
 BACKENDS = ("gymnasium", "envpool")
 
@@ -91,7 +91,7 @@ def test_seeds_decide_the_episodes(env, backend):
     assert len(np.unique(first[:, 0])) == 4
     # environment 2 of one rank is environment 0 of the rank that begins there
     np.testing.assert_array_equal(env("CartPole-v1", 2, backend, seed=1, first_env=2).reset_arrays(), first[2:])
-    assert not np.intersect1d(env("CartPole-v1", 4, backend, seed=1, stream=1).reset_arrays(), first).size
+    assert not np.intersect1d(env("CartPole-v1", 4, backend, seed=1, stream="eval").reset_arrays(), first).size
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -105,8 +105,9 @@ def test_set_seed_changes_the_stream(env, backend):
     assert not torch.equal(before, changed)
 
 
-def test_no_two_environments_of_any_runs_share_a_seed():
-    seeds = [seed for run in range(20) for stream in (0, 1) for seed in environment_seeds(run, 0, 50, stream)]
+def test_nothing_random_shares_a_seed_within_or_between_runs():
+    streams = ("train", "eval", "noise", "shuffle")
+    seeds = [derive_seed(run, stream, index) for run in range(20) for stream in streams for index in range(50)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)
 

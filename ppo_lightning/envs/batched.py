@@ -10,22 +10,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.specs import spec_from_space
-
-
-def environment_seeds(seed: int, first: int, count: int, stream: int = 0) -> list[int]:
-    """Gives each environment a seed of its own.
-
-    The seed belongs to the environment's global index, not to the rank that runs it, and no two runs with different
-    seeds share one (``seed + index`` would give environment 1 of seed 1 and environment 0 of seed 2 the same episodes).
-
-    Args:
-        seed: The run's seed.
-        first: Global index of the first environment.
-        count: Number of environments.
-        stream: 0 for training, 1 for evaluation.
-    """
-    indices = range(first, first + count)
-    return [int(np.random.SeedSequence((seed, stream, index)).generate_state(1)[0] >> 1) for index in indices]
+from ppo_lightning.seeding import derive_seed
 
 
 class BatchedEnv(EnvBase):
@@ -101,7 +86,7 @@ class BatchedEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
-            self.seeds = environment_seeds(seed, 0, self.num_envs)
+            self.seeds = [derive_seed(seed, "train", index) for index in range(self.num_envs)]
             self._reseed()
 
     @abstractmethod

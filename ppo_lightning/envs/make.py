@@ -2,7 +2,8 @@
 
 from typing import Any, Literal
 
-from ppo_lightning.envs.batched import BatchedEnv, environment_seeds
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.seeding import Stream, derive_seed
 
 Backend = Literal["gymnasium", "envpool"]
 
@@ -13,7 +14,7 @@ def make_env(
     backend: Backend = "gymnasium",
     seed: int = 1,
     first_env: int = 0,
-    stream: int = 0,
+    stream: Stream = "train",
     **env_kwargs: Any,
 ) -> BatchedEnv:
     """Creates N copies of an environment as one TorchRL environment of batch size [N].
@@ -22,9 +23,9 @@ def make_env(
         env_id: The id, as the backend spells it.
         num_envs: N, the number of copies.
         backend: ``"gymnasium"`` (best for a few cheap environments) or ``"envpool"`` (C++ threads).
-        seed: The run's seed; each copy gets its own, see :func:`~ppo_lightning.envs.batched.environment_seeds`.
+        seed: The run's seed; each copy gets its own, see :func:`~ppo_lightning.seeding.derive_seed`.
         first_env: Global index of the first copy, for several ranks.
-        stream: 0 for training, 1 for evaluation: other episodes for the same seed.
+        stream: ``train`` or ``eval``: other episodes for the same seed.
         **env_kwargs: For the backend's own ``make``; ``max_episode_steps`` works with both.
 
     Returns:
@@ -33,7 +34,7 @@ def make_env(
     Raises:
         ConfigError: No such environment, or a missing extra.
     """
-    seeds = environment_seeds(seed, first_env, num_envs, stream)
+    seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
     # Imported here: a backend is loaded only when it is used (EnvPool's import alone takes a second).
     if backend == "envpool":
         from ppo_lightning.envs.envpool import EnvPoolEnv
