@@ -13,7 +13,8 @@ SHORTER = {"1_cartpole.ipynb": ("total_timesteps=500_000", "total_timesteps=2_04
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_notebook_runs(path, tmp_path):
+def test_notebook_runs(path, tmp_path, monkeypatch):
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # EnvPool, imported by other tests, switches matplotlib's pictures off
     notebook = nbformat.read(path, as_version=4)
     long, short = SHORTER[path.name]
     assert sum(cell.source.count(long) for cell in notebook.cells) == 1
