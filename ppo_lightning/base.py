@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning.datamodule import RolloutDataModule
+from ppo_lightning.envs.specs import spec_from_plain
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.evaluation import episode_statistics
 from ppo_lightning.models import ActorCritic
@@ -53,13 +54,17 @@ class AgentModule(L.LightningModule):
     def configure_model(self) -> None:
         """Builds the agent for the data module's environments, where there are any; otherwise the checkpoint does."""
         data = getattr(self._trainer, "datamodule", None)
-        if self.agent is None and isinstance(data, RolloutDataModule) and self.trainer.state.fn != TrainerFn.PREDICTING:
+        if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
+            return
+        if self.agent is None:
             self.agent = self.make_agent(data.observation_spec, data.action_spec)
             self._recipe = agent_to_plain(self.agent, data.observation_spec, data.action_spec)
+        check_same_agent(self._recipe, agent_to_plain(self.agent, data.observation_spec, data.action_spec))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what Lightning does not know, as plain types."""
         checkpoint["agent"] = self._recipe
+        checkpoint["seed"] = self.data.seed
         checkpoint["env_steps"] = self.env_steps
         checkpoint["episode_returns"] = list(self.episode_returns)
 
@@ -91,8 +96,15 @@ class AgentModule(L.LightningModule):
         torch.set_num_threads(self.hparams.num_threads or default)
 
     def on_fit_end(self) -> None:
-        """Gives the threads back."""
+        """Gives the threads back.
+
+        Raises:
+            ConfigError: The run was to go on, and ``max_epochs`` let it do nothing.
+        """
         torch.set_num_threads(self._threads_before)
+        left = self.data.num_rollouts * self.data.frames_per_rollout - self.env_steps
+        if self.env_steps == self._steps_before and left > 0:
+            raise ConfigError(f"trainer.max_epochs ended the run with {left} steps to go: set it to -1, and they are trained.")
 
     def steps_per_second(self) -> float:
         """Returns the environment steps of all ranks a second, since the start of this fit."""
@@ -129,10 +141,18 @@ class AgentModule(L.LightningModule):
 
     @torch.no_grad()
     def predict(self, observation: Tensor) -> Tensor:
-        """Returns the most probable actions [B, ...] for raw observations [B, ...]."""
+        """Returns the most probable actions [B, ...] for raw observations [B, ...].
+
+        Raises:
+            ConfigError: There is no trained agent, or the observations have another shape than those it was trained on.
+        """
         if self.agent is None:
             raise ConfigError("predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path).")
-        return self.agent.act(observation.to(self.device))[0]
+        spec = spec_from_plain(self._recipe["observation_spec"])
+        if observation.shape[1:] != spec.shape:
+            shapes = f"[B, {', '.join(map(str, spec.shape))}], not {list(observation.shape)}"
+            raise ConfigError(f"predict takes observations of shape {shapes}.")
+        return self.agent.act(observation.to(self.device, spec.dtype))[0]
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Returns the most probable actions for a batch of raw observations."""

@@ -1,5 +1,6 @@
 """What the hyperparameters must satisfy, checked before anything starts."""
 
+import math
 from typing import Any
 
 from ppo_lightning.errors import ConfigError
@@ -12,7 +13,10 @@ def check_hyperparameters(hparams: Any) -> None:
         ConfigError: Names the first field that is not.
     """
     for name, good, must in (
-        ("learning_rate", hparams.learning_rate > 0, "above 0"),
+        ("learning_rate", 0 < hparams.learning_rate < math.inf, "above 0 and finite"),
+        ("adam_eps", 0 < hparams.adam_eps < math.inf, "above 0 and finite"),
+        ("ent_coef", math.isfinite(hparams.ent_coef), "a finite number"),
+        ("vf_coef", math.isfinite(hparams.vf_coef), "a finite number"),
         ("gamma", 0 <= hparams.gamma <= 1, "between 0 and 1"),
         ("gae_lambda", 0 <= hparams.gae_lambda <= 1, "between 0 and 1"),
         ("num_minibatches", hparams.num_minibatches >= 1, "at least 1"),
@@ -33,6 +37,11 @@ def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: i
         ConfigError: Names the fields and what to change.
     """
     size, rest = divmod(num_envs * num_steps // world_size, hparams.num_minibatches)
+    if world_size > 1 and num_steps % hparams.num_minibatches:
+        raise ConfigError(
+            f"data.num_steps = {num_steps} is not divisible by model.num_minibatches = {hparams.num_minibatches}, which"
+            f" {world_size} ranks need: change one of the two."
+        )
     if rest:
         raise ConfigError(
             f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by model.num_minibatches ="

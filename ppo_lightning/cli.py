@@ -56,8 +56,13 @@ class PPOCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
 
     def before_instantiate_classes(self) -> None:
-        """Honours ``--trainer.enable_progress_bar false``, which Lightning refuses beside a bar of one's own."""
+        """Demands a checkpoint where one is needed; honours ``--trainer.enable_progress_bar false``.
+
+        Lightning refuses that flag beside a bar of one's own.
+        """
         config = self.config[self.subcommand]
+        if self.subcommand != "fit" and config.ckpt_path is None:
+            raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
         if config.trainer.enable_progress_bar is False:
             bars = (RolloutProgressBar,)
             self.trainer_defaults["callbacks"] = [c for c in self.trainer_defaults["callbacks"] if not isinstance(c, bars)]
@@ -97,7 +102,7 @@ def main(args: Sequence[str] | None = None) -> None:
             },
             save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
             trainer_defaults={
-                "max_epochs": 1,
+                "max_epochs": -1,  # data.total_timesteps ends the run
                 "check_val_every_n_epoch": None,
                 "num_sanity_val_steps": 0,
                 "log_every_n_steps": 1,
@@ -120,11 +125,14 @@ def _config_error(error: BaseException | None) -> BaseException | None:
 
 
 def _with_checkpoint_config(args: list[str]) -> list[str]:
-    """Puts the settings stored in ``--ckpt_path`` in front, where no ``--config`` is given: every flag still counts."""
+    """Puts the settings of ``--ckpt_path``'s run in front, where no ``--config`` is given: every flag still counts.
+
+    To go on with a run, these are all of its settings, if ``cli_config.yaml`` lies where the run put it; otherwise, and
+    for the other subcommands, those of algorithm, data and seed that the checkpoint holds.
+    """
     path = _option(args, "--ckpt_path")
-    if not args or args[0] not in SUBCOMMANDS or path in (None, "best", "last", "hpc"):
+    if not args or args[0] not in SUBCOMMANDS or path is None or path in ("last", "hpc") or ":" in path:
         return args
-    assert path is not None
     if not Path(path).is_file():
         raise ConfigError(f"ckpt_path {path!r} is not a file: give the path of a checkpoint.")
     if _option(args, "--config", "-c"):
@@ -132,12 +140,21 @@ def _with_checkpoint_config(args: list[str]) -> list[str]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         agent = {key: checkpoint["agent"][key] for key in ("class_path", "init_args")}
-        model, data = checkpoint["hyper_parameters"], checkpoint["datamodule_hyper_parameters"]
+        model, data, seed = (checkpoint[key] for key in ("hyper_parameters", "datamodule_hyper_parameters", "seed"))
     except Exception as error:
         raise ConfigError(f"ckpt_path {path!r} is not a checkpoint of ppo_lightning ({type(error).__name__}).") from error
+    saved = Path(path).parent.parent / "cli_config.yaml"
+    if args[0] == "fit" and saved.is_file():
+        return [args[0], "--config", str(saved), *args[1:]]
     model.pop("_instantiator", None), data.pop("_instantiator", None)
     class_path = model.pop("_class_path", "ppo_lightning.PPO")
-    settings = {"model": {"class_path": class_path, "init_args": model | {"agent": agent}}, "data": data}
+    settings = {
+        "seed_everything": seed,
+        "model": {"class_path": class_path, "init_args": model | {"agent": agent}},
+        "data": data,
+    }
+    if args[0] != "fit":
+        settings["trainer"] = {"logger": False}
     return [args[0], "--config", json.dumps(settings), *args[1:]]
 
 
@@ -171,5 +188,6 @@ def _quieten() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+    warnings.filterwarnings("ignore", message=r"\s*Unable to serialize instance")  # an env_id, tried as a callable first
     warnings.filterwarnings("ignore", message="The dirpath has changed from")
     warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")

@@ -143,12 +143,13 @@ class RolloutCollector(BaseCollector):
         return self.env.set_seed(seed, static_seed=static_seed)
 
     def state_dict(self) -> OrderedDict:
-        """The frames collected so far and the state of the action noise; a resumed run starts with fresh episodes."""
-        return OrderedDict(frames=self._frames, generator=self._generator.get_state())
+        """The rollouts collected so far and the state of the action noise; a resumed run starts with fresh episodes."""
+        rollouts = self._frames // self.requested_frames_per_batch  # unlike frames, the same on any number of ranks
+        return OrderedDict(rollouts=rollouts, generator=self._generator.get_state())
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
         """Takes up the run where :meth:`state_dict` left it."""
-        self._frames = state_dict["frames"]
+        self._frames = state_dict["rollouts"] * self.requested_frames_per_batch
         self._generator.set_state(state_dict["generator"].cpu())
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
@@ -182,7 +183,9 @@ def make_collector(
     num_steps: int,
     num_rollouts: int | None = None,
     deterministic: bool = False,
-    **ranks_and_seed: int,
+    seed: int = 0,
+    first_env: int = 0,
+    total_envs: int | None = None,
 ) -> BaseCollector:
     """Chooses the collector for an environment of batch size [N].
 
@@ -193,16 +196,18 @@ def make_collector(
         num_steps: T.
         num_rollouts: How many rollouts make the run; None: no end.
         deterministic: Always take the most probable action.
-        **ranks_and_seed: ``seed``, ``first_env`` and ``total_envs`` of :class:`RolloutCollector`. TorchRL's collector draws
-            its noise from PyTorch's global generator instead.
+        seed: The run's seed; the action noise derives its own.
+        first_env: As for :class:`RolloutCollector`; through TorchRL's collector each rank draws its own noise.
+        total_envs: As for :class:`RolloutCollector`.
     """
     if isinstance(env, BatchedEnv):
-        return RolloutCollector(env, agent, num_steps, num_rollouts, deterministic=deterministic, **ranks_and_seed)
+        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, deterministic, first_env, total_envs)
     frames = env.batch_size[0] * num_steps
     device = agent.critic.weight.device
+    generator = torch.Generator().manual_seed(derive_seed(seed, "noise", first_env))
     return Collector(
         TransformedEnv(env, Compose(RewardSum(), StepCounter())),
-        agent,
+        lambda tensordict: agent(tensordict, generator),
         frames_per_batch=frames,
         total_frames=-1 if num_rollouts is None else num_rollouts * frames,
         policy_device=None if device.type == "cpu" else device,

@@ -34,7 +34,7 @@ class RolloutDataModule(L.LightningDataModule):
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``.
         transforms: TorchRL transforms to apply; collection then goes through TorchRL's own, slower collector.
-        eval_episodes: Episodes to play in each validation or test.
+        eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch size [N] plays N.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
 
     Raises:
@@ -76,6 +76,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Takes rank 0's seed for all ranks: each draws what all need and keeps its own part."""
+        self._close()  # what a run that was interrupted left
         assert self.trainer is not None
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
@@ -85,8 +86,9 @@ class RolloutDataModule(L.LightningDataModule):
         else:
             env = self.env_id()
             if env.batch_size == torch.Size([]):
+                env.close()
                 env = SerialEnv(num_envs, self.env_id)
-            if env.batch_size != torch.Size([num_envs]):
+            if stream == "train" and env.batch_size != torch.Size([num_envs]):
                 sizes = f"{list(env.batch_size)}: it must be [] or [{num_envs}]"
                 raise ConfigError(f"env_id makes an environment of batch size {sizes}.")
             env.set_seed(derive_seed(self.seed, stream, first_env))
@@ -107,7 +109,10 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def observation_spec(self) -> TensorSpec:
         """Observations of one environment."""
-        return self.env.observation_spec_unbatched["observation"]
+        spec = self.env.observation_spec_unbatched
+        if "observation" not in spec:
+            raise ConfigError(f"env_id makes an environment with the keys {list(spec.keys())}: it needs the key 'observation'.")
+        return spec["observation"]
 
     @property
     def action_spec(self) -> TensorSpec:
@@ -149,16 +154,23 @@ class RolloutDataModule(L.LightningDataModule):
         if self.predict_observations is None:
             raise ConfigError("predict needs observations: give data.predict_observations, a .npy file [B, ...].")
         try:
-            observations = np.load(self.predict_observations)
+            observations = np.lib.format.open_memmap(self.predict_observations, mode="r")
         except (OSError, ValueError) as error:
             raise ConfigError(f"data.predict_observations cannot be read as a .npy file: {error}.") from error
-        return DataLoader(_Rows(torch.from_numpy(observations)), batch_size=1024)
+        return DataLoader(_Rows(torch.from_numpy(observations.copy())), batch_size=1024)
 
     def teardown(self, stage: str) -> None:
         """Closes the training environments."""
+        self._close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Closes them when a run is interrupted, too."""
+        self._close()
+
+    def _close(self) -> None:
         if self.collector is not None:
             self.collector.shutdown()
-        elif self._env is not None:
+        if self._env is not None and not self._env.is_closed:
             self._env.close()
         self.collector = self._env = None
 
@@ -179,4 +191,6 @@ def _plain(value: Any) -> Any:
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

@@ -7,7 +7,10 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
 from ppo_lightning.collector import make_collector
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
+
+MAX_EPISODE_STEPS = 100_000
 
 
 def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDictBase:
@@ -23,12 +26,20 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
 
     Returns:
         ``episode_reward`` and ``step_count`` of the N episodes, batch size [N].
+
+    Raises:
+        ConfigError: An episode does not end within 100 000 steps.
     """
+    with torch.random.fork_rng(devices=[]):  # TorchRL's collector draws from the global generator
+        return _evaluate(agent, env, num_steps)
+
+
+def _evaluate(agent: ActorCritic, env: EnvBase, num_steps: int) -> TensorDictBase:
     collector = make_collector(env, agent, num_steps, deterministic=True)
     episodes = TensorDict(episode_reward=torch.zeros(env.batch_size), step_count=torch.zeros(env.batch_size, dtype=torch.int64))
     episodes.batch_size = env.batch_size
     playing = torch.ones(env.batch_size, dtype=torch.bool)
-    for rollout in collector:
+    for played, rollout in enumerate(collector, start=1):
         following = rollout["next"]
         done = following["done"].squeeze(-1)
         last = done.int().argmax(dim=1, keepdim=True)  # the first step that ended an episode, [N, 1]
@@ -38,6 +49,11 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
         playing &= ~ended
         if not playing.any():
             break
+        if played * num_steps >= MAX_EPISODE_STEPS:
+            raise ConfigError(
+                f"An episode of the evaluation has not ended within {MAX_EPISODE_STEPS} steps: give the environment a time"
+                " limit, for example data.env_kwargs.max_episode_steps."
+            )
     return episodes
 
 
@@ -71,4 +87,5 @@ class EvaluationLoader:
         try:
             yield evaluate(self.agent, env)
         finally:
-            env.close()
+            if not env.is_closed:
+                env.close()

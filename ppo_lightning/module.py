@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
@@ -92,7 +93,7 @@ class PPO(AgentModule):
                 break
         self.log_rollout(rollout, metrics)
         self.schedule.step()
-        if self.rollouts_done == self.data.num_rollouts:
+        if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True  # whatever max_epochs says; Lightning validates once more before it stops
 
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
@@ -120,8 +121,8 @@ class PPO(AgentModule):
     def minibatches(self, rollout: TensorDictBase) -> Iterator[TensorDictBase]:
         """Yields the rollout in random minibatches [B]; each transition once.
 
-        Every environment is shuffled by itself and the columns are dealt out, so that a minibatch has equally many steps
-        of each environment: split over ranks, it is the union of their minibatches.
+        Every environment is shuffled by itself and the columns are dealt out, so that (if ``num_minibatches`` divides T) a
+        minibatch has equally many steps of each environment: split over ranks, it is the union of their minibatches.
         """
         num_envs, num_steps = rollout.batch_size
         # Every rank draws for the environments of all ranks and keeps the rows of its own.
@@ -177,8 +178,21 @@ class PPO(AgentModule):
             self.agent.parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=True
         )
         # detail 4
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.remaining if self.hparams.anneal_lr else lambda _: 1.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def learning_rate_factor(self, rollouts_done: int) -> float:
+        """Returns what the learning rate is multiplied with in an iteration."""
+        return self.remaining(rollouts_done) if self.hparams.anneal_lr else 1.0
+
+    def on_train_start(self) -> None:
+        """Puts this run's settings in the place of those that came with an optimizer's state from a checkpoint."""
+        lr = self.hparams.learning_rate
+        self.schedule.base_lrs = [lr]
+        for group in self.trainer.optimizers[0].param_groups:
+            factor = self.learning_rate_factor(self.rollouts_done)
+            group.update(initial_lr=lr, lr=lr * factor, eps=self.hparams.adam_eps)
+        self.schedule._last_lr = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
 
     def remaining(self, rollouts_done: int) -> float:
         """Returns the share of the run that is left: 1 in the first iteration, 1 / num_rollouts in the last."""
@@ -224,9 +238,11 @@ class PPO(AgentModule):
     # Checking, saving
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Refuses Trainer options that manual optimisation cannot honour (no hook comes before Lightning's own check)."""
+        """Refuses Trainer options that PPO does not honour (no hook comes before Lightning's own check)."""
         if self.trainer.gradient_clip_val is not None:
             raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
+        if self.trainer.precision != "32-true":
+            raise ConfigError(f"trainer.precision is {self.trainer.precision!r}: only '32-true' is supported.")
         return []
 
     def setup(self, stage: str) -> None:
@@ -237,14 +253,29 @@ class PPO(AgentModule):
         if not isinstance(data, RolloutDataModule):
             raise ConfigError("PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...)).")
         self._shuffle.manual_seed(derive_seed(data.seed, "shuffle"))
+        if self.trainer.ckpt_path is None:  # a new run, whatever the module did before
+            self.env_steps = 0
+            self.episode_returns.clear()
         check_minibatches(self.hparams, data.num_envs, data.num_steps, self.trainer.world_size)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the state of the shuffling."""
         super().on_save_checkpoint(checkpoint)
+        checkpoint["frames_per_rollout"] = self.data.frames_per_rollout
         checkpoint["shuffle"] = self._shuffle.get_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes it back."""
+        """Takes it back.
+
+        Raises:
+            ConfigError: A run would go on with rollouts of another size, which its schedules cannot count.
+        """
         super().on_load_checkpoint(checkpoint)
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            was, now = checkpoint["frames_per_rollout"], self.data.frames_per_rollout
+            if was != now:
+                raise ConfigError(
+                    f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {was}, and now it is {now}:"
+                    " keep it, or start a new run."
+                )
         self._shuffle.set_state(checkpoint["shuffle"].cpu())

@@ -11,7 +11,8 @@ _STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle")
 def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
     """Derives a seed.
 
-    An environment's seed belongs to its global index, not to the rank that runs it. No two runs share one: with
+    An environment's seed belongs to its global index, not to the rank that runs it. Two runs share one only by
+    a chance of one in 2^31: with
     ``seed + index``, environment 1 of seed 1 would play the episodes of environment 0 of seed 2.
 
     Args:

@@ -7,8 +7,10 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torchrl.envs import InitTracker
 
-from ppo_lightning import PPO, ConfigError, RolloutDataModule, evaluate, make_env
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
+from ppo_lightning.collector import make_collector
 from ppo_lightning.datamodule import RolloutDataModule as Data
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
@@ -95,14 +97,88 @@ def test_evaluation_plays_one_whole_episode_in_each_environment():
     assert ((episodes["episode_reward"] - 0.5 * episodes["step_count"]) % 1 == 0).all()
 
 
-def test_evaluation_of_an_environment_with_transforms(fit):
-    from torchrl.envs import InitTracker
-
+def test_evaluation_is_the_same_through_both_collectors(fit):
+    """The same fresh environments and the same untouched agent, once with a transform that changes nothing."""
     options = {"limit_val_batches": 1, "val_check_interval": 3, "check_val_every_n_epoch": None}
-    plain, wrapped = (fit({**SMALL, "transforms": t}, {"learning_rate": 1e-9}, **options) for t in (None, [InitTracker()]))
-    key = "eval/episodic_length"
-    assert plain.trainer.callback_metrics[key] > 5
-    assert wrapped.trainer.callback_metrics[key] > 5
+    runs = [fit({**SMALL, "transforms": t}, {"learning_rate": 1e-12}, **options) for t in (None, [InitTracker()])]
+    plain, wrapped = (run.trainer.callback_metrics for run in runs)
+    keys = [key for key in plain if key.startswith("eval/")]
+    assert len(keys) == 8
+    assert {key: plain[key] for key in keys} == {key: wrapped[key] for key in keys}
+
+
+def test_an_evaluation_that_never_ends_is_refused(monkeypatch):
+    monkeypatch.setattr("ppo_lightning.evaluation.MAX_EPISODE_STEPS", 200)
+    env = make_env("Counter-v0", 2)
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    with pytest.raises(ConfigError, match="max_episode_steps"):
+        evaluate(agent, env)
+
+
+def test_a_resumed_run_takes_the_new_learning_rate_and_epsilon(saved, fit):
+    options = {"learning_rate": 0.5, "adam_eps": 1e-3}
+    for model, first in ((options, 0.5 * 4 / 6), ({**options, "anneal_lr": False}, 0.5)):
+        seen = []
+
+        class Watch(PPO):
+            def training_step(self, rollout, batch_idx):
+                group = self.trainer.optimizers[0].param_groups[0]
+                seen.append((group["lr"], group["eps"]))  # noqa: B023
+                return super().training_step(rollout, batch_idx)
+
+        fit(SMALL, model, ppo=Watch, ckpt_path=saved[1][0])
+        assert seen[0] == pytest.approx((first, 1e-3))
+        assert len(seen) == 4
+
+
+def test_a_finished_run_can_be_made_longer(saved, fit):
+    longer = {**SMALL, "total_timesteps": 4 * 16 * 9}
+    assert fit(longer, ckpt_path=saved[1][-1], max_epochs=-1).env_steps == 4 * 16 * 9
+
+
+def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
+    fit(SMALL, enable_checkpointing=True, callbacks=[ModelCheckpoint(dirpath=tmp_path / "end", filename="end")])
+    with pytest.raises(ConfigError, match=r"max_epochs .* 64 steps to go"):
+        fit({**SMALL, "total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt")
+
+
+def test_a_run_does_not_go_on_with_rollouts_of_another_size(saved, fit):
+    with pytest.raises(ConfigError, match=r"num_envs \* data.num_steps = 64, and now it is 128"):
+        fit({**SMALL, "num_envs": 8}, ckpt_path=saved[1][0])
+
+
+def test_the_collectors_count_is_the_same_on_any_number_of_ranks():
+    agent = MLPAgent(
+        make_env("CartPole-v1").observation_spec_unbatched["observation"], make_env("CartPole-v1").action_spec_unbatched
+    )
+    whole, half = (make_collector(make_env("CartPole-v1", n), agent, 8, 4) for n in (4, 2))
+    next(iter(whole))
+    half.load_state_dict(whole.state_dict())
+    assert len(list(half)) == 3
+
+
+def test_a_loaded_agent_is_checked_against_new_environments_and_starts_a_new_count(saved, make_trainer):
+    module = PPO.load_from_checkpoint(saved[1][-1])
+    with pytest.raises(ConfigError, match=r"data\.env_id has"):
+        make_trainer().fit(module, RolloutDataModule(**{**SMALL, "env_id": "Acrobot-v1"}))
+    module = PPO.load_from_checkpoint(saved[1][-1])
+    assert module.env_steps == 384
+    make_trainer().fit(module, RolloutDataModule(**SMALL))
+    assert module.env_steps == 384, "not 768"
+
+
+def test_an_interrupted_data_module_starts_afresh(fit, make_trainer):
+    class Interrupted(PPO):
+        def training_step(self, rollout, batch_idx):
+            first.append(rollout["observation"][:, 0].clone())
+            raise RuntimeError("interrupted")
+
+    data, first = RolloutDataModule(**SMALL), []
+    for _ in range(2):
+        L.seed_everything(1, verbose=False)
+        with pytest.raises(RuntimeError, match="interrupted"):
+            make_trainer().fit(Interrupted(), data)
+    assert torch.equal(*first)
 
 
 def test_other_environments_checkpoints_are_refused(saved, make_trainer):

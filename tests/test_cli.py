@@ -62,7 +62,11 @@ def edited(tmp_path, old, new):
         (["--model.gamma", "high"], "gamma: Expected a float. Got value: high"),
         (["--trainer.gradient_clip_val", "0.5"], "trainer.gradient_clip_val .* set model.max_grad_norm"),
         (["--data.backend", "jax"], "data.backend: .*'gymnasium', 'envpool'.* jax"),
-        (["--data.num_env", "3"], "unknown: did you mean .*data.num_envs|data.num_env"),
+        (["--data.num_env", "3"], r"data\.num_env"),
+        (["--data.env_kwargs.foo", "1"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
+        (["--data.backend", "envpool", "--data.env_kwargs.foo", "1"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
+        (["--trainer.precision", "bf16-mixed"], "trainer.precision is 'bf16-mixed'"),
+        (["--model.agent.hidden_sizes", "[0]"], "model.agent.hidden_sizes"),
         (["--ckpt_path", "nowhere.ckpt"], "ckpt_path 'nowhere.ckpt' is not a file"),
     ],
 )
@@ -163,11 +167,30 @@ def test_a_resumed_run_takes_the_flags(run_cli, trained):
     assert checkpoint["env_steps"] == 2048
     assert checkpoint["hyper_parameters"]["learning_rate"] == 1e-3
     assert checkpoint["lr_schedulers"][0]["last_epoch"] == 4
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 1e-3
+    assert "runs/cartpole/version_1" in out, "with the run's own trainer settings, as a new version"
+
+
+def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(run_cli):
+    _, out, _ = run_cli("fit", "--config", CARTPOLE, *SHORT, "--seed_everything", "7")
+    logged = re.search(r"deterministic: return ([\d.]+)", out).group(1)
+    _, out, _ = run_cli("validate", "--ckpt_path", out.split("checkpoint: ")[1].strip())
+    assert float(re.search(r"eval/episodic_return +│ +([\d.]+)", out).group(1)) == pytest.approx(float(logged), abs=0.05)
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_evaluation_needs_a_checkpoint(run_cli, command):
+    code, _, err = run_cli(command, "--config", CARTPOLE)
+    assert code == 2
+    assert "--ckpt_path" in err
+    code, _, err = run_cli(command, "--config", CARTPOLE, "--ckpt_path", "best")
+    assert code == 2
+    assert "'best' is not a file" in err
 
 
 def test_predict_writes_actions_without_an_environment(run_cli, trained, tmp_path, monkeypatch):
     monkeypatch.setattr("ppo_lightning.datamodule.make_env", lambda *args, **kwargs: pytest.fail("an environment was made"))
-    observations = np.random.default_rng(0).normal(size=(2500, 4)).astype(np.float32)
+    observations = np.random.default_rng(0).normal(size=(2500, 4))  # float64, NumPy's default
     np.save(tmp_path / "observations.npy", observations)
     code, out, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy")
     assert code == 0, err
@@ -182,6 +205,12 @@ def test_predict_says_what_it_lacks(run_cli, trained, tmp_path):
     np.save(tmp_path / "observations.npy", np.zeros((3, 4), np.float32))
     code, _, err = run_cli("predict", "--config", CARTPOLE, "--data.predict_observations", "observations.npy")
     assert code == 2 and "ckpt_path" in err
+    np.save(tmp_path / "observations.npy", np.zeros((3, 5), np.float32))
+    code, _, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy")
+    assert code == 2 and "observations of shape [B, 4], not [3, 5]" in err
+    np.savez(tmp_path / "observations.npz", np.zeros((3, 4)))
+    code, _, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npz")
+    assert code == 2 and "data.predict_observations" in err
 
 
 def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, trained, tmp_path):
@@ -201,7 +230,7 @@ def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, traine
         assert err.startswith("error: ") and "ppo_lightning" in err
 
 
-def two_torchrl_cartpoles() -> EnvBase:
+def four_torchrl_cartpoles() -> EnvBase:
     return SerialEnv(4, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
 
 
@@ -209,8 +238,17 @@ def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli, tmp
     recipe = edited(
         tmp_path,
         "  env_id: CartPole-v1\n",
-        "  env_id: tests.test_cli.two_torchrl_cartpoles\n  transforms:\n    - class_path: torchrl.envs.InitTracker\n",
+        "  env_id: tests.test_cli.four_torchrl_cartpoles\n  transforms:\n    - class_path: torchrl.envs.InitTracker\n",
     )
-    code, out, err = run_cli("fit", "--config", recipe, "--data.total_timesteps", "1024", "--data.eval_episodes", "4")
+    code, out, err = run_cli("fit", "--config", recipe, "--data.total_timesteps", "1024")
     assert code == 0, err
     assert "evaluation" in out
+    assert "Exception ignored" not in err
+    recipe.write_text(recipe.read_text().replace("four_torchrl", "one_hot_torchrl"))
+    code, _, err = run_cli("fit", "--config", recipe)
+    assert code == 2
+    assert "categorical_action_encoding=True" in err
+
+
+def one_hot_torchrl_cartpoles() -> EnvBase:
+    return GymEnv("CartPole-v1")

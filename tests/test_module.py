@@ -255,9 +255,11 @@ def test_seeded_runs_are_equal_to_the_bit_and_other_seeds_differ(fit):
     assert not torch.equal(one, other)
 
 
-def test_a_validation_changes_no_training_number(fit):
-    plain = fit(SMALL)
-    validated = fit(SMALL, limit_val_batches=1, val_check_interval=2, check_val_every_n_epoch=None, num_sanity_val_steps=1)
+@pytest.mark.parametrize("transforms", [None, [InitTracker()]])
+def test_a_validation_changes_no_training_number(fit, transforms):
+    data = {**SMALL, "transforms": transforms}
+    plain = fit(data)
+    validated = fit(data, limit_val_batches=1, val_check_interval=2, check_val_every_n_epoch=None, num_sanity_val_steps=1)
     assert "eval/episodic_return" in validated.trainer.callback_metrics
     assert torch.equal(parameters(plain), parameters(validated))
     assert plain.episode_returns == validated.episode_returns
@@ -288,6 +290,9 @@ def test_transforms_go_through_torchrls_collector_and_train(fit):
         ({}, {"learning_rate": 0.0}, "model.learning_rate"),
         ({}, {"clip_coef": 0.0}, "model.clip_coef"),
         ({}, {"target_kl": 0.0}, "model.target_kl"),
+        ({}, {"vf_coef": float("nan")}, "model.vf_coef"),
+        ({}, {"adam_eps": -1.0}, "model.adam_eps"),
+        ({}, {"num_threads": 0}, "model.num_threads"),
         ({}, {"update_epochs": 0}, "model.update_epochs"),
         ({}, {"max_grad_norm": 0.0}, "model.max_grad_norm"),
         ({"num_envs": 0}, {}, "data.num_envs"),

@@ -36,7 +36,10 @@ class EnvPoolEnv(BatchedEnv):
         self._make = lambda seeds: envpool.make(
             env_id, env_type="gymnasium", num_envs=len(seeds), seed=seeds, num_threads=num_threads, **env_kwargs
         )
-        self.envs = self._make(list(seeds))
+        try:
+            self.envs = self._make(list(seeds))
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {str(error).splitlines()[0]}.") from error
         super().__init__(self.envs.observation_space, self.envs.action_space, seeds)
         self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype

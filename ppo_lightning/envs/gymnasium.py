@@ -27,6 +27,8 @@ class GymnasiumEnv(BatchedEnv):
             envs = [gymnasium.make(env_id, disable_env_checker=True, **env_kwargs) for _ in seeds]
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {_first_line(error)}") from error
+        except TypeError as error:
+            raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {_first_line(error)}.") from error
         except gymnasium.error.Error as error:
             hint = nearest(env_id, gymnasium.registry) or f": {_first_line(error)}"
             raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error

@@ -104,12 +104,12 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
         return policy
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def forward(self, tensordict: TensorDictBase, generator: torch.Generator | None = None) -> TensorDictBase:
         """Acts on a TensorDict of any batch size; deterministically under ``ExplorationType.DETERMINISTIC``."""
         observation = tensordict["observation"]
         observation = observation.reshape(-1, *observation.shape[tensordict.ndim :])
         deterministic = exploration_type() == ExplorationType.DETERMINISTIC
-        noise = None if deterministic else self.noise((len(observation),)).to(observation.device)
+        noise = None if deterministic else self.noise((len(observation),), generator).to(observation.device)
         action, log_prob, value = (out.reshape(tensordict.shape + out.shape[1:]) for out in self.act(observation, noise))
         tensordict["action"], tensordict["action_log_prob"] = action, log_prob
         tensordict["state_value"] = value.unsqueeze(-1)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrl.data import Categorical, TensorSpec
+from torchrl.data import Categorical, OneHot, TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.init import orthogonal
@@ -17,11 +17,13 @@ class CategoricalHead(nn.Module):
         action_spec: The environment's actions.
 
     Raises:
-        ConfigError: The actions are not discrete.
+        ConfigError: The actions are not discrete, or not given as indices.
     """
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         super().__init__()
+        if isinstance(action_spec, OneHot):
+            raise ConfigError("env_id has one-hot actions: make the environment with categorical_action_encoding=True.")
         if not isinstance(action_spec, Categorical):
             raise ConfigError(
                 f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the agent's Categorical head takes"

@@ -60,6 +60,8 @@ class MLPAgent(ActorCritic):
                 f"env_id has observations of shape {tuple(observation_spec.shape)} and dtype {observation_spec.dtype}, and"
                 " MLPAgent takes vectors of floats only: choose another environment, or an agent made for these observations."
             )
+        if not all(width >= 1 for width in hidden_sizes):
+            raise ConfigError(f"model.agent.hidden_sizes is {list(hidden_sizes)}: every width must be at least 1.")
         in_features = observation_spec.shape[0]
         super().__init__(action_spec, body=lambda: MLP(in_features, hidden_sizes), shared=shared)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
