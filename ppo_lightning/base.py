@@ -51,6 +51,12 @@ class AgentModule(L.LightningModule):
         """Where the rollouts come from."""
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
+    def setup(self, stage: str) -> None:
+        """Starts the counts of a new run, whatever the module did before."""
+        if stage == "fit" and self.trainer.ckpt_path is None:
+            self.env_steps = 0
+            self.episode_returns.clear()
+
     def configure_model(self) -> None:
         """Builds the agent for the data module's environments, where there are any; otherwise the checkpoint does."""
         data = getattr(self._trainer, "datamodule", None)

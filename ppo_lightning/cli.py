@@ -64,8 +64,8 @@ class PPOCLI(LightningCLI):
         if self.subcommand != "fit" and config.ckpt_path is None:
             raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
         if config.trainer.enable_progress_bar is False:
-            bars = (RolloutProgressBar,)
-            self.trainer_defaults["callbacks"] = [c for c in self.trainer_defaults["callbacks"] if not isinstance(c, bars)]
+            callbacks = self.trainer_defaults["callbacks"]
+            self.trainer_defaults["callbacks"] = [c for c in callbacks if not isinstance(c, RolloutProgressBar)]
 
     def _parse_ckpt_path(self) -> None:
         """Does nothing: Lightning 2.6 would put the checkpoint's hyperparameters over the flags given by hand.

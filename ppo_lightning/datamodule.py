@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
@@ -157,7 +157,7 @@ class RolloutDataModule(L.LightningDataModule):
             observations = np.lib.format.open_memmap(self.predict_observations, mode="r")
         except (OSError, ValueError) as error:
             raise ConfigError(f"data.predict_observations cannot be read as a .npy file: {error}.") from error
-        return DataLoader(_Rows(torch.from_numpy(observations.copy())), batch_size=1024)
+        return DataLoader(torch.from_numpy(observations.copy()), batch_size=1024)  # type: ignore[arg-type]
 
     def teardown(self, stage: str) -> None:
         """Closes the training environments."""
@@ -173,17 +173,6 @@ class RolloutDataModule(L.LightningDataModule):
         if self._env is not None and not self._env.is_closed:
             self._env.close()
         self.collector = self._env = None
-
-
-class _Rows(Dataset):
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.rows[index]
 
 
 def _plain(value: Any) -> Any:

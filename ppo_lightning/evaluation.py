@@ -13,6 +13,7 @@ from ppo_lightning.models import ActorCritic
 MAX_EPISODE_STEPS = 100_000
 
 
+@torch.random.fork_rng(devices=[])  # TorchRL's collector draws from the global generator
 def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDictBase:
     """Plays one whole episode in each environment, always taking the most probable action.
 
@@ -30,11 +31,6 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
     Raises:
         ConfigError: An episode does not end within 100 000 steps.
     """
-    with torch.random.fork_rng(devices=[]):  # TorchRL's collector draws from the global generator
-        return _evaluate(agent, env, num_steps)
-
-
-def _evaluate(agent: ActorCritic, env: EnvBase, num_steps: int) -> TensorDictBase:
     collector = make_collector(env, agent, num_steps, deterministic=True)
     episodes = TensorDict(episode_reward=torch.zeros(env.batch_size), step_count=torch.zeros(env.batch_size, dtype=torch.int64))
     episodes.batch_size = env.batch_size

@@ -247,15 +247,13 @@ class PPO(AgentModule):
 
     def setup(self, stage: str) -> None:
         """Checks, before any environment is created, that the rollout can be split into minibatches."""
+        super().setup(stage)
         if stage != "fit":
             return
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, RolloutDataModule):
             raise ConfigError("PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...)).")
         self._shuffle.manual_seed(derive_seed(data.seed, "shuffle"))
-        if self.trainer.ckpt_path is None:  # a new run, whatever the module did before
-            self.env_steps = 0
-            self.episode_returns.clear()
         check_minibatches(self.hparams, data.num_envs, data.num_steps, self.trainer.world_size)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
