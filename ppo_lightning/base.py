@@ -1,5 +1,6 @@
 """What every algorithm here needs of Lightning: an agent that is built late, evaluated, asked for actions, and saved."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.envs.specs import spec_from_plain
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.evaluation import episode_statistics
+from ppo_lightning.finite import require_finite_state
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent, check_same_state
 
 SMALL_NETWORK = 100_000  # parameters
 
@@ -36,6 +39,7 @@ class AgentModule(L.LightningModule):
     """
 
     agent: ActorCritic
+    reward_scaler: RewardScaler | None = None
     hparams: AttributeDict
 
     def __init__(self, agent: Callable[[TensorSpec, TensorSpec], ActorCritic]) -> None:
@@ -68,7 +72,12 @@ class AgentModule(L.LightningModule):
         check_same_agent(self._recipe, agent_to_plain(self.agent, data.observation_spec, data.action_spec))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what Lightning does not know, as plain types."""
+        """Adds what Lightning does not know, as plain types.
+
+        Raises:
+            NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
+        """
+        require_finite_state(checkpoint)
         checkpoint["agent"] = self._recipe
         checkpoint["seed"] = self.data.seed
         checkpoint["env_steps"] = self.env_steps
@@ -85,6 +94,7 @@ class AgentModule(L.LightningModule):
         if self.agent is None:
             self.agent, self._recipe = agent_from_plain(checkpoint["agent"]), checkpoint["agent"]
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
+        check_same_state(saved=checkpoint["state_dict"], current=self.state_dict())
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
 
@@ -124,6 +134,9 @@ class AgentModule(L.LightningModule):
         rollouts_done = self.env_steps // self.data.frames_per_rollout
         scalars = [torch.as_tensor(value, dtype=torch.float32, device=self.device) for value in values.values()]
         together = torch.stack(scalars).cpu()  # one transfer
+        for name, value in zip(values, together.tolist(), strict=True):
+            if name.startswith("losses/") and not math.isfinite(value) and name != "losses/explained_variance":
+                raise NonFiniteError(f"{name} is {value} after {self.env_steps} steps: lower model.learning_rate, for example.")
         self.trainer.callback_metrics.update(zip(values, together, strict=True))
         if rollouts_done % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             for logger in self.loggers:
@@ -145,9 +158,16 @@ class AgentModule(L.LightningModule):
             results["step"] = torch.tensor(self.env_steps, dtype=torch.float64)  # Lightning's key for the x axis
         self.log_dict(results, batch_size=len(episodes), sync_dist=True)
 
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns the most probable actions [B, ...], within their bounds, for raw observations [B, ...].
+
+        This is what ``torch.export.export(module, (observation,))`` and Lightning's ``to_onnx`` write, statistics included.
+        """
+        return self.agent.mode(observation)
+
     @torch.no_grad()
     def predict(self, observation: Tensor) -> Tensor:
-        """Returns the most probable actions [B, ...] for raw observations [B, ...].
+        """Does what :meth:`forward` does, after checking the observations.
 
         Raises:
             ConfigError: There is no trained agent, or the observations have another shape than those it was trained on.
@@ -158,7 +178,7 @@ class AgentModule(L.LightningModule):
         if observation.shape[1:] != spec.shape:
             shapes = f"[B, {', '.join(map(str, spec.shape))}], not {list(observation.shape)}"
             raise ConfigError(f"predict takes observations of shape {shapes}.")
-        return self.agent.act(observation.to(self.device, spec.dtype))[0]
+        return self(observation.to(self.device, spec.dtype))
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Returns the most probable actions for a batch of raw observations."""

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
 from ppo_lightning.datamodule import RolloutDataModule
-from ppo_lightning.errors import ConfigError, nearest
+from ppo_lightning.errors import ConfigError, NonFiniteError, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.module import PPO
 
@@ -119,7 +119,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _config_error(error: BaseException | None) -> BaseException | None:
     """Finds the error meant for users: jsonargparse wraps what a class raises while it is instantiated."""
-    while error is not None and not isinstance(error, ConfigError | MisconfigurationException):
+    while error is not None and not isinstance(error, ConfigError | NonFiniteError | MisconfigurationException):
         error = error.__cause__
     return error
 

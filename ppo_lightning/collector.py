@@ -12,12 +12,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector, Collector
-from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, TransformedEnv
+from torchrl.data import Bounded
+from torchrl.envs import ClipTransform, Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.finite import require_finite
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
+from ppo_lightning.transforms import NormalizeObservation, RequireFinite, ScaleReward
 
 
 class RolloutCollector(BaseCollector):
@@ -28,13 +32,18 @@ class RolloutCollector(BaseCollector):
     ``episode_reward`` and ``step_count`` (the running sums of the episode so far). Episodes go on from one rollout to
     the next. The memory is reused: a yielded rollout is valid until the next one is asked for.
 
+    Observations are stored as the agent saw them: normalised, if it has a normaliser, by the statistics up to that step.
+    The rewards are scaled, if a scaler is given; ``episode_reward`` sums the environment's own. Actions are stored as they
+    were drawn, before the environment clips them.
+
     Args:
         env: The environments.
         agent: Acts, on whichever device it is.
         num_steps: T.
         num_rollouts: How many rollouts make the run; None: no end, and no length.
         seed: The run's seed; the action noise derives its own.
-        deterministic: Always take the most probable action.
+        deterministic: Always take the most probable action, and leave the agent's statistics as they are.
+        reward_scaler: Scales the rewards; None: they are stored as they are.
         first_env: Global index of the first environment, when several ranks share the run.
         total_envs: Environments of all ranks; each rank draws the noise of all and takes its own rows, so that N ranks
             act as one rank with all the environments would.
@@ -48,11 +57,13 @@ class RolloutCollector(BaseCollector):
         num_rollouts: int | None = None,
         seed: int = 0,
         deterministic: bool = False,
+        reward_scaler: RewardScaler | None = None,
         first_env: int = 0,
         total_envs: int | None = None,
     ) -> None:
         super().__init__()
         self.env, self.agent, self.num_steps, self.deterministic = env, agent, num_steps, deterministic
+        self.reward_scaler = reward_scaler
         self.requested_frames_per_batch = env.num_envs * num_steps
         self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
         self._frames = 0
@@ -60,6 +71,8 @@ class RolloutCollector(BaseCollector):
         self._total_envs = total_envs or env.num_envs
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
         self._observation: np.ndarray | None = None
+        self._discounted = np.zeros(env.num_envs)  # rewards of the running episodes, for the scaler
+        self._raw_rewards = np.zeros((env.num_envs, num_steps))
         self._episode = {name: np.zeros(env.num_envs) for name in ("episode_reward", "step_count")}
         self._rollout = self._allocate()
 
@@ -104,29 +117,49 @@ class RolloutCollector(BaseCollector):
         noise: Sequence[torch.Tensor | None] = [None] * self.num_steps
         if not self.deterministic:
             noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].unbind()
-        ends = []
+        normalizer, scaler, raw_rewards, ends = self.agent.normalizer, self.reward_scaler, self._raw_rewards, []
+        # Copies: they become the model's when the whole rollout has been found to be finite.
+        moments = normalizer and normalizer.arrays()
+        reward_moments = scaler and scaler.arrays()
+
+        def seen(raw: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+            raw = raw if rows is None else raw[rows]
+            require_finite("observation", raw, self._steps_before + t, self._rows.start, rows)
+            return raw if normalizer is None else normalizer.normalize_array(moments, raw, update=not self.deterministic)
+
+        t = 0
         # detail 1
-        observation = env.reset_arrays() if self._observation is None else self._observation
+        observation = seen(env.reset_arrays()) if self._observation is None else self._observation
         for t in range(self.num_steps):
             observations[:, t] = observation
             action, log_prob, value = policy(observations[:, t], noise[t])
             actions[:, t], log_probs[:, t], values[:, t] = action, log_prob, value
-            observation, reward, terminated, truncated = env.step_arrays(action)
-            rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated
-            done = terminated | truncated
+            raw, reward, terminated, truncated = env.step_arrays(action)
+            observation, done = seen(raw), terminated | truncated
+            raw_rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated
+            rewards[:, t] = reward if scaler is None else scaler.scale_array(reward_moments, reward, done, self._discounted)
             if done.any():
                 ends.append((done, t, observation[done]))
-                observation = env.reset_arrays(done)
+                observation[done] = seen(env.reset_arrays(done), rows=done)
+        require_finite("reward", raw_rewards, self._steps_before, self._rows.start)
         self._observation = observation
+        if normalizer is not None and not self.deterministic:
+            normalizer.store(moments)
+        if scaler is not None:
+            scaler.store(reward_moments)
 
         next_observations[:, :-1], next_observations[:, -1] = observations[:, 1:], observation
         for done, t, last_observation in ends:
             next_observations[done, t] = last_observation
         np.logical_or(terminateds, truncateds, out=dones)
-        for name, steps in (("episode_reward", rewards), ("step_count", np.ones_like(rewards))):
+        for name, steps in (("episode_reward", raw_rewards), ("step_count", np.ones_like(rewards))):
             store["next", name][..., 0] = running_sum(steps, dones, self._episode[name])
         self._frames += self.requested_frames_per_batch
         return self._rollout
+
+    @property
+    def _steps_before(self) -> int:
+        return self._frames // self.requested_frames_per_batch * self.num_steps
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yields what is left of the run, one rollout at a time."""
@@ -138,7 +171,7 @@ class RolloutCollector(BaseCollector):
         """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
         self._generator.manual_seed(derive_seed(seed, "noise"))
         self._observation = None
-        for running in self._episode.values():
+        for running in (self._discounted, *self._episode.values()):
             running[:] = 0
         return self.env.set_seed(seed, static_seed=static_seed)
 
@@ -183,6 +216,7 @@ def make_collector(
     num_steps: int,
     num_rollouts: int | None = None,
     deterministic: bool = False,
+    reward_scaler: RewardScaler | None = None,
     seed: int = 0,
     first_env: int = 0,
     total_envs: int | None = None,
@@ -195,19 +229,29 @@ def make_collector(
         agent: Acts.
         num_steps: T.
         num_rollouts: How many rollouts make the run; None: no end.
-        deterministic: Always take the most probable action.
+        deterministic: Always take the most probable action, and leave the agent's statistics as they are.
+        reward_scaler: Scales the rewards; None: they are stored as they are.
         seed: The run's seed; the action noise derives its own.
         first_env: As for :class:`RolloutCollector`; through TorchRL's collector each rank draws its own noise.
         total_envs: As for :class:`RolloutCollector`.
     """
     if isinstance(env, BatchedEnv):
-        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, deterministic, first_env, total_envs)
+        return RolloutCollector(
+            env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs
+        )
+    transforms: list[Transform] = [RequireFinite(first_env), RewardSum(), StepCounter()]
+    if agent.normalizer is not None:
+        transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
+    if reward_scaler is not None:
+        transforms.append(ScaleReward(reward_scaler))
+    if isinstance(spec := env.action_spec_unbatched, Bounded) and spec.dtype.is_floating_point:
+        transforms.append(ClipTransform(in_keys_inv=["action"], low=spec.space.low, high=spec.space.high))  # as in BatchedEnv
     frames = env.batch_size[0] * num_steps
     device = agent.critic.weight.device
     generator = torch.Generator().manual_seed(derive_seed(seed, "noise", first_env))
     return Collector(
-        TransformedEnv(env, Compose(RewardSum(), StepCounter())),
-        lambda tensordict: agent(tensordict, generator),
+        TransformedEnv(env, Compose(*transforms)),
+        lambda tensordict: agent.act_on(tensordict, tensordict["observation"], generator),
         frames_per_batch=frames,
         total_frames=-1 if num_rollouts is None else num_rollouts * frames,
         policy_device=None if device.type == "cpu" else device,

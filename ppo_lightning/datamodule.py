@@ -133,6 +133,7 @@ class RolloutDataModule(L.LightningDataModule):
             self._agent(),
             self.num_steps,
             self.num_rollouts,
+            reward_scaler=self.trainer.lightning_module.reward_scaler,
             seed=self.seed,
             first_env=self.trainer.global_rank * self.env.batch_size[0],
             total_envs=self.num_envs,

@@ -1,4 +1,4 @@
-"""The one exception users meet, and the way to an optional dependency."""
+"""The exceptions users meet, and the way to an optional dependency."""
 
 import difflib
 import importlib
@@ -11,6 +11,10 @@ class ConfigError(ValueError):
 
     Its message is one sentence that names the field and the fix; the command line shows it without a traceback.
     """
+
+
+class NonFiniteError(ValueError):
+    """NaN or infinity where it would spoil the run: in an observation, a reward, a loss or a checkpoint."""
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

@@ -16,6 +16,7 @@ from ppo_lightning.checks import check_hyperparameters, check_minibatches
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, MLPAgent
+from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
 
 
@@ -41,6 +42,8 @@ class PPO(AgentModule):
         max_grad_norm: Largest norm of the gradient of all parameters together.
         target_kl: Stop the epochs of an iteration once the approximate KL divergence exceeds this; None: never.
         adam_eps: Adam's epsilon.
+        norm_reward: Divide the rewards by the running standard deviation of their discounted sum.
+        clip_reward: Bound of the absolute value of a reward so scaled.
         bootstrap_truncated: Continue with the value of the last observation where a time limit cut an episode; off, a
             time limit counts as a terminal state, as in CleanRL.
         num_threads: PyTorch's threads on the CPU while it trains; None: one for a network of less than 100 000 parameters,
@@ -68,6 +71,8 @@ class PPO(AgentModule):
         max_grad_norm: float = 0.5,
         target_kl: float | None = None,
         adam_eps: float = 1e-5,
+        norm_reward: bool = False,
+        clip_reward: float = 10.0,
         bootstrap_truncated: bool = True,
         num_threads: int | None = None,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
@@ -76,6 +81,7 @@ class PPO(AgentModule):
         self.save_hyperparameters(ignore=["agent"])
         check_hyperparameters(self.hparams)
         self.automatic_optimization = False
+        self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
         self._shuffle = torch.Generator()
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:

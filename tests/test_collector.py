@@ -94,7 +94,7 @@ def test_both_collectors_store_the_same_step_by_step():
     torch.manual_seed(0)
     ours, theirs = make_env("Script-v0", 3, seed=7), through("torchrl", make_env("Script-v0", 3, seed=7))
     agent = build(ours)
-    torch.nn.init.normal_(agent.head.logits.weight)
+    torch.nn.init.normal_(agent.head.linear.weight)
     collectors = [make_collector(env, agent, 16, 4, deterministic=True) for env in (ours, theirs)]
     ends = 0
     for a, b in zip(*collectors, strict=True):

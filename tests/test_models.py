@@ -18,7 +18,7 @@ VECTOR, ACTIONS = Unbounded(shape=(5,)), Categorical(3, shape=(), dtype=torch.in
 def agent(request):
     torch.manual_seed(0)
     agent = MLPAgent(VECTOR, ACTIONS, shared=request.param)
-    torch.nn.init.normal_(agent.head.logits.weight)
+    torch.nn.init.normal_(agent.head.linear.weight)
     return agent
 
 
@@ -56,7 +56,7 @@ def test_acting_and_evaluating_agree(agent):
     torch.testing.assert_close(value_again, value)
     torch.testing.assert_close(agent.value(observation), value)
     assert log_prob.shape == entropy.shape == value.shape == (64,)
-    reference = torch.distributions.Categorical(logits=agent.head.logits(agent.actor_body(observation)))
+    reference = torch.distributions.Categorical(logits=agent.head.linear(agent.actor_body(observation)))
     torch.testing.assert_close(log_prob, reference.log_prob(action))
     torch.testing.assert_close(entropy, reference.entropy())
 

@@ -33,6 +33,8 @@ class BatchedEnv(EnvBase):
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         self.observation_spec_unbatched = Composite(observation=spec_from_space(observation_space))
         self.action_spec_unbatched = spec_from_space(action_space)
+        continuous = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
+        self._bounds = (action_space.low, action_space.high) if continuous else None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
 
@@ -47,17 +49,25 @@ class BatchedEnv(EnvBase):
             The observations of all N environments, [N, ...]; valid until the next call.
         """
 
-    @abstractmethod
     def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Steps every environment once.
 
         Args:
-            action: [N, ...].
+            action: [N, ...]; continuous ones are clipped to their bounds, in a copy.
 
         Returns:
             Observation [N, ...] (the real last one where an episode ended), reward [N], terminated [N] and
             truncated [N]; valid until the next call. An environment that finished must be reset before the next step.
         """
+        if self._bounds is not None:
+            low, high = self._bounds
+            # detail 27
+            action = np.minimum(np.maximum(action, low), high)
+        return self._step_arrays(action)
+
+    @abstractmethod
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Does what :meth:`step_arrays` does, with actions within their bounds."""
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)

@@ -7,6 +7,7 @@ observation with the reset one, and it needs the packages ``gym`` and ``treevalu
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, import_extra, nearest
@@ -16,7 +17,8 @@ class EnvPoolEnv(BatchedEnv):
     """N copies of an EnvPool environment.
 
     EnvPool resets a finished environment at its *next* step and ignores that step's action. Resetting it explicitly,
-    right after the step that ended it, keeps that dummy transition out of the batch.
+    right after the step that ended it, keeps that dummy transition out of the batch. A dictionary of observations
+    (dm_control's) becomes one vector, its entries in alphabetical order.
 
     Args:
         env_id: EnvPool's id.
@@ -40,7 +42,9 @@ class EnvPoolEnv(BatchedEnv):
             self.envs = self._make(list(seeds))
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {str(error).splitlines()[0]}.") from error
-        super().__init__(self.envs.observation_space, self.envs.action_space, seeds)
+        space = self.envs.observation_space
+        self._keys = sorted(space) if isinstance(space, spaces.Dict) else None
+        super().__init__(spaces.flatten_space(space) if self._keys else space, self.envs.action_space, seeds)
         self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype
 
@@ -51,18 +55,24 @@ class EnvPoolEnv(BatchedEnv):
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """See :meth:`BatchedEnv.reset_arrays`."""
         if mask is None:
-            self._observation, _ = self.envs.reset()
+            self._observation = self._flat(self.envs.reset()[0])
             return self._observation
         fresh, info = self.envs.reset(np.flatnonzero(mask))
-        self._observation[info["env_id"]] = fresh
+        self._observation[info["env_id"]] = self._flat(fresh)
         return self._observation
 
-    def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """See :meth:`BatchedEnv.step_arrays`."""
-        self._observation, reward, terminated, truncated, info = self.envs.step(action.astype(self._action_dtype, copy=False))
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """See :meth:`BatchedEnv._step_arrays`."""
+        observation, reward, terminated, truncated, info = self.envs.step(action.astype(self._action_dtype, copy=False))
+        self._observation = self._flat(observation)
         if self._limit is not None:  # some of EnvPool's environments (Catch) take a limit and ignore it
             truncated = truncated | (info["elapsed_step"] >= self._limit)
         return self._observation, reward, terminated, truncated
+
+    def _flat(self, observation: Any) -> np.ndarray:
+        if self._keys is None:
+            return observation
+        return np.concatenate([observation[key].reshape(len(observation[key]), -1) for key in self._keys], axis=1)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Stops EnvPool's threads."""

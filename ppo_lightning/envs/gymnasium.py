@@ -4,17 +4,22 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation
 
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.errors import ConfigError, nearest
+from ppo_lightning.errors import ConfigError, import_extra, nearest
 
 
 class GymnasiumEnv(BatchedEnv):
     """N copies of a registered Gymnasium environment.
 
+    A dictionary of observations becomes one vector, in the order of its space (alphabetical, unless the environment built
+    its space from an ``OrderedDict``).
+
     Args:
-        env_id: Gymnasium's id; ``"module:Id-v0"`` imports the module first.
+        env_id: Gymnasium's id; ``"module:Id-v0"`` imports the module first, ``"dm_control/..."`` needs no module.
         seeds: One seed an environment.
         **env_kwargs: For ``gymnasium.make``, ``max_episode_steps`` included.
 
@@ -23,9 +28,12 @@ class GymnasiumEnv(BatchedEnv):
     """
 
     def __init__(self, env_id: str, seeds: list[int], **env_kwargs: Any) -> None:
+        if env_id.startswith("dm_control/"):
+            import_extra("dm_control", extra="dm-control")
+            import_extra("shimmy", extra="dm-control")  # registers the ids
         try:
-            envs = [gymnasium.make(env_id, disable_env_checker=True, **env_kwargs) for _ in seeds]
-        except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+            envs = [_flat(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)) for _ in seeds]
+        except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {_first_line(error)}") from error
         except TypeError as error:
             raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {_first_line(error)}.") from error
@@ -47,8 +55,8 @@ class GymnasiumEnv(BatchedEnv):
         options = None if mask is None else {"reset_mask": mask}
         return self.envs.reset(seed=seeds, options=options)[0]
 
-    def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """See :meth:`BatchedEnv.step_arrays`."""
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """See :meth:`BatchedEnv._step_arrays`."""
         return self.envs.step(action)[:4]
 
     def close(self, *, raise_if_closed: bool = True) -> None:
@@ -56,6 +64,10 @@ class GymnasiumEnv(BatchedEnv):
         if not self.is_closed:
             self.envs.close()
         super().close(raise_if_closed=raise_if_closed)
+
+
+def _flat(env: gymnasium.Env) -> gymnasium.Env:
+    return FlattenObservation(env) if isinstance(env.observation_space, spaces.Dict | spaces.Tuple) else env
 
 
 def _first_line(error: Exception) -> str:

@@ -11,45 +11,66 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from ppo_lightning.models.heads import CategoricalHead
+from ppo_lightning.models.heads import HeadName, make_head
 from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.normalizers import ObservationNormalizer
 
-# Observation [N, ...] and noise [N, ...] to action [N, ...], log-probability [N] and value [N].
+# Normalised observation [N, ...] and noise [N, ...] to action [N, ...], log-probability [N] and value [N].
 ArrayPolicy = Callable[[np.ndarray, Tensor | None], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     """A policy and a value function.
 
-    Loops that run thousands of times a second call :meth:`act` and :meth:`evaluate` on tensors; as a TensorDict module
-    (``env.rollout(100, policy=agent)``, TorchRL's collectors) it reads ``observation`` and writes ``action``,
-    ``action_log_prob`` and ``state_value``.
+    Loops that run thousands of times a second call :meth:`act` and :meth:`evaluate` on tensors, with observations that
+    :meth:`normalize` made: a rollout keeps them as they were when the agent acted, while the statistics go on. As a
+    TensorDict module (``env.rollout(100, policy=agent)``) it reads raw observations under ``observation`` and writes
+    ``action``, ``action_log_prob`` and ``state_value``.
 
     A subclass passes a body and calls ``self.save_hyperparameters(ignore=["observation_spec", "action_spec"])`` with
     plain arguments, which is how a checkpoint knows how to build it again.
 
     Args:
-        action_spec: The environment's actions; they decide the head.
+        action_spec: The environment's actions.
         body: Makes a module from observations [B, ...] to features [B, F] that has ``out_features`` = F.
         shared: One body for policy and value, instead of one each.
+        head: The action distribution; None: categorical for discrete actions, Gaussian for continuous ones.
+        normalizer: Of the observations; None: they are taken as they are.
     """
 
     in_keys = ("observation",)
     out_keys = ("action", "action_log_prob", "state_value")
 
-    def __init__(self, action_spec: TensorSpec, body: Callable[[], nn.Module], shared: bool = False) -> None:
+    def __init__(
+        self,
+        action_spec: TensorSpec,
+        body: Callable[[], nn.Module],
+        shared: bool = False,
+        head: HeadName | None = None,
+        normalizer: ObservationNormalizer | None = None,
+    ) -> None:
         super().__init__()
+        self.normalizer = normalizer
         # detail 13
+        # detail 26
         self.actor_body = body()
         self.critic_body = None if shared else body()
         features = self.actor_body.out_features
         assert isinstance(features, int)
-        self.head = CategoricalHead(features, action_spec)
+        self.head = make_head(head, features, action_spec)
         self.critic = orthogonal(nn.Linear(features, 1), gain=1.0)
 
     def _features(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         for_actor = self.actor_body(observation)
         return for_actor, for_actor if self.critic_body is None else self.critic_body(observation)
+
+    def normalize(self, observation: Tensor) -> Tensor:
+        """Returns what the networks take for raw observations [B, ...], by the present statistics."""
+        return observation if self.normalizer is None else self.normalizer(observation)
+
+    def mode(self, observation: Tensor) -> Tensor:
+        """Returns the most probable actions [B, ...] for raw observations [B, ...], within the environment's bounds."""
+        return self.head.for_environment(self.act(self.normalize(observation))[0])
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draws what :meth:`act` needs to sample actions, [*batch_shape, ...], on the CPU."""
@@ -59,11 +80,11 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         """Chooses actions.
 
         Args:
-            observation: [B, ...].
+            observation: Normalised, [B, ...].
             noise: From :meth:`noise`, [B, ...]; None takes the distribution's mode.
 
         Returns:
-            Action [B, ...], its log-probability [B] and the value of the observation [B].
+            Action [B, ...] (before any clipping), its log-probability [B] and the value of the observation [B].
         """
         for_actor, for_critic = self._features(observation)
         action, log_prob = self.head.sample(for_actor, noise)
@@ -73,7 +94,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         """Looks again at actions that were taken.
 
         Args:
-            observation: [B, ...].
+            observation: Normalised, [B, ...].
             action: [B, ...].
 
         Returns:
@@ -84,7 +105,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return log_prob, entropy, self.critic(for_critic).squeeze(-1)
 
     def value(self, observation: Tensor) -> Tensor:
-        """Returns the value of observations [B, ...], [B]."""
+        """Returns the value of normalised observations [B, ...], [B]."""
         body = self.actor_body if self.critic_body is None else self.critic_body
         return self.critic(body(observation)).squeeze(-1)
 
@@ -106,7 +127,10 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     def forward(self, tensordict: TensorDictBase, generator: torch.Generator | None = None) -> TensorDictBase:
         """Acts on a TensorDict of any batch size; deterministically under ``ExplorationType.DETERMINISTIC``."""
-        observation = tensordict["observation"]
+        return self.act_on(tensordict, self.normalize(tensordict["observation"]), generator)
+
+    def act_on(self, tensordict: TensorDictBase, observation: Tensor, generator: torch.Generator | None) -> TensorDictBase:
+        """Acts on normalised observations [*batch, ...] and writes the result into a TensorDict of that batch size."""
         observation = observation.reshape(-1, *observation.shape[tensordict.ndim :])
         deterministic = exploration_type() == ExplorationType.DETERMINISTIC
         noise = None if deterministic else self.noise((len(observation),), generator).to(observation.device)

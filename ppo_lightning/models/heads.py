@@ -1,15 +1,62 @@
 """Action distributions. Each draws its noise apart from its parameters, so that the collector can draw it ahead."""
 
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrl.data import Categorical, OneHot, TensorSpec
+from torch.nn import functional as F
+from torchrl.data import Bounded, Categorical, OneHot, TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.init import orthogonal
 
+HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
+# What the linear layer gives for N environments, and noise, to actions [N, ...] and log-probabilities [N].
+ArraySampler = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
-class CategoricalHead(nn.Module):
+
+class Head(nn.Module):
+    """From features to a distribution over actions.
+
+    Args:
+        in_features: Width of the features.
+        out_features: Width of the layer that parametrises the distribution.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.linear = orthogonal(nn.Linear(in_features, out_features), gain=0.01)
+
+    @abstractmethod
+    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draws what :meth:`sample` needs, [*batch_shape, ...]."""
+
+    @abstractmethod
+    def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the action [B, ...] that the noise selects (the mode when None), and its log-probability [B]."""
+
+    @abstractmethod
+    def array_sampler(self) -> ArraySampler:
+        """Returns a function of NumPy arrays that does what :meth:`sample` does after the linear layer.
+
+        It holds for the present weights, and is used under inference mode.
+        """
+
+    @abstractmethod
+    def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the log-probability of the action and the entropy, both [B]."""
+
+    def for_environment(self, action: Tensor) -> Tensor:
+        """Returns what the environment gets for an action [B, ...]."""
+        return action
+
+
+class CategoricalHead(Head):
     """A categorical distribution over discrete actions.
 
     Args:
@@ -21,35 +68,177 @@ class CategoricalHead(nn.Module):
     """
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
-        super().__init__()
         if isinstance(action_spec, OneHot):
             raise ConfigError("env_id has one-hot actions: make the environment with categorical_action_encoding=True.")
         if not isinstance(action_spec, Categorical):
             raise ConfigError(
-                f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the agent's Categorical head takes"
-                " discrete ones only: choose an environment with discrete actions, or an agent with a head for continuous ones."
+                f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the categorical head takes discrete ones"
+                " only: choose an environment with discrete actions, or leave model.agent.head to the environment."
             )
         self.num_actions = int(action_spec.space.n)
-        self.logits = orthogonal(nn.Linear(in_features, self.num_actions), gain=0.01)
+        super().__init__(in_features, self.num_actions)
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draws standard Gumbel noise [*batch_shape, A]: the argmax of logits plus it is a sample of the softmax."""
         return -torch.empty(*batch_shape, self.num_actions).exponential_(generator=generator).log()
 
     def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns the action [...] that the noise selects (the most probable one when None), and its log-probability."""
-        logits = self.logits(features)
+        """See :meth:`Head.sample`."""
+        logits = self.linear(features)
         action = (logits if noise is None else logits + noise).argmax(-1)
         return action, logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
-    def sample_array(self, logits: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Does what :meth:`sample` does, from logits [N, A] to action [N] and log-probability [N], with NumPy."""
-        action = (logits if noise is None else logits + noise).argmax(-1)
-        logits = logits - logits.max(-1, keepdims=True)
-        return action, logits[np.arange(len(logits)), action] - np.log(np.exp(logits).sum(-1))
+    def array_sampler(self) -> ArraySampler:
+        """See :meth:`Head.array_sampler`."""
+
+        def sample(logits: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+            action = (logits if noise is None else logits + noise).argmax(-1)
+            logits = logits - logits.max(-1, keepdims=True)
+            return action, logits[np.arange(len(logits)), action] - np.log(np.exp(logits).sum(-1))
+
+        return sample
 
     def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the log-probability of the action and the entropy, both [...]."""
-        log_prob = self.logits(features).log_softmax(-1)
+        """See :meth:`Head.evaluate`."""
+        log_prob = self.linear(features).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum(-1)
         return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+
+class GaussianHead(Head):
+    """A normal distribution over vectors of continuous actions.
+
+    Its actions are not clipped, and neither are those that a rollout stores: the environment clips them (pitfall of
+    vwxyzjn/cleanrl#240: the log-probability must be that of the action that was drawn).
+
+    Args:
+        in_features: Width of the features.
+        action_spec: The environment's actions, shape [A] with finite bounds.
+
+    Raises:
+        ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different widths.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
+        low, high = _bounds(action_spec)
+        super().__init__(in_features, len(low))
+        # detail 24
+        self.log_std = nn.Parameter(torch.zeros(len(low)))
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draws standard normal noise [*batch_shape, A]."""
+        return torch.randn(*batch_shape, len(self.log_std), generator=generator)
+
+    def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.sample`; actions [B, A]."""
+        mean = self.linear(features)
+        # detail 23
+        action = mean if noise is None else mean + self.log_std.exp() * noise
+        return action, self._log_prob(mean, action)
+
+    def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
+        standardised = (action - mean) * (-self.log_std).exp()
+        # detail 25
+        return (-0.5 * standardised.square() - self.log_std - LOG_SQRT_2PI).sum(-1)
+
+    def array_sampler(self) -> ArraySampler:
+        """See :meth:`Head.array_sampler`."""
+        log_std = self.log_std.detach().numpy()
+        std, constant = np.exp(log_std), -(log_std + LOG_SQRT_2PI).sum(dtype=np.float32)
+
+        def sample(mean: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+            if noise is None:
+                return mean, np.full(len(mean), constant)
+            return mean + std * noise, constant - 0.5 * np.add.reduce(noise * noise, axis=-1)
+
+        return sample
+
+    def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.evaluate`."""
+        mean = self.linear(features)
+        return self._log_prob(mean, action), (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
+
+    def for_environment(self, action: Tensor) -> Tensor:
+        """Clips to the bounds, as the environments do with the actions of a rollout."""
+        return action.clamp(self.low, self.high)
+
+
+class TanhGaussianHead(GaussianHead):
+    """A normal distribution squashed into the action bounds by tanh.
+
+    At the bounds themselves, where tanh has no inverse, the log-probability is that of a point 1e-6 of the half width
+    inside, so that it is finite everywhere. The entropy is that of the normal distribution before tanh; the one after
+    has no closed form.
+    """
+
+    margin = 1e-6
+
+    def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.sample`; actions [B, A] within the bounds."""
+        mean = self.linear(features)
+        raw = mean if noise is None else mean + self.log_std.exp() * noise
+        action = self.low + (self.high - self.low) * (0.5 + 0.5 * raw.tanh())
+        return action, self._squashed_log_prob(mean, action)
+
+    def _squashed_log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
+        half_width = 0.5 * (self.high - self.low)
+        squashed = ((action - self.low) / half_width - 1).clamp(-1 + self.margin, 1 - self.margin)
+        raw = squashed.atanh()
+        # log(1 - tanh(x)^2), without the cancellation
+        log_slope = 2 * (math.log(2) - raw - F.softplus(-2 * raw)) + half_width.log()
+        return self._log_prob(mean, raw) - log_slope.sum(-1)
+
+    def array_sampler(self) -> ArraySampler:
+        """See :meth:`Head.array_sampler`."""
+
+        def sample(mean: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+            centre = torch.from_numpy(mean)
+            raw = centre if noise is None else centre + self.log_std.exp() * torch.from_numpy(noise)
+            action = self.low + (self.high - self.low) * (0.5 + 0.5 * raw.tanh())
+            return action.numpy(), self._squashed_log_prob(centre, action).numpy()
+
+        return sample
+
+    def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.evaluate`."""
+        mean = self.linear(features)
+        _, entropy = super().evaluate(features, action)
+        return self._squashed_log_prob(mean, action), entropy
+
+
+def make_head(name: HeadName | None, in_features: int, action_spec: TensorSpec) -> Head:
+    """Makes the head that is asked for, or, where none is, a categorical one for discrete and a Gaussian for other actions."""
+    if name is None:
+        name = "categorical" if isinstance(action_spec, Categorical | OneHot) else "gaussian"
+    heads = {"categorical": CategoricalHead, "gaussian": GaussianHead, "tanh_gaussian": TanhGaussianHead}
+    return heads[name](in_features, action_spec)
+
+
+def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
+    """Returns the bounds [A] of continuous actions, or says why a Gaussian cannot draw them."""
+    if isinstance(spec, Categorical | OneHot):
+        raise ConfigError(
+            f"env_id has {spec.space.n} discrete actions and the Gaussian head takes continuous ones only: choose an"
+            " environment with continuous actions, or leave model.agent.head to the environment."
+        )
+    if len(spec.shape) != 1 or not spec.dtype.is_floating_point:
+        raise ConfigError(f"env_id has actions of shape {tuple(spec.shape)} and dtype {spec.dtype}: PPO needs vectors of floats.")
+    wrap = "wrap it in gymnasium.wrappers.RescaleAction"
+    if not isinstance(spec, Bounded):
+        raise ConfigError(f"env_id has actions without finite bounds, which a Gaussian cannot be clipped to: {wrap}.")
+    low, high = spec.space.low.clone(), spec.space.high.clone()
+    width = high - low
+    if not (width > 0).all():
+        index = int((width <= 0).int().argmax())
+        raise ConfigError(f"env_id has action bounds [{low[index]:g}, {high[index]:g}] in component {index}: {wrap}.")
+    if width.max() > 10 * width.min():
+        raise ConfigError(
+            f"env_id has action bounds of unequal widths, from {width.min():g} to {width.max():g}, and a Gaussian starts with"
+            f" the same standard deviation 1 in all: {wrap}."
+        )
+    return low, high

@@ -9,7 +9,9 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic, ArrayPolicy
+from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.normalizers import ObservationNormalizer
 
 
 class MLP(nn.Module):
@@ -43,9 +45,13 @@ class MLPAgent(ActorCritic):
         action_spec: The environment's actions.
         hidden_sizes: Widths of the hidden layers.
         shared: One trunk for policy and value, instead of one each.
+        head: The action distribution: ``categorical``, ``gaussian`` or ``tanh_gaussian`` (squashed into the bounds); None:
+            categorical for discrete actions, Gaussian for continuous ones.
+        norm_obs: Normalise the observations by their running mean and standard deviation.
+        clip_obs: Bound of the absolute value of a normalised observation.
 
     Raises:
-        ConfigError: The observations are not vectors of numbers.
+        ConfigError: The observations are not vectors of numbers, or the head does not fit the actions.
     """
 
     def __init__(
@@ -54,6 +60,9 @@ class MLPAgent(ActorCritic):
         action_spec: TensorSpec,
         hidden_sizes: Sequence[int] = (64, 64),
         shared: bool = False,
+        head: HeadName | None = None,
+        norm_obs: bool = False,
+        clip_obs: float = 10.0,
     ) -> None:
         if len(observation_spec.shape) != 1 or not observation_spec.dtype.is_floating_point:
             raise ConfigError(
@@ -62,8 +71,11 @@ class MLPAgent(ActorCritic):
             )
         if not all(width >= 1 for width in hidden_sizes):
             raise ConfigError(f"model.agent.hidden_sizes is {list(hidden_sizes)}: every width must be at least 1.")
+        if not clip_obs > 0:
+            raise ConfigError(f"model.agent.clip_obs is {clip_obs}: it must be above 0.")
         in_features = observation_spec.shape[0]
-        super().__init__(action_spec, body=lambda: MLP(in_features, hidden_sizes), shared=shared)
+        normalizer = ObservationNormalizer((in_features,), clip_obs) if norm_obs else None
+        super().__init__(action_spec, lambda: MLP(in_features, hidden_sizes), shared, head, normalizer)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:
@@ -71,12 +83,12 @@ class MLPAgent(ActorCritic):
         if self.critic.weight.device.type != "cpu":
             return super().array_policy()
         actor, critic = arrays(self.actor_body), arrays(self.critic_body or self.actor_body)
-        (to_logits, logits_bias), (to_value, value_bias) = arrays_of(self.head.logits), arrays_of(self.critic)
+        (to_head, head_bias), (to_value, value_bias) = arrays_of(self.head.linear), arrays_of(self.critic)
+        sample = self.head.array_sampler()
 
         def policy(observation: np.ndarray, noise: Tensor | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             features = through(actor, observation)
-            logits = features @ to_logits + logits_bias
-            action, log_prob = self.head.sample_array(logits, None if noise is None else noise.numpy())
+            action, log_prob = sample(features @ to_head + head_bias, None if noise is None else noise.numpy())
             features = features if self.critic_body is None else through(critic, observation)
             return action, log_prob, (features @ to_value + value_bias)[:, 0]
 

@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning.envs.specs import spec_from_plain, spec_to_plain
@@ -58,3 +59,18 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
     makes, made = ({"class_path": plain["class_path"], **plain["init_args"]} for plain in (current, saved))
     if makes != made:
         raise ConfigError(f"The checkpoint (ckpt_path) holds the agent {made} and model.agent makes {makes}: give the same.")
+
+
+def check_same_state(saved: dict[str, Tensor], current: dict[str, Tensor]) -> None:
+    """Refuses a checkpoint whose weights or statistics are not those of the module.
+
+    Raises:
+        ConfigError: Names the first that is missing on either side, or has another shape.
+    """
+    for name in [*current, *saved]:
+        was, now = (list(state[name].shape) if name in state else "nothing" for state in (saved, current))
+        if was != now:
+            raise ConfigError(
+                f"The checkpoint (ckpt_path) has {was} where the module has {now} for {name!r}: give the settings it was"
+                " trained with (model.norm_reward and model.agent), or another checkpoint."
+            )
