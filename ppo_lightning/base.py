@@ -39,13 +39,14 @@ class AgentModule(L.LightningModule):
     """
 
     agent: ActorCritic
-    reward_scaler: RewardScaler | None = None
+    reward_scaler: RewardScaler | None
     hparams: AttributeDict
 
     def __init__(self, agent: Callable[[TensorSpec, TensorSpec], ActorCritic]) -> None:
         super().__init__()
         self.make_agent = agent
         self.agent = None  # type: ignore[assignment]
+        self.reward_scaler = None
         self.env_steps = 0  # of all ranks
         self.episode_returns: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # how to build the agent again

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.data import Bounded
-from torchrl.envs import ClipTransform, Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
+from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 from ppo_lightning.envs import BatchedEnv
@@ -21,7 +21,7 @@ from ppo_lightning.finite import require_finite
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
-from ppo_lightning.transforms import NormalizeObservation, RequireFinite, ScaleReward
+from ppo_lightning.transforms import ClipAction, NormalizeObservation, RequireFinite, ScaleReward
 
 
 class RolloutCollector(BaseCollector):
@@ -245,7 +245,7 @@ def make_collector(
     if reward_scaler is not None:
         transforms.append(ScaleReward(reward_scaler))
     if isinstance(spec := env.action_spec_unbatched, Bounded) and spec.dtype.is_floating_point:
-        transforms.append(ClipTransform(in_keys_inv=["action"], low=spec.space.low, high=spec.space.high))  # as in BatchedEnv
+        transforms.append(ClipAction(spec.space.low, spec.space.high))
     frames = env.batch_size[0] * num_steps
     device = agent.critic.weight.device
     generator = torch.Generator().manual_seed(derive_seed(seed, "noise", first_env))

@@ -1,5 +1,6 @@
 """Playing whole episodes with the deterministic policy."""
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -7,10 +8,9 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
 from ppo_lightning.collector import make_collector
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 
-MAX_EPISODE_STEPS = 100_000
+MAX_EPISODE_STEPS = 30_000
 
 
 @torch.random.fork_rng(devices=[])  # TorchRL's collector draws from the global generator
@@ -18,7 +18,8 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
     """Plays one whole episode in each environment, always taking the most probable action.
 
     Every environment counts once, so that short episodes are not over-represented. Nothing in the agent, and no random
-    number generator of PyTorch, changes.
+    number generator of PyTorch, changes. An episode that has not ended after 30 000 steps counts as it stands then, with
+    a warning.
 
     Args:
         agent: The agent.
@@ -27,9 +28,6 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
 
     Returns:
         ``episode_reward`` and ``step_count`` of the N episodes, batch size [N].
-
-    Raises:
-        ConfigError: An episode does not end within 100 000 steps.
     """
     collector = make_collector(env, agent, num_steps, deterministic=True)
     episodes = TensorDict(episode_reward=torch.zeros(env.batch_size), step_count=torch.zeros(env.batch_size, dtype=torch.int64))
@@ -46,10 +44,14 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
         if not playing.any():
             break
         if played * num_steps >= MAX_EPISODE_STEPS:
-            raise ConfigError(
-                f"An episode of the evaluation has not ended within {MAX_EPISODE_STEPS} steps: give the environment a time"
-                " limit, for example data.env_kwargs.max_episode_steps."
+            for key, result in episodes.items():
+                result[playing] = following[key][playing, -1, 0]
+            warnings.warn(
+                f"{int(playing.sum())} episodes of the evaluation have not ended within {played * num_steps} steps and count as"
+                " they are: data.env_kwargs.max_episode_steps gives the environment a time limit.",
+                stacklevel=2,
             )
+            break
     return episodes
 
 

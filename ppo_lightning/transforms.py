@@ -32,6 +32,22 @@ class RequireFinite(Transform):
         return tensordict_reset
 
 
+class ClipAction(Transform):
+    """Gives the environment the action within its bounds, as our own adapters do; the rollout keeps the other.
+
+    Args:
+        low: Lower bounds, [A].
+        high: Upper bounds, [A]. (TorchRL's ``ClipTransform`` takes one number for all.)
+    """
+
+    def __init__(self, low: torch.Tensor, high: torch.Tensor) -> None:
+        super().__init__(in_keys_inv=["action"], out_keys_inv=["action"])
+        self._low, self._high = low, high
+
+    def _inv_apply_transform(self, state: torch.Tensor) -> torch.Tensor:
+        return state.clamp(self._low.to(state), self._high.to(state))
+
+
 class NormalizeObservation(Transform):
     """Normalises ``observation`` by an agent's statistics.
 

@@ -94,5 +94,41 @@ class Script(gym.Env):
         return observation, float(action) + 0.5, self.time == self.length, False, {}
 
 
-for name, entry in (("Counter", Counter), ("Forever", Forever), ("Probe", Probe), ("Script", Script)):
+class Reach(gym.Env):
+    """Continuous: the observation is a random number, the time and the two action components that were received.
+
+    The reward is the negative distance of the action to (0.25, -0.25); an episode ends after 3 to 9 steps. ``break_at``
+    gives NaN at that step of the environment's life, in the ``observation`` or the ``reward`` as ``broken`` says.
+    """
+
+    observation_space = gym.spaces.Dict(
+        {"time": gym.spaces.Box(-np.inf, np.inf, ()), "action": gym.spaces.Box(-1, 1, (2,)), "luck": gym.spaces.Box(-9, 9, (1,))}
+    )
+    action_space = gym.spaces.Box(-0.5, 0.5, (2,), np.float32)
+
+    def __init__(self, broken=None, break_at=0, low=-0.5, high=0.5):
+        self.broken, self.break_at, self.life = broken, break_at, 0
+        self.action_space = gym.spaces.Box(np.float32(low), np.float32(high), (2,) if np.isscalar(low) else None)
+
+    def observation(self, action):
+        luck = self.np_random.normal(3, 2, 1).astype(np.float32)
+        if self.broken == "observation" and self.life == self.break_at:
+            luck[0] = np.nan
+        return {"time": np.float32(self.time), "action": action.astype(np.float32), "luck": luck}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.length = 0, int(self.np_random.integers(3, 10))
+        return self.observation(np.zeros(2)), {}
+
+    def step(self, action):
+        self.time += 1
+        self.life += 1
+        reward = -float(np.abs(action - np.array([0.25, -0.25])).sum())
+        if self.broken == "reward" and self.life == self.break_at:
+            reward = np.inf
+        return self.observation(action), reward, self.time == self.length, False, {}
+
+
+for name, entry in (("Counter", Counter), ("Forever", Forever), ("Probe", Probe), ("Script", Script), ("Reach", Reach)):
     gym.register(f"{name}-v0", entry)

@@ -107,12 +107,14 @@ def test_evaluation_is_the_same_through_both_collectors(fit):
     assert {key: plain[key] for key in keys} == {key: wrapped[key] for key in keys}
 
 
-def test_an_evaluation_that_never_ends_is_refused(monkeypatch):
+def test_an_episode_of_the_evaluation_that_never_ends_counts_as_it_is(monkeypatch):
     monkeypatch.setattr("ppo_lightning.evaluation.MAX_EPISODE_STEPS", 200)
     env = make_env("Counter-v0", 2)
     agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
-    with pytest.raises(ConfigError, match="max_episode_steps"):
-        evaluate(agent, env)
+    with pytest.warns(UserWarning, match="2 episodes of the evaluation have not ended within 256 steps"):
+        episodes = evaluate(agent, env)
+    assert episodes["step_count"].tolist() == [256, 256]
+    assert episodes["episode_reward"].tolist() == [256, 256]
 
 
 def test_a_resumed_run_takes_the_new_learning_rate_and_epsilon(saved, fit):

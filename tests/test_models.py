@@ -116,9 +116,9 @@ def test_env_rollout_takes_the_agent_as_its_policy():
     assert len(rollout["action"].unique()) == 2, "outside of deterministic mode it explores"
 
 
-def test_continuous_actions_are_refused():
-    with pytest.raises(ConfigError, match=r"continuous actions of shape .* Categorical head .*discrete"):
-        MLPAgent(VECTOR, Bounded(-1, 1, shape=(2,)))
+def test_continuous_actions_are_refused_by_the_categorical_head():
+    with pytest.raises(ConfigError, match=r"continuous actions of shape .* categorical head .*discrete"):
+        MLPAgent(VECTOR, Bounded(-1, 1, shape=(2,)), head="categorical")
 
 
 @pytest.mark.parametrize("spec", [Unbounded(shape=(3, 4)), Categorical(4, shape=()), Bounded(0, 255, (4,), dtype=torch.uint8)])

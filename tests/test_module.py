@@ -3,6 +3,7 @@
 import functools
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import Logger
@@ -297,7 +298,7 @@ def test_transforms_go_through_torchrls_collector_and_train(fit):
         ({}, {"max_grad_norm": 0.0}, "model.max_grad_norm"),
         ({"num_envs": 0}, {}, "data.num_envs"),
         ({"total_timesteps": 100}, {}, "data.total_timesteps is 100"),
-        ({"env_id": "Pendulum-v1"}, {}, "continuous actions"),
+        ({"env_id": "Reach-v0", "env_kwargs": {"high": np.inf}}, {}, "without finite bounds"),
     ],
 )
 def test_wrong_numbers_end_before_an_environment_is_made(fit, monkeypatch, data, model, message):

@@ -1,0 +1,5 @@
+"""Algorithms beside the core: each overrides a seam of PPO."""
+
+from ppo_lightning.variants.rpo import RPO
+
+__all__ = ["RPO"]

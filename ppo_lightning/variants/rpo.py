@@ -1,0 +1,54 @@
+"""Robust Policy Optimization: PPO whose Gaussian policy is kept from narrowing too early.
+
+Source: Rahman and Xue, "Robust Policy Optimization in Deep Reinforcement Learning" (2022), arXiv:2212.07536.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
+from ppo_lightning.module import PPO
+
+
+class RPO(PPO):
+    """PPO with uniform noise on the mean of the Gaussian policy, in the update only.
+
+    For each transition and epoch the noise z is drawn anew from U(-rpo_alpha, rpo_alpha), component by component, and the
+    log-probability is that of the action under N(mean + z, std). That equals the log-probability of action - z under
+    N(mean, std), so the actions are moved instead of the mean. The ratio of the first minibatch is therefore not 1.
+
+    Args:
+        rpo_alpha: Bound of the noise; the authors recommend 0.5, and 0.01 where PPO is better than RPO with it (Ant, Hopper,
+            InvertedDoublePendulum, Reacher and Pusher).
+        **hyperparameters: Those of :class:`~ppo_lightning.module.PPO`.
+
+    Raises:
+        ConfigError: ``rpo_alpha`` is negative, or the agent has no Gaussian head.
+    """
+
+    def __init__(self, rpo_alpha: float = 0.5, **hyperparameters: Any) -> None:
+        super().__init__(**hyperparameters)
+        if not rpo_alpha >= 0:
+            raise ConfigError(f"model.rpo_alpha is {rpo_alpha}: it must be at least 0.")
+        self.save_hyperparameters("rpo_alpha")
+
+    def configure_model(self) -> None:
+        """Builds the agent, and demands a Gaussian head."""
+        super().configure_model()
+        if self.agent is not None and type(self.agent.head) is not GaussianHead:
+            kind = "squashed" if isinstance(self.agent.head, TanhGaussianHead) else "discrete"
+            raise ConfigError(f"RPO moves the mean of a Gaussian policy and this one is {kind}: use ppo_lightning.PPO.")
+
+    def minibatches(self, rollout: TensorDictBase) -> Iterator[TensorDictBase]:
+        """See :meth:`PPO.minibatches`; the actions are moved by the noise of this epoch."""
+        action = rollout["action"]
+        num_envs, alpha = len(action), self.hparams.rpo_alpha
+        # As for the shuffling, every rank draws for the environments of all ranks.
+        noise = torch.rand(num_envs * self.trainer.world_size, *action.shape[1:], generator=self._shuffle) * 2 - 1
+        moved = rollout.copy()
+        moved["action"] = action - alpha * noise[self.trainer.global_rank * num_envs :][:num_envs].to(action.device)
+        yield from super().minibatches(moved)
