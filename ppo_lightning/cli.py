@@ -1,4 +1,4 @@
-"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``."""
+"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``, and ``play``."""
 
 import inspect
 import json
@@ -16,6 +16,7 @@ from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from ppo_lightning import video
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.errors import ConfigError, NonFiniteError, nearest
@@ -86,6 +87,8 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
     try:
+        if args[:1] == ["play"]:
+            return video.main(args[1:])
         sys.argv[1:] = _with_checkpoint_config(args)  # what LightningCLI and the processes that a strategy starts read
         PPOCLI(
             PPO,
@@ -96,7 +99,7 @@ def main(args: Sequence[str] | None = None) -> None:
             parser_class=Parser,
             parser_kwargs={
                 "prog": "ppo-lightning",
-                "description": "PPO with TorchRL rollouts and PyTorch Lightning.",
+                "description": "PPO with TorchRL rollouts and PyTorch Lightning. 'play' writes a video: see play --help.",
                 "allow_abbrev": False,  # otherwise a misspelt flag counts as another one
                 **{command: {"allow_abbrev": False} for command in SUBCOMMANDS},
             },
@@ -189,5 +192,6 @@ def _quieten() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
     warnings.filterwarnings("ignore", message=r"\s*Unable to serialize instance")  # an env_id, tried as a callable first
+    warnings.filterwarnings("ignore", message=".*is out of date. You should consider upgrading")  # the recipes' v4
     warnings.filterwarnings("ignore", message="The dirpath has changed from")
     warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")

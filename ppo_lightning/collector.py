@@ -119,13 +119,15 @@ class RolloutCollector(BaseCollector):
             noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].unbind()
         normalizer, scaler, raw_rewards, ends = self.agent.normalizer, self.reward_scaler, self._raw_rewards, []
         # Copies: they become the model's when the whole rollout has been found to be finite.
-        moments = normalizer and normalizer.arrays()
-        reward_moments = scaler and scaler.arrays()
+        moments = None if normalizer is None else normalizer.arrays()
+        reward_moments = None if scaler is None else scaler.arrays()
 
         def seen(raw: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
             raw = raw if rows is None else raw[rows]
             require_finite("observation", raw, self._steps_before + t, self._rows.start, rows)
-            return raw if normalizer is None else normalizer.normalize_array(moments, raw, update=not self.deterministic)
+            if normalizer is None or moments is None:
+                return raw
+            return normalizer.normalize_array(moments, raw, update=not self.deterministic)
 
         t = 0
         # detail 1
@@ -137,15 +139,17 @@ class RolloutCollector(BaseCollector):
             raw, reward, terminated, truncated = env.step_arrays(action)
             observation, done = seen(raw), terminated | truncated
             raw_rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated
-            rewards[:, t] = reward if scaler is None else scaler.scale_array(reward_moments, reward, done, self._discounted)
+            if scaler is not None and reward_moments is not None:
+                reward = scaler.scale_array(reward_moments, reward, done, self._discounted)
+            rewards[:, t] = reward
             if done.any():
                 ends.append((done, t, observation[done]))
                 observation[done] = seen(env.reset_arrays(done), rows=done)
         require_finite("reward", raw_rewards, self._steps_before, self._rows.start)
         self._observation = observation
-        if normalizer is not None and not self.deterministic:
+        if normalizer is not None and moments is not None and not self.deterministic:
             normalizer.store(moments)
-        if scaler is not None:
+        if scaler is not None and reward_moments is not None:
             scaler.store(reward_moments)
 
         next_observations[:, :-1], next_observations[:, -1] = observations[:, 1:], observation
@@ -236,9 +240,7 @@ def make_collector(
         total_envs: As for :class:`RolloutCollector`.
     """
     if isinstance(env, BatchedEnv):
-        return RolloutCollector(
-            env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs
-        )
+        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs)
     transforms: list[Transform] = [RequireFinite(first_env), RewardSum(), StepCounter()]
     if agent.normalizer is not None:
         transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))

@@ -1,5 +1,7 @@
 """Environments and collectors behind Lightning's data interface: one rollout is one batch is one PPO iteration."""
 
+import importlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,8 @@ from ppo_lightning.evaluation import EvaluationLoader
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.seeding import Stream, derive_seed
 
+IMPORT_PATH = re.compile(r"\w+(\.\w+)+")  # no id of an environment looks like this
+
 
 class RolloutDataModule(L.LightningDataModule):
     """Rollouts for training, whole episodes for ``validate`` and ``test``, stored observations for ``predict``.
@@ -27,7 +31,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     Args:
         env_id: The environment's id as the backend spells it, or a function without arguments that makes any other
-            TorchRL environment (in YAML: its import path, with ``-> EnvBase`` in its signature, or a ``class_path``).
+            TorchRL environment (in YAML: its import path, as in ``my_package.make``, or a ``class_path``).
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
@@ -43,7 +47,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        env_id: Callable[[], EnvBase] | str = "CartPole-v1",
+        env_id: str | Callable[[], EnvBase] = "CartPole-v1",
         backend: Backend = "gymnasium",
         num_envs: int = 4,
         num_steps: int = 128,
@@ -65,7 +69,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.save_hyperparameters()
         # Objects have no place in a checkpoint; given through the command line they are plain data already.
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
-        self.env_id, self.backend, self.env_kwargs, self.transforms = env_id, backend, env_kwargs or {}, transforms
+        self.env_id = _imported(env_id) if isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id) else env_id
+        self.backend, self.env_kwargs, self.transforms = backend, env_kwargs or {}, transforms
         self.num_envs, self.num_steps, self.eval_episodes = num_envs, num_steps, eval_episodes
         self.predict_observations = predict_observations
         self.frames_per_rollout = num_envs * num_steps  # of all ranks
@@ -133,7 +138,7 @@ class RolloutDataModule(L.LightningDataModule):
             self._agent(),
             self.num_steps,
             self.num_rollouts,
-            reward_scaler=self.trainer.lightning_module.reward_scaler,
+            reward_scaler=self.trainer.lightning_module.reward_scaler,  # type: ignore[arg-type]
             seed=self.seed,
             first_env=self.trainer.global_rank * self.env.batch_size[0],
             total_envs=self.num_envs,
@@ -174,6 +179,14 @@ class RolloutDataModule(L.LightningDataModule):
         if self._env is not None and not self._env.is_closed:
             self._env.close()
         self.collector = self._env = None
+
+
+def _imported(path: str) -> Callable[[], EnvBase]:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"data.env_id {path!r} cannot be imported: {error}.") from error
 
 
 def _plain(value: Any) -> Any:

@@ -102,7 +102,11 @@ class Reach(gym.Env):
     """
 
     observation_space = gym.spaces.Dict(
-        {"time": gym.spaces.Box(-np.inf, np.inf, ()), "action": gym.spaces.Box(-1, 1, (2,)), "luck": gym.spaces.Box(-9, 9, (1,))}
+        {
+            "time": gym.spaces.Box(-np.inf, np.inf, ()),
+            "action": gym.spaces.Box(-1, 1, (2,)),
+            "luck": gym.spaces.Box(-9, 9, (1,)),
+        }
     )
     action_space = gym.spaces.Box(-0.5, 0.5, (2,), np.float32)
 

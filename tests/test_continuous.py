@@ -308,7 +308,8 @@ torch.save((model.predict(observation), evaluate(model.agent, make_env("Reach-v0
 
 
 @pytest.mark.parametrize(
-    "change", [{"norm_reward": False}, {"agent": lambda o, a: MLPAgent(o, a)}, {"agent": lambda o, a: MLPAgent(o, a, clip_obs=5)}]
+    "change",
+    [{"norm_reward": False}, {"agent": lambda o, a: MLPAgent(o, a)}, {"agent": lambda o, a: MLPAgent(o, a, clip_obs=5)}],
 )
 def test_a_checkpoint_with_other_statistics_is_refused(fit, tmp_path, change):
     fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
@@ -344,7 +345,7 @@ def test_what_is_not_finite_ends_the_run_before_it_is_saved(fit, tmp_path, broke
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(fit):
-    with pytest.raises(NonFiniteError, match="losses/.* is nan after 48 steps"):
+    with pytest.raises(NonFiniteError, match=r"losses/.* is nan after 48 steps"):
         fit(REACH, TRAINED | {"learning_rate": 1e30})
 
 

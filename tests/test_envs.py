@@ -185,3 +185,74 @@ def test_stepping_as_an_envbase_gives_the_arrays(env):
         td = one.maybe_reset(step_mdp(td))
         if done.any():
             np.testing.assert_array_equal(td["observation"], two.reset_arrays(done))
+
+
+# MuJoCo and dm_control
+
+
+def play(env, steps, seed=0):
+    """The observations and rewards of random actions, [T, N, ...]."""
+    generator = np.random.default_rng(seed)
+    shape = (env.num_envs, *env.action_spec_unbatched.shape)
+    observations, rewards, ends = [np.array(env.reset_arrays())], [], []
+    for _ in range(steps):
+        observation, reward, terminated, truncated = env.step_arrays(generator.uniform(-1, 1, shape))
+        rewards.append(np.array(reward))
+        done = terminated | truncated
+        ends.append((terminated.copy(), truncated.copy()))
+        observations.append(np.array(env.reset_arrays(done) if done.any() else observation))
+    env.close()
+    return np.array(observations), np.array(rewards), np.array(ends)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "other"),
+    [
+        ("HalfCheetah-v4", "HalfCheetah-v4"),
+        ("HalfCheetah-v5", "HalfCheetah-v5"),
+        ("Hopper-v4", "Hopper-v4"),
+        ("dm_control/walker-walk-v0", "WalkerWalk-v1"),
+        ("dm_control/cartpole-balance-v0", "CartpoleBalance-v1"),
+    ],
+)
+def test_both_backends_are_the_same_task(env_id, other):
+    """Random actions: first and second moments of observations and rewards agree within the noise of the seeds."""
+    ours, theirs = play(make_env(env_id, 8, "gymnasium"), 300), play(make_env(other, 8, "envpool"), 300)
+    assert ours[0].shape == theirs[0].shape
+    for a, b in zip(ours[:2], theirs[:2], strict=True):
+        means = [x.reshape(len(x), 8, -1).mean(0) for x in (a, b)]  # a mean for each of the 8 environments
+        spread = np.sqrt(sum(mean.var(0, ddof=1) for mean in means) / 8) + 1e-2
+        assert (np.abs(means[0].mean(0) - means[1].mean(0)) < 5 * spread).all()
+        scale = [x.reshape(len(x), 8, -1).std((0, 1)) for x in (a, b)]
+        np.testing.assert_allclose(*scale, rtol=0.35, atol=0.05)
+
+
+def test_dictionaries_are_flattened_alphabetically():
+    env = make_env("dm_control/walker-walk-v0", 2)
+    raw = env.envs.envs[0].unwrapped
+    flat = env.reset_arrays()[0]
+    task = raw._env.task.get_observation(raw._env.physics)
+    assert list(task) == ["orientations", "height", "velocity"], "dm_control's own order is another one"
+    np.testing.assert_allclose(flat, np.concatenate([np.ravel(task[key]) for key in sorted(task)]), rtol=1e-6)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend"), [("dm_control/cartpole-balance-v0", "gymnasium"), ("CartpoleBalance-v1", "envpool")]
+)
+def test_the_end_of_a_dm_control_episode_is_a_time_limit(env_id, backend):
+    _, _, ends = play(make_env(env_id, 1, backend), 1000)
+    assert not ends[:999].any()
+    assert ends[999].tolist() == [[False], [True]], "truncated, not terminated"
+
+
+def test_an_environment_that_never_ends_trains(fit):
+    data = {"env_id": "dm_control/lqr-lqr_2_1-v0", "num_envs": 1, "num_steps": 2048, "total_timesteps": 4096}
+    module = fit(data, {"num_minibatches": 32, "norm_reward": True})
+    assert module.env_steps == 4096
+    assert not module.episode_returns
+
+
+def test_pusher_v4_without_its_old_mujoco_says_so():
+    with pytest.raises(ConfigError, match=r"Pusher-v4.*mujoco<3"):
+        make_env("Pusher-v4", 1)

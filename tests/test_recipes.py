@@ -31,7 +31,9 @@ def run_cli(tmp_path, monkeypatch, capsys):
 
 def short(recipe):
     data = yaml.safe_load((ROOT / recipe).read_text())["data"]
-    return ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
+    options = ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
+    # RPO's noise moves the ratio from 1; without it, RPO is PPO.
+    return options + (["--model.rpo_alpha", 0] if "/rpo/" in recipe else [])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -52,7 +54,7 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
 
 
 def test_the_recipes_have_the_reference_hyperparameters():
-    """CleanRL's ppo.py: https://docs.cleanrl.dev/rl-algorithms/ppo/."""
+    """CleanRL's ppo.py and ppo_continuous_action.py: https://docs.cleanrl.dev/rl-algorithms/ppo/."""
     reference = {
         "learning_rate": 2.5e-4, "anneal_lr": True, "gamma": 0.99, "gae_lambda": 0.95, "num_minibatches": 4,
         "update_epochs": 4, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01, "vf_coef": 0.5,
@@ -61,13 +63,26 @@ def test_the_recipes_have_the_reference_hyperparameters():
     defaults = PPO().hparams
     assert {key: defaults[key] for key in reference} == reference
     assert (defaults["target_kl"], defaults["adam_eps"]) == (None, 1e-5)
+    continuous = reference | {
+        "learning_rate": 3e-4, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "norm_reward": True,
+        "clip_reward": 10.0,
+    }  # fmt: skip
+    expected = {
+        "classic": (reference, (4, 128, 500_000)),
+        "mujoco": (continuous, (1, 2048, 1_000_000)),
+        "dm_control": (continuous, (1, 2048, 1_000_000)),
+        "rpo": (continuous, (1, 2048, 8_000_000)),
+    }
     for recipe in RECIPES:
-        if recipe.startswith("configs/classic"):
-            config = yaml.safe_load((ROOT / recipe).read_text())
-            model = {key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()}
-            assert {key: model[key] for key in reference} == reference
-            data = config["data"]
-            assert (data["num_envs"], data["num_steps"], data["total_timesteps"]) == (4, 128, 500_000)
+        hyperparameters, sizes = expected[Path(recipe).parent.name]
+        config = yaml.safe_load((ROOT / recipe).read_text())
+        model = {key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()}
+        assert {key: model[key] for key in hyperparameters} == hyperparameters, recipe
+        data = config["data"]
+        assert (data["num_envs"], data["num_steps"], data["total_timesteps"]) == sizes, recipe
+        if hyperparameters is continuous:
+            agent = {"hidden_sizes": [64, 64], "shared": False, "head": "gaussian", "norm_obs": True, "clip_obs": 10.0}
+            assert model["agent"]["init_args"] == agent, recipe
 
 
 def rows(path):

@@ -33,8 +33,9 @@ class BatchedEnv(EnvBase):
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         self.observation_spec_unbatched = Composite(observation=spec_from_space(observation_space))
         self.action_spec_unbatched = spec_from_space(action_space)
-        continuous = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
-        self._bounds = (action_space.low, action_space.high) if continuous else None
+        self._bounds: tuple[np.ndarray, np.ndarray] | None = None
+        if isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating):
+            self._bounds = action_space.low, action_space.high
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
 

@@ -72,8 +72,8 @@ class CategoricalHead(Head):
             raise ConfigError("env_id has one-hot actions: make the environment with categorical_action_encoding=True.")
         if not isinstance(action_spec, Categorical):
             raise ConfigError(
-                f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the categorical head takes discrete ones"
-                " only: choose an environment with discrete actions, or leave model.agent.head to the environment."
+                f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the categorical head takes discrete"
+                " ones only: choose an environment with discrete actions, or leave model.agent.head to the environment."
             )
         self.num_actions = int(action_spec.space.n)
         super().__init__(in_features, self.num_actions)
@@ -215,7 +215,11 @@ def make_head(name: HeadName | None, in_features: int, action_spec: TensorSpec) 
     """Makes the head that is asked for, or, where none is, a categorical one for discrete and a Gaussian for other actions."""
     if name is None:
         name = "categorical" if isinstance(action_spec, Categorical | OneHot) else "gaussian"
-    heads = {"categorical": CategoricalHead, "gaussian": GaussianHead, "tanh_gaussian": TanhGaussianHead}
+    heads: dict[str, Callable[[int, TensorSpec], Head]] = {
+        "categorical": CategoricalHead,
+        "gaussian": GaussianHead,
+        "tanh_gaussian": TanhGaussianHead,
+    }
     return heads[name](in_features, action_spec)
 
 
@@ -227,7 +231,9 @@ def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
             " environment with continuous actions, or leave model.agent.head to the environment."
         )
     if len(spec.shape) != 1 or not spec.dtype.is_floating_point:
-        raise ConfigError(f"env_id has actions of shape {tuple(spec.shape)} and dtype {spec.dtype}: PPO needs vectors of floats.")
+        raise ConfigError(
+            f"env_id has actions of shape {tuple(spec.shape)} and dtype {spec.dtype}: PPO needs vectors of floats."
+        )
     wrap = "wrap it in gymnasium.wrappers.RescaleAction"
     if not isinstance(spec, Bounded):
         raise ConfigError(f"env_id has actions without finite bounds, which a Gaussian cannot be clipped to: {wrap}.")

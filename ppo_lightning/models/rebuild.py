@@ -3,9 +3,11 @@
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
 from torchrl.data import TensorSpec
 
+from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.specs import spec_from_plain, spec_to_plain
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
@@ -40,6 +42,24 @@ def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
         raise ConfigError(f"The checkpoint's agent is {plain['class_path']}: import that class before loading the checkpoint.")
     observation_spec, action_spec = spec_from_plain(plain["observation_spec"]), spec_from_plain(plain["action_spec"])
     return agent_class(observation_spec, action_spec, **plain["init_args"])
+
+
+def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
+    """Refuses an environment that the agent cannot play.
+
+    Raises:
+        ConfigError: The agent does not take its observations, or gives other actions.
+    """
+    observation_spec, action_spec = env.observation_spec_unbatched["observation"], env.action_spec_unbatched
+    with torch.no_grad():
+        try:
+            action = agent.mode(observation_spec.zero().unsqueeze(0))[0]
+        except RuntimeError as error:
+            raise ConfigError(
+                f"The agent does not take observations of shape {list(observation_spec.shape)}: choose its environment."
+            ) from error
+    if action.shape != action_spec.shape or action.is_floating_point() != action_spec.dtype.is_floating_point:
+        raise ConfigError(f"The agent's actions are not those of the environment, {action_spec.shape}: choose its environment.")
 
 
 def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:

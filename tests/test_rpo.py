@@ -1,0 +1,83 @@
+"""Robust Policy Optimization."""
+
+import pytest
+import torch
+from torchrl.data import Bounded, Unbounded
+
+from ppo_lightning import ConfigError, MLPAgent
+from ppo_lightning.variants import RPO
+
+REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 96, "eval_episodes": 1}
+MODEL = {"num_minibatches": 2, "update_epochs": 3, "norm_reward": True}
+
+
+class Recording(RPO):
+    """Keeps the actions of each minibatch, and what was collected."""
+
+    def training_step(self, rollout, batch_idx):
+        self.rollout, self.minibatch_actions = rollout["action"].clone(), []
+        super().training_step(rollout, batch_idx)
+
+    def minibatches(self, rollout):
+        for minibatch in super().minibatches(rollout):
+            self.minibatch_actions.append(minibatch["action"].clone())
+            yield minibatch
+
+
+def weights(module):
+    return torch.nn.utils.parameters_to_vector(module.agent.parameters())
+
+
+def test_without_noise_it_is_ppo(fit):
+    whole = MODEL | {"num_minibatches": 1, "update_epochs": 2}  # the whole rollout: the order does not matter
+    plain = fit(REACH, whole)
+    without, with_noise = (fit(REACH, whole | {"rpo_alpha": alpha}, ppo=RPO) for alpha in (0.0, 0.5))
+    torch.testing.assert_close(weights(without), weights(plain), atol=1e-5, rtol=1e-4)
+    assert (weights(with_noise) - weights(plain)).abs().max() > 1e-4
+    assert (without.hparams.rpo_alpha, without.hparams.gamma) == (0.0, plain.hparams.gamma)
+
+
+def nearly_deterministic(observation_spec, action_spec):
+    agent = MLPAgent(observation_spec, action_spec)
+    torch.nn.init.constant_(agent.head.log_std, -10.0)
+    torch.nn.init.zeros_(agent.head.linear.weight)
+    return agent
+
+
+def test_the_noise_is_uniform_new_in_each_epoch_and_not_in_the_rollout(fit):
+    data = REACH | {"num_steps": 1024, "total_timesteps": 2048}
+    model = MODEL | {"rpo_alpha": 0.4, "learning_rate": 1e-9, "agent": nearly_deterministic}
+    module = fit(data, model, ppo=Recording)
+    assert module.rollout.abs().max() < 0.01
+    epochs = [torch.cat(module.minibatch_actions[i : i + 2]) for i in (0, 2, 4)]
+    for epoch in epochs:
+        assert 0.39 < epoch.abs().max() < 0.41
+        assert epoch.mean().item() == pytest.approx(0, abs=0.02)
+        assert epoch.var().item() == pytest.approx(0.4**2 / 3, rel=0.05)
+    values = torch.stack([epoch.flatten().sort().values for epoch in epochs])
+    assert (values[0] - values[1]).abs().max() > 1e-3
+    assert (values[1] - values[2]).abs().max() > 1e-3
+
+
+def test_moving_the_action_is_moving_the_mean():
+    """log N(action | mean + z, std) == log N(action - z | mean, std), which is what RPO asks its agent for."""
+    torch.manual_seed(0)
+    agent = MLPAgent(Unbounded(shape=(3,)), Bounded(-1, 1, shape=(2,), dtype=torch.float32))
+    observation, z = torch.randn(5, 3), torch.rand(5, 2)
+    action, _, _ = agent.act(observation, agent.noise((5,)))
+    mean = agent.head.linear(agent.actor_body(observation)) + z
+    moved = torch.distributions.Normal(mean, agent.head.log_std.exp()).log_prob(action).sum(-1)
+    torch.testing.assert_close(agent.evaluate(observation, action - z)[0], moved)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "sentence"),
+    [
+        ({"env_id": "CartPole-v1"}, {}, "this one is discrete"),
+        ({}, {"agent": lambda o, a: MLPAgent(o, a, head="tanh_gaussian")}, "this one is squashed"),
+        ({}, {"rpo_alpha": -1.0}, "model.rpo_alpha is -1.0"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(fit, data, model, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        fit(REACH | data, MODEL | model, ppo=RPO)
