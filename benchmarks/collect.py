@@ -10,7 +10,7 @@ def number(pattern: str, text: str) -> str:
     """Returns the number that the pattern captures in what a run printed."""
     match = re.search(pattern, text)
     if match is None:
-        raise ValueError(f"No {pattern!r} in the log: the run did not finish.")
+        raise ValueError(f"No {pattern!r} in the log.")
     return match.group(1)
 
 
@@ -27,13 +27,16 @@ def main(folder: Path, name: str) -> None:
     runs, curves = [], []
     for log in sorted(folder.glob("*/log.txt")):
         text = log.read_text()
+        if "wall time:" not in text:
+            print(f"not finished, left out: {log.parent.name}")
+            continue
         recipe, seed = log.parent.name.rsplit("-", 1)
         runs.append(
             {
                 "recipe": recipe,
                 "seed": seed,
                 "env_steps": number(r"for (\d+) environment steps", text),
-                "return_last_100": number(r"return over the last 100 episodes: (-?[\d.]+)", text),
+                "return_last_100": number(r"return over the last \d+ episodes: (-?[\d.]+)", text),
                 "eval_return": number(r"deterministic: return (-?[\d.]+)", text),
                 "wall_seconds": number(r"wall time: ([\d.]+)", text),
             }
