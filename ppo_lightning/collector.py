@@ -147,7 +147,7 @@ class RolloutCollector(BaseCollector):
                 observation[done] = seen(env.reset_arrays(done), rows=done)
         require_finite("reward", raw_rewards, self._steps_before, self._rows.start)
         self._observation = observation
-        if normalizer is not None and moments is not None and not self.deterministic:
+        if normalizer is not None and moments is not None:
             normalizer.store(moments)
         if scaler is not None and reward_moments is not None:
             scaler.store(reward_moments)

@@ -64,6 +64,7 @@ def edited(tmp_path, old, new):
             ["--data.env_id", "Pendulum-v1", "--model.agent.init_args.head", "categorical"],
             "continuous actions .* categorical head",
         ),
+        (["--data.env_id", "tests.nowhere"], "env_id 'tests.nowhere' cannot be imported"),
         (["--model.agent.init_args.head", "gaussian"], "2 discrete actions and the Gaussian head"),
         (["--model.num_minibatches", "3"], "= 512 is not divisible by model.num_minibatches = 3: change one of the three"),
         (["--model.num_minibatches", "512"], "model.num_minibatches = 512 makes minibatches of one step"),

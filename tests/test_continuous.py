@@ -284,6 +284,22 @@ def test_evaluation_changes_nothing(fit, make_trainer):
         assert torch.equal(value, after[key]), key
 
 
+def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
+    """With the statistics of the training as they are: nothing that the evaluation sees changes how it sees."""
+    agent = fit(REACH, TRAINED).agent
+    with torch.no_grad():
+        torch.nn.init.normal_(agent.head.linear.weight)  # so that the actions depend on what is seen
+    env, returns, playing = reach(), np.zeros(3), np.ones(3, bool)
+    observation = env.reset_arrays()
+    while playing.any():
+        action = agent.mode(torch.tensor(observation, dtype=torch.float32))
+        observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
+        returns += reward * playing
+        playing &= ~(terminated | truncated)
+        observation = env.reset_arrays(terminated | truncated)
+    np.testing.assert_allclose(evaluate(agent, reach())["episode_reward"], returns, rtol=1e-5)
+
+
 def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(fit, make_trainer, tmp_path):
     """``predict`` and an evaluation, in a fresh process, on raw observations."""
     module = fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)

@@ -100,6 +100,16 @@ def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
     assert [row["step"] for row in first] == ["512", "1024", "1024"]
 
 
+def test_a_checkpoint_knows_its_environment(run_cli, tmp_path):
+    recipe = "configs/classic/acrobot.yaml"
+    out = run_cli("fit", "--config", ROOT / recipe, *short(recipe))
+    checkpoint = Path(out.split("checkpoint: ")[1].strip())
+    assert torch.load(checkpoint, weights_only=True)["datamodule_hyper_parameters"]["env_id"] == "Acrobot-v1"
+    assert yaml.safe_load((checkpoint.parent.parent / "cli_config.yaml").read_text())["data"]["env_id"] == "Acrobot-v1"
+    trained = float(out.split("deterministic: return ")[1].split()[0])
+    assert f"{trained}" in run_cli("validate", "--ckpt_path", checkpoint)
+
+
 def test_the_module_is_runnable():
     out = subprocess.run([sys.executable, "-m", "ppo_lightning", "--help"], capture_output=True, text=True, check=True)
     assert all(command in out.stdout for command in ("fit", "validate", "test", "predict"))
