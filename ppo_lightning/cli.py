@@ -193,5 +193,6 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
     warnings.filterwarnings("ignore", message=r"\s*Unable to serialize instance")  # an env_id, tried as a callable first
     warnings.filterwarnings("ignore", message=".*is out of date. You should consider upgrading")  # the recipes' v4
+    warnings.filterwarnings("ignore", message=".*DISPLAY environment variable is missing")  # dm_control trying to render
     warnings.filterwarnings("ignore", message="The dirpath has changed from")
     warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
