@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from jsonargparse import ArgumentParser
 from lightning import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from ppo_lightning import video
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.errors import ConfigError, NonFiniteError, nearest
 from ppo_lightning.models import MLPAgent
+from ppo_lightning.models.rebuild import read_checkpoint
 from ppo_lightning.module import PPO
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -88,6 +87,8 @@ def main(args: Sequence[str] | None = None) -> None:
     _quieten()
     try:
         if args[:1] == ["play"]:
+            from ppo_lightning import video
+
             return video.main(args[1:])
         sys.argv[1:] = _with_checkpoint_config(args)  # what LightningCLI and the processes that a strategy starts read
         PPOCLI(
@@ -136,16 +137,11 @@ def _with_checkpoint_config(args: list[str]) -> list[str]:
     path = _option(args, "--ckpt_path")
     if not args or args[0] not in SUBCOMMANDS or path is None or path in ("last", "hpc") or ":" in path:
         return args
-    if not Path(path).is_file():
-        raise ConfigError(f"ckpt_path {path!r} is not a file: give the path of a checkpoint.")
+    checkpoint = read_checkpoint(path)
     if _option(args, "--config", "-c"):
         return args
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        agent = {key: checkpoint["agent"][key] for key in ("class_path", "init_args")}
-        model, data, seed = (checkpoint[key] for key in ("hyper_parameters", "datamodule_hyper_parameters", "seed"))
-    except Exception as error:
-        raise ConfigError(f"ckpt_path {path!r} is not a checkpoint of ppo_lightning ({type(error).__name__}).") from error
+    agent = {key: checkpoint["agent"][key] for key in ("class_path", "init_args")}
+    model, data, seed = (checkpoint[key] for key in ("hyper_parameters", "datamodule_hyper_parameters", "seed"))
     saved = Path(path).parent.parent / "cli_config.yaml"
     if args[0] == "fit" and saved.is_file():
         return [args[0], "--config", str(saved), *args[1:]]

@@ -38,3 +38,8 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     lowered = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), lowered, n=limit)
     return f": did you mean {', '.join(lowered[key] for key in close)}?" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's text, or its type's name where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

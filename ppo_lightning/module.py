@@ -131,14 +131,17 @@ class PPO(AgentModule):
         minibatch has equally many steps of each environment: split over ranks, it is the union of their minibatches.
         """
         num_envs, num_steps = rollout.batch_size
-        # Every rank draws for the environments of all ranks and keeps the rows of its own.
         # detail 6
-        steps = torch.rand(num_envs * self.trainer.world_size, num_steps, generator=self._shuffle).argsort(dim=1)
-        steps = steps[self.trainer.global_rank * num_envs :][:num_envs]
+        steps = self.uniform(num_envs, num_steps).argsort(dim=1)
         order = (steps + torch.arange(num_envs).unsqueeze(1) * num_steps).T.flatten().to(rollout["advantage"].device)
         keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
         shuffled = rollout.select(*keys).flatten()[order]
         yield from shuffled.split(shuffled.batch_size[0] // self.hparams.num_minibatches)
+
+    def uniform(self, num_envs: int, *shape: int) -> Tensor:
+        """Draws from U(0, 1), [num_envs, *shape]: every rank draws for the environments of all and keeps those of its own."""
+        rows = self.trainer.global_rank * num_envs
+        return torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)[rows : rows + num_envs]
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the total loss of a minibatch [B] and its detached parts."""

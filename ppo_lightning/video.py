@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.rebuild import agent_from_plain, check_same_spaces
+from ppo_lightning.models.rebuild import agent_from_plain, check_same_spaces, read_checkpoint
 from ppo_lightning.seeding import derive_seed
 
 MAX_FRAMES = 10_000  # of one episode
@@ -79,10 +79,9 @@ def _render(env: GymnasiumEnv) -> np.ndarray:
     try:
         frame = env.envs.envs[0].render()
     except Exception as error:  # whatever a graphics library raises where it finds no display
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"The environment cannot be rendered here ({cause}): install the package that it names, or, for MuJoCo, libegl1"
-            " with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
+            f"The environment cannot be rendered here ({first_line(error)}): install the package that it names, or, for"
+            " MuJoCo, libegl1 with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
         ) from error
     if frame is None:
         raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
@@ -115,16 +114,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=1, help="decides the episodes (default: 1)")
     parser.add_argument("--env_id", help="an environment of Gymnasium (default: the checkpoint's)")
     options = parser.parse_args(args)
-    try:
-        checkpoint = torch.load(options.ckpt_path, map_location="cpu", weights_only=True)
-        recipe, data = checkpoint["agent"], checkpoint["datamodule_hyper_parameters"]
-    except Exception as error:
-        name = type(error).__name__
-        raise ConfigError(f"--ckpt_path {options.ckpt_path!r} is not a checkpoint of ppo_lightning ({name}).") from error
-    agent = agent_from_plain(recipe)
-    prefix = "agent."
-    weights = {key: value for key, value in checkpoint["state_dict"].items() if key.startswith(prefix)}
-    agent.load_state_dict({key.removeprefix(prefix): value for key, value in weights.items()})
+    checkpoint = read_checkpoint(options.ckpt_path)
+    agent, data = agent_from_plain(checkpoint["agent"]), checkpoint["datamodule_hyper_parameters"]
+    state, prefix = checkpoint["state_dict"], "agent."
+    agent.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
     if options.env_id is None and data["backend"] != "gymnasium":
         print(f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment")
     env_id, env_kwargs = options.env_id or data["env_id"], {} if options.env_id else data["env_kwargs"] or {}

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.errors import ConfigError, import_extra, nearest
+from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -41,7 +41,7 @@ class EnvPoolEnv(BatchedEnv):
         try:
             self.envs = self._make(list(seeds))
         except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {str(error).splitlines()[0]}.") from error
+            raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
         space = self.envs.observation_space
         self._keys = sorted(space) if isinstance(space, spaces.Dict) else None
         super().__init__(spaces.flatten_space(space) if self._keys else space, self.envs.action_space, seeds)

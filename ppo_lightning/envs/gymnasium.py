@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.errors import ConfigError, import_extra, nearest
+from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 
 class GymnasiumEnv(BatchedEnv):
@@ -34,11 +34,11 @@ class GymnasiumEnv(BatchedEnv):
         try:
             envs = [_flat(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)) for _ in seeds]
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-            raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {_first_line(error)}") from error
+            raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {first_line(error)}") from error
         except TypeError as error:
-            raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {_first_line(error)}.") from error
+            raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
         except gymnasium.error.Error as error:
-            hint = nearest(env_id, gymnasium.registry) or f": {_first_line(error)}"
+            hint = nearest(env_id, gymnasium.registry) or f": {first_line(error)}"
             raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
         # With autoreset, the step after an episode's end would be a dummy transition, or its last observation be lost.
         made = iter(envs)
@@ -68,7 +68,3 @@ class GymnasiumEnv(BatchedEnv):
 
 def _flat(env: gymnasium.Env) -> gymnasium.Env:
     return FlattenObservation(env) if isinstance(env.observation_space, spaces.Dict | spaces.Tuple) else env
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]

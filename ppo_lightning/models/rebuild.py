@@ -1,6 +1,7 @@
 """An agent's recipe as plain data, so that a checkpoint can build it without its environment."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +43,24 @@ def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
         raise ConfigError(f"The checkpoint's agent is {plain['class_path']}: import that class before loading the checkpoint.")
     observation_spec, action_spec = spec_from_plain(plain["observation_spec"]), spec_from_plain(plain["action_spec"])
     return agent_class(observation_spec, action_spec, **plain["init_args"])
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """Reads a checkpoint of this package, without executing anything in it.
+
+    Raises:
+        ConfigError: The file is missing, or something else.
+    """
+    if not Path(path).is_file():
+        raise ConfigError(f"ckpt_path {path!r} is not a file: give the path of a checkpoint.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        missing = {"agent", "state_dict", "hyper_parameters", "datamodule_hyper_parameters", "seed"} - checkpoint.keys()
+    except Exception as error:  # whatever torch.load raises for a file of another kind
+        raise ConfigError(f"ckpt_path {path!r} is not a checkpoint of ppo_lightning ({type(error).__name__}).") from error
+    if missing:
+        raise ConfigError(f"ckpt_path {path!r} is not a checkpoint of ppo_lightning (no {', '.join(sorted(missing))}).")
+    return checkpoint
 
 
 def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:

@@ -6,7 +6,6 @@ Source: Rahman and Xue, "Robust Policy Optimization in Deep Reinforcement Learni
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
 from ppo_lightning.errors import ConfigError
@@ -45,10 +44,6 @@ class RPO(PPO):
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[TensorDictBase]:
         """See :meth:`PPO.minibatches`; the actions are moved by the noise of this epoch."""
-        action = rollout["action"]
-        num_envs, alpha = len(action), self.hparams.rpo_alpha
-        # As for the shuffling, every rank draws for the environments of all ranks.
-        noise = torch.rand(num_envs * self.trainer.world_size, *action.shape[1:], generator=self._shuffle) * 2 - 1
-        moved = rollout.copy()
-        moved["action"] = action - alpha * noise[self.trainer.global_rank * num_envs :][:num_envs].to(action.device)
+        action, moved = rollout["action"], rollout.copy()
+        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform(*action.shape) - 1).to(action.device)
         yield from super().minibatches(moved)
