@@ -56,6 +56,14 @@ class AgentModule(L.LightningModule):
         """Where the rollouts come from."""
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Refuses Trainer options that PPO does not honour (no hook comes before Lightning's own check)."""
+        if self.trainer.gradient_clip_val is not None:
+            raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
+        if self.trainer.precision != "32-true":
+            raise ConfigError(f"trainer.precision is {self.trainer.precision!r}: only '32-true' is supported.")
+        return []
+
     def setup(self, stage: str) -> None:
         """Starts the counts of a new run, whatever the module did before."""
         if stage == "fit" and self.trainer.ckpt_path is None:
@@ -81,14 +89,15 @@ class AgentModule(L.LightningModule):
         require_finite_state(checkpoint)
         checkpoint["agent"] = self._recipe
         checkpoint["seed"] = self.data.seed
-        checkpoint["env_steps"] = self.env_steps
+        checkpoint["env_steps"], checkpoint["frames_per_rollout"] = self.env_steps, self.data.frames_per_rollout
         checkpoint["episode_returns"] = list(self.episode_returns)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes it back; builds the agent if there is none, and otherwise demands the same one.
 
         Raises:
-            ConfigError: The checkpoint is of another kind, another environment or another agent.
+            ConfigError: The checkpoint is of another kind, another environment or another agent; or a run would go on with
+                rollouts of another size, which its schedules cannot count.
         """
         if "agent" not in checkpoint:
             raise ConfigError("The checkpoint (ckpt_path) was not written by ppo_lightning: give one that was.")
@@ -96,6 +105,13 @@ class AgentModule(L.LightningModule):
             self.agent, self._recipe = agent_from_plain(checkpoint["agent"]), checkpoint["agent"]
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict())
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            was, now = checkpoint["frames_per_rollout"], self.data.frames_per_rollout
+            if was != now:
+                raise ConfigError(
+                    f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {was}, and now it is {now}:"
+                    " keep it, or start a new run."
+                )
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
 

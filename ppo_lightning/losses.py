@@ -51,7 +51,7 @@ def normalize(advantage: Tensor) -> Tensor:
     return (advantage - mean) / (std + 1e-8)
 
 
-def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
+def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor) -> Tensor:
     """The clipped surrogate objective, negated.
 
     Args:
@@ -64,10 +64,11 @@ def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tenso
     """
     # detail 8
     ratio = log_ratio.exp()
-    return -torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)  # type: ignore[arg-type]
+    return -torch.min(advantage * ratio, advantage * clipped).mean()
 
 
-def value_loss(value: Tensor, old_value: Tensor, value_target: Tensor, clip_coef: float | None) -> Tensor:
+def value_loss(value: Tensor, old_value: Tensor, value_target: Tensor, clip_coef: float | Tensor | None) -> Tensor:
     """Half the mean squared error of the value, of the worse of the plain and the clipped prediction.
 
     Args:
@@ -82,12 +83,12 @@ def value_loss(value: Tensor, old_value: Tensor, value_target: Tensor, clip_coef
     error = (value - value_target).square()
     if clip_coef is not None:
         # detail 9
-        clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)
+        clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)  # type: ignore[arg-type]
         error = torch.max(error, (clipped - value_target).square())
     return 0.5 * error.mean()
 
 
-def diagnostics(log_ratio: Tensor, clip_coef: float) -> dict[str, Tensor]:
+def diagnostics(log_ratio: Tensor, clip_coef: float | Tensor) -> dict[str, Tensor]:
     """How far the new policy is from the one that collected.
 
     Args:

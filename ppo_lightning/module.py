@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lightning as L
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
@@ -13,6 +11,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import losses
 from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
+from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, MLPAgent
@@ -46,6 +45,9 @@ class PPO(AgentModule):
         clip_reward: Bound of the absolute value of a reward so scaled.
         bootstrap_truncated: Continue with the value of the last observation where a time limit cut an episode; off, a
             time limit counts as a terminal state, as in CleanRL.
+        compile: Compile the update: one graph for loss, gradients, clipping and Adam on a single device, the loss alone on
+            several ranks. It takes some ten seconds at the start and needs a C++ compiler, and the weights are those of
+            the uncompiled update to float tolerance.
         num_threads: PyTorch's threads on the CPU while it trains; None: one for a network of less than 100 000 parameters,
             otherwise as many as PyTorch has.
         agent: Makes the agent from the specs of observations and actions.
@@ -74,6 +76,7 @@ class PPO(AgentModule):
         norm_reward: bool = False,
         clip_reward: float = 10.0,
         bootstrap_truncated: bool = True,
+        compile: bool = False,
         num_threads: int | None = None,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
     ) -> None:
@@ -82,7 +85,10 @@ class PPO(AgentModule):
         check_hyperparameters(self.hparams)
         self.automatic_optimization = False
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
+        self.clip_coef: float | Tensor = clip_coef  # of this iteration; a tensor where a compiled graph reads it
         self._shuffle = torch.Generator()
+        self._compiled: CompiledUpdate | None = None
+        self._loss: Loss = self.loss  # compiled, on several ranks
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Runs one PPO iteration.
@@ -91,6 +97,9 @@ class PPO(AgentModule):
             rollout: From a collector, batch size [N, T].
             batch_idx: Lightning's count of rollouts.
         """
+        # detail A1
+        clip_coef = self.hparams.clip_coef * (self.remaining(self.rollouts_done) if self.hparams.anneal_clip_coef else 1.0)
+        self.clip_coef = self.clip_coef.fill_(clip_coef) if isinstance(self.clip_coef, Tensor) else clip_coef
         rollout = self.advantages(rollout)
         metrics = []
         for _ in range(self.hparams.update_epochs):
@@ -124,8 +133,8 @@ class PPO(AgentModule):
         rollout["advantage"], rollout["value_target"] = advantage.unsqueeze(-1), value_target.unsqueeze(-1)
         return rollout
 
-    def minibatches(self, rollout: TensorDictBase) -> Iterator[TensorDictBase]:
-        """Yields the rollout in random minibatches [B]; each transition once.
+    def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
+        """Yields the rollout in random minibatches of tensors [B, ...]; each transition once.
 
         Every environment is shuffled by itself and the columns are dealt out, so that (if ``num_minibatches`` divides T) a
         minibatch has equally many steps of each environment: split over ranks, it is the union of their minibatches.
@@ -135,16 +144,17 @@ class PPO(AgentModule):
         steps = self.uniform(num_envs, num_steps).argsort(dim=1)
         order = (steps + torch.arange(num_envs).unsqueeze(1) * num_steps).T.flatten().to(rollout["advantage"].device)
         keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
-        shuffled = rollout.select(*keys).flatten()[order]
-        yield from shuffled.split(shuffled.batch_size[0] // self.hparams.num_minibatches)
+        size = len(order) // self.hparams.num_minibatches
+        for parts in zip(*(rollout[key].flatten(0, 1)[order].split(size) for key in keys), strict=True):
+            yield dict(zip(keys, parts, strict=True))
 
     def uniform(self, num_envs: int, *shape: int) -> Tensor:
         """Draws from U(0, 1), [num_envs, *shape]: every rank draws for the environments of all and keeps those of its own."""
         rows = self.trainer.global_rank * num_envs
         return torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)[rows : rows + num_envs]
 
-    def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the total loss of a minibatch [B] and its detached parts."""
+    def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the total loss of a minibatch and its detached parts, by tensor operations only: it may be compiled."""
         log_prob, entropy, value = self.agent.evaluate(minibatch["observation"], minibatch["action"])
         old_value, advantage, value_target = (
             minibatch[key].squeeze(-1) for key in ("state_value", "advantage", "value_target")
@@ -161,10 +171,12 @@ class PPO(AgentModule):
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         return loss, {k: v.detach() for k, v in parts.items()} | losses.diagnostics(log_ratio, clip_coef)
 
-    def update(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
-        """Takes one optimizer step on a minibatch [B] and returns the parts of its loss."""
+    def update(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Takes one optimizer step on a minibatch and returns the parts of its loss."""
         optimizer: Any = self.optimizers()
-        loss, metrics = self.loss(minibatch)
+        if self._compiled is not None and optimizer.optimizer.state:  # which Adam's first step makes
+            return self._compiled(optimizer, minibatch)
+        loss, metrics = self._loss(minibatch)
         optimizer.zero_grad()
         # detail A2
         self.manual_backward(loss)  # averages the gradients of all ranks
@@ -195,13 +207,23 @@ class PPO(AgentModule):
         return self.remaining(rollouts_done) if self.hparams.anneal_lr else 1.0
 
     def on_train_start(self) -> None:
-        """Puts this run's settings in the place of those that came with an optimizer's state from a checkpoint."""
+        """Puts this run's settings in the place of those that came with an optimizer's state from a checkpoint; compiles."""
         lr = self.hparams.learning_rate
         self.schedule.base_lrs = [lr]
         for group in self.trainer.optimizers[0].param_groups:
             factor = self.learning_rate_factor(self.rollouts_done)
             group.update(initial_lr=lr, lr=lr * factor, eps=self.hparams.adam_eps)
         self.schedule._last_lr = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
+        if self.hparams.compile:
+            self.clip_coef = torch.zeros((), device=self.device)
+            if self.trainer.world_size == 1:
+                self._compiled = CompiledUpdate(self.agent, self.loss, self.hparams.max_grad_norm)
+            else:
+                self._loss = torch.compile(self.loss, fullgraph=True)
+
+    def on_train_end(self) -> None:
+        """Drops what was compiled."""
+        self._compiled, self._loss, self.clip_coef = None, self.loss, float(self.clip_coef)
 
     def remaining(self, rollouts_done: int) -> float:
         """Returns the share of the run that is left: 1 in the first iteration, 1 / num_rollouts in the last."""
@@ -216,12 +238,6 @@ class PPO(AgentModule):
     def rollouts_done(self) -> int:
         """Iterations completed, resumed ones included."""
         return self.schedule.last_epoch
-
-    @property
-    def clip_coef(self) -> float:
-        """The clipping range of this iteration."""
-        # detail A1
-        return self.hparams.clip_coef * (self.remaining(self.rollouts_done) if self.hparams.anneal_clip_coef else 1.0)
 
     # Logging
 
@@ -246,14 +262,6 @@ class PPO(AgentModule):
 
     # Checking, saving
 
-    def configure_callbacks(self) -> list[L.Callback]:
-        """Refuses Trainer options that PPO does not honour (no hook comes before Lightning's own check)."""
-        if self.trainer.gradient_clip_val is not None:
-            raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
-        if self.trainer.precision != "32-true":
-            raise ConfigError(f"trainer.precision is {self.trainer.precision!r}: only '32-true' is supported.")
-        return []
-
     def setup(self, stage: str) -> None:
         """Checks, before any environment is created, that the rollout can be split into minibatches."""
         super().setup(stage)
@@ -268,21 +276,9 @@ class PPO(AgentModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the state of the shuffling."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["frames_per_rollout"] = self.data.frames_per_rollout
         checkpoint["shuffle"] = self._shuffle.get_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes it back.
-
-        Raises:
-            ConfigError: A run would go on with rollouts of another size, which its schedules cannot count.
-        """
+        """Takes it back."""
         super().on_load_checkpoint(checkpoint)
-        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            was, now = checkpoint["frames_per_rollout"], self.data.frames_per_rollout
-            if was != now:
-                raise ConfigError(
-                    f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {was}, and now it is {now}:"
-                    " keep it, or start a new run."
-                )
         self._shuffle.set_state(checkpoint["shuffle"].cpu())

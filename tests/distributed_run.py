@@ -13,6 +13,7 @@ options = json.loads(sys.argv[1])
 
 class Run(ppo_lightning.PPO):
     def on_train_start(self):
+        super().on_train_start()
         self.initial = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
 
     def training_step(self, rollout, batch_idx):

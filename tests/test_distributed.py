@@ -29,10 +29,11 @@ def run(folder, devices, model=None, kl_of_ranks=None):
 
 
 @pytest.mark.detail("A2")
-def test_two_ranks_do_what_one_rank_with_all_environments_does(tmp_path):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_ranks_do_what_one_rank_with_all_environments_does(tmp_path, compiled):
     """Each rank has its own environments and noise; averaging the gradients gives the whole batch's."""
     model = {"norm_adv": False}  # its statistics are still each rank's own
-    (one,), two = run(tmp_path / "one", 1, model), run(tmp_path / "two", 2, model)
+    (one,), two = run(tmp_path / "one", 1, model), run(tmp_path / "two", 2, model | {"compile": compiled})
     assert torch.equal(two[0]["weights"], two[1]["weights"])
     assert not torch.equal(two[0]["observation"], two[1]["observation"])
     torch.testing.assert_close(torch.cat([rank["observation"] for rank in two]), one["observation"])

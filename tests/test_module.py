@@ -73,7 +73,7 @@ def test_each_epoch_visits_each_transition_once_in_a_fresh_order(fit):
     orders = []
     for i, epoch in enumerate(module.epochs):
         rollout = module.rollouts[i // 3]
-        assert [len(minibatch) for minibatch in epoch] == [16] * 4
+        assert [len(minibatch["advantage"]) for minibatch in epoch] == [16] * 4
         visited = torch.cat([minibatch["advantage"] for minibatch in epoch]).flatten()
         stored = rollout["advantage"].flatten()
         assert torch.equal(visited.sort().values, stored.sort().values)
@@ -152,13 +152,14 @@ def test_the_loss_uses_its_options(fit):
     assert parts["clipfrac"] > 0.1
     for option, value, part in (
         ("norm_adv", False, "policy_loss"),
-        ("clip_coef", 0.01, "policy_loss"),
         ("clip_vloss", False, "value_loss"),
     ):
         usual = module.hparams[option]
         module.hparams[option] = value
         assert module.loss(batch)[1][part] != parts[part], option
         module.hparams[option] = usual
+    module.clip_coef = 0.01
+    assert module.loss(batch)[1]["policy_loss"] != parts["policy_loss"]
 
 
 def test_the_first_minibatch_has_ratio_1(fit):

@@ -8,6 +8,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from ppo_lightning.compiled import Minibatch
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
 from ppo_lightning.module import PPO
@@ -42,7 +43,7 @@ class RPO(PPO):
             kind = "squashed" if isinstance(self.agent.head, TanhGaussianHead) else "discrete"
             raise ConfigError(f"RPO moves the mean of a Gaussian policy and this one is {kind}: use ppo_lightning.PPO.")
 
-    def minibatches(self, rollout: TensorDictBase) -> Iterator[TensorDictBase]:
+    def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """See :meth:`PPO.minibatches`; the actions are moved by the noise of this epoch."""
         action, moved = rollout["action"], rollout.copy()
         moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform(*action.shape) - 1).to(action.device)
