@@ -11,6 +11,6 @@ export OMP_NUM_THREADS=1 bin logs root
 grep -v '^#' "benchmarks/$name.txt" |
   xargs -P 2 -L 1 bash -c 'label=$0 recipe=$1 seed=$2; shift 2; folder="$logs/$label-$seed"
     [ ! -e "$folder/done" ] || exit 0
-    mkdir -p "$folder" && cd "$folder" && PYTHONPATH=$root "$bin"/python -W ignore -m ppo_lightning fit --config "$root/$recipe" \
+    rm -rf "$folder"; mkdir -p "$folder" && cd "$folder" && PYTHONPATH=$root "$bin"/python -W ignore -m ppo_lightning fit --config "$root/$recipe" \
     --seed_everything "$seed" --trainer.enable_progress_bar false "$@" >log.txt 2>&1 && touch done || cat log.txt'
 "$bin"/python benchmarks/collect.py "$logs" "$name"
