@@ -77,7 +77,7 @@ def record_video(
 def _render(env: GymnasiumEnv) -> np.ndarray:
     """Returns one frame, [H, W, 3] uint8."""
     try:
-        frame = env.envs.envs[0].render()
+        frame = env.envs[0].render()
     except Exception as error:  # whatever a graphics library raises where it finds no display
         raise ConfigError(
             f"The environment cannot be rendered here ({first_line(error)}): install the package that it names, or, for"
@@ -90,7 +90,7 @@ def _render(env: GymnasiumEnv) -> np.ndarray:
 
 def _frames_per_second(env: GymnasiumEnv) -> float:
     """Returns what makes the video as fast as the simulation."""
-    one = env.envs.envs[0]
+    one = env.envs[0]
     step = getattr(one.unwrapped, "dt", None)  # seconds; the metadata of dm_control's environments is wrong
     return min(1 / step if step else one.metadata.get("render_fps", 30), 60)
 

@@ -91,7 +91,7 @@ def test_evaluation_plays_one_whole_episode_in_each_environment():
     assert torch.equal(torch.get_rng_state(), state)
     fresh = make_env("Script-v0", 20, seed=3)
     fresh.reset_arrays()
-    lengths = [one.unwrapped.length for one in fresh.envs.envs]
+    lengths = [one.unwrapped.length for one in fresh.envs]
     assert episodes["step_count"].tolist() == lengths
     # rewards are action + 0.5: the mode's
     assert ((episodes["episode_reward"] - 0.5 * episodes["step_count"]) % 1 == 0).all()

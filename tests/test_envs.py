@@ -229,7 +229,7 @@ def test_both_backends_are_the_same_task(env_id, other):
 
 def test_dictionaries_are_flattened_alphabetically():
     env = make_env("dm_control/walker-walk-v0", 2)
-    raw = env.envs.envs[0].unwrapped
+    raw = env.envs[0].unwrapped
     flat = env.reset_arrays()[0]
     task = raw._env.task.get_observation(raw._env.physics)
     assert list(task) == ["orientations", "height", "velocity"], "dm_control's own order is another one"

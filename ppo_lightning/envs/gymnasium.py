@@ -5,7 +5,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
 
 from ppo_lightning.envs.batched import BatchedEnv
@@ -14,6 +13,9 @@ from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 class GymnasiumEnv(BatchedEnv):
     """N copies of a registered Gymnasium environment.
+
+    A plain loop over the environments: Gymnasium's ``SyncVectorEnv`` takes 30 microseconds more for a step of HalfCheetah,
+    to gather the ``info`` dictionaries that nobody here reads.
 
     A dictionary of observations becomes one vector, in the order of its space (alphabetical, unless the environment built
     its space from an ``OrderedDict``).
@@ -32,7 +34,7 @@ class GymnasiumEnv(BatchedEnv):
             import_extra("dm_control", extra="dm-control")
             import_extra("shimmy", extra="dm-control")  # registers the ids
         try:
-            envs = [_flat(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)) for _ in seeds]
+            self.envs = [_flat(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)) for _ in seeds]
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {first_line(error)}") from error
         except TypeError as error:
@@ -40,29 +42,33 @@ class GymnasiumEnv(BatchedEnv):
         except gymnasium.error.Error as error:
             hint = nearest(env_id, gymnasium.registry) or f": {first_line(error)}"
             raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
-        # With autoreset, the step after an episode's end would be a dummy transition, or its last observation be lost.
-        made = iter(envs)
-        self.envs = SyncVectorEnv([lambda: next(made)] * len(envs), copy=False, autoreset_mode=AutoresetMode.DISABLED)
-        super().__init__(self.envs.single_observation_space, self.envs.single_action_space, seeds)
+        space, count = self.envs[0].observation_space, len(seeds)
+        self._observation = np.zeros((count, *(space.shape or ())), space.dtype)
+        self._reward, self._terminated, self._truncated = np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
+        super().__init__(space, self.envs[0].action_space, seeds)
         self._reseed()
 
     def _reseed(self) -> None:
-        self._seeds_to_use: list[int | None] | None = list(self.seeds)
+        self._seeds_to_use: list[int] | None = list(self.seeds)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """See :meth:`BatchedEnv.reset_arrays`."""
         seeds, self._seeds_to_use = self._seeds_to_use, None
-        options = None if mask is None else {"reset_mask": mask}
-        return self.envs.reset(seed=seeds, options=options)[0]
+        for i in range(self.num_envs) if mask is None else np.flatnonzero(mask):
+            self._observation[i] = self.envs[i].reset(seed=None if seeds is None else seeds[i])[0]
+        return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv._step_arrays`."""
-        return self.envs.step(action)[:4]
+        for i, env in enumerate(self.envs):
+            self._observation[i], self._reward[i], self._terminated[i], self._truncated[i], _ = env.step(action[i])
+        return self._observation, self._reward, self._terminated, self._truncated
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes every environment."""
         if not self.is_closed:
-            self.envs.close()
+            for env in self.envs:
+                env.close()
         super().close(raise_if_closed=raise_if_closed)
 
 
