@@ -24,6 +24,7 @@ from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent, check_same_state
 
 SMALL_NETWORK = 100_000  # parameters
+SAVE_LOGS_EVERY = 10  # seconds
 
 
 class AgentModule(L.LightningModule):
@@ -123,7 +124,8 @@ class AgentModule(L.LightningModule):
         A second thread gains such a network nothing, and on a machine that does other work too it waits for the first
         one longer than it works: CartPole beside another busy process ran 60 times slower with two threads than with one.
         """
-        self._started, self._steps_before = time.perf_counter(), self.env_steps
+        self._started = self._logs_saved = time.perf_counter()
+        self._steps_before = self.env_steps
         self._threads_before, size = torch.get_num_threads(), sum(p.numel() for p in self.agent.parameters())
         default = 1 if size < SMALL_NETWORK else self._threads_before
         torch.set_num_threads(self.hparams.num_threads or default)
@@ -158,6 +160,10 @@ class AgentModule(L.LightningModule):
         if rollouts_done % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             for logger in self.loggers:
                 logger.log_metrics(dict(zip(values, together.tolist(), strict=True)), step=self.env_steps)
+        if time.perf_counter() - self._logs_saved > SAVE_LOGS_EVERY:
+            self._logs_saved = time.perf_counter()
+            for logger in self.loggers:
+                logger.save()  # CSVLogger's own rule, (step + 1) % 100 == 0, does not fit environment steps
 
     # Evaluation
 

@@ -5,10 +5,10 @@ import functools
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from torchrl.envs import InitTracker
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, losses, make_env
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, base, losses, make_env
 from ppo_lightning.collector import make_collector
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 5}
@@ -354,3 +354,17 @@ def test_small_networks_train_on_one_thread_and_give_the_others_back(fit):
         assert fit(SMALL, {"agent": wide}, ppo=Threads).threads == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_the_metrics_are_on_disk_while_the_run_goes_on(fit, tmp_path, monkeypatch):
+    rows = []
+
+    class Watching(Recorder):
+        def log_rollout(self, rollout, metrics):
+            super().log_rollout(rollout, metrics)
+            path = tmp_path / "live/version_0/metrics.csv"
+            rows.append(len(path.read_text().splitlines()) - 1 if path.exists() else 0)
+
+    monkeypatch.setattr(base, "SAVE_LOGS_EVERY", 0)
+    fit(SMALL, {}, ppo=Watching, logger=CSVLogger(tmp_path, name="live"), log_every_n_steps=1)
+    assert rows == [1, 2, 3, 4, 5]
