@@ -44,8 +44,10 @@ def main(folder: Path, name: str) -> None:
         for path in log.parent.rglob("metrics.csv"):
             for row in csv.DictReader(path.open()):
                 if row.get("charts/episodic_return"):
-                    value = f"{float(row['charts/episodic_return']):.2f}"
-                    curves.append({"recipe": recipe, "seed": seed, "env_steps": row["step"], "episodic_return": value})
+                    steps, returned = row["step"], f"{float(row['charts/episodic_return']):.2f}"
+                    seconds = f"{int(steps) / float(row['charts/SPS']):.1f}"  # SPS counts from the start of the run
+                    point = {"recipe": recipe, "seed": seed, "env_steps": steps, "seconds": seconds}
+                    curves.append(point | {"episodic_return": returned})
     results = Path(__file__).parent / "results"
     write(results / f"{name}.csv", runs)
     write(results / f"{name}_curves.csv", curves)
