@@ -97,8 +97,8 @@ class AgentModule(L.LightningModule):
         """Takes it back; builds the agent if there is none, and otherwise demands the same one.
 
         Raises:
-            ConfigError: The checkpoint is of another kind, another environment or another agent; or a run would go on with
-                rollouts of another size, which its schedules cannot count.
+            ConfigError: The checkpoint is of another kind, other spaces or another agent; or a run would go on in another
+                environment, or with rollouts of another size, which its schedules cannot count.
         """
         if "agent" not in checkpoint:
             raise ConfigError("The checkpoint (ckpt_path) was not written by ppo_lightning: give one that was.")
@@ -107,6 +107,12 @@ class AgentModule(L.LightningModule):
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict())
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            source, here = checkpoint["datamodule_hyper_parameters"], self.data.hparams
+            if source["backend"] == here["backend"] and source["env_id"] != here["env_id"]:
+                raise ConfigError(
+                    f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is {here['env_id']}:"
+                    " keep it, or start a new run."
+                )
             was, now = checkpoint["frames_per_rollout"], self.data.frames_per_rollout
             if was != now:
                 raise ConfigError(

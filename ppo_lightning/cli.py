@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 from lightning import Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
@@ -48,6 +49,15 @@ class Parser(LightningArgumentParser):
         raise SystemExit(2)
 
 
+class SaveRunConfig(SaveConfigCallback):
+    """Keeps the settings of runs that train; ``validate`` and the others would put theirs into the current folder."""
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Writes ``cli_config.yaml`` at ``fit``."""
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
+
+
 class PPOCLI(LightningCLI):
     """Lightning's CLI: ``model`` is an algorithm by ``class_path``, ``data`` a :class:`RolloutDataModule`."""
 
@@ -56,9 +66,10 @@ class PPOCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
 
     def before_instantiate_classes(self) -> None:
-        """Demands a checkpoint where one is needed; honours ``--trainer.enable_progress_bar false``.
+        """Demands a checkpoint where one is needed; honours two flags that Lightning takes otherwise.
 
-        Lightning refuses that flag beside a bar of one's own.
+        It refuses ``--trainer.enable_progress_bar false`` beside a bar of one's own, and with
+        ``--trainer.limit_val_batches 0`` it would never save, for it saves after validations.
         """
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
@@ -66,6 +77,8 @@ class PPOCLI(LightningCLI):
         if config.trainer.enable_progress_bar is False:
             callbacks = self.trainer_defaults["callbacks"]
             self.trainer_defaults["callbacks"] = [c for c in callbacks if not isinstance(c, RolloutProgressBar)]
+        if config.trainer.limit_val_batches == 0 and config.trainer.enable_checkpointing is not False:
+            self.trainer_defaults["callbacks"] += [ModelCheckpoint(save_on_train_epoch_end=True)]  # the end of the run
 
     def _parse_ckpt_path(self) -> None:
         """Does nothing: Lightning 2.6 would put the checkpoint's hyperparameters over the flags given by hand.
@@ -104,6 +117,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 "allow_abbrev": False,  # otherwise a misspelt flag counts as another one
                 **{command: {"allow_abbrev": False} for command in SUBCOMMANDS},
             },
+            save_config_callback=SaveRunConfig,
             save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
             trainer_defaults={
                 "max_epochs": -1,  # data.total_timesteps ends the run
@@ -142,8 +156,9 @@ def _with_checkpoint_config(args: list[str]) -> list[str]:
         return args
     agent = {key: checkpoint["agent"][key] for key in ("class_path", "init_args")}
     model, data, seed = (checkpoint[key] for key in ("hyper_parameters", "datamodule_hyper_parameters", "seed"))
-    saved = Path(path).parent.parent / "cli_config.yaml"
-    if args[0] == "fit" and saved.is_file():
+    folder = Path(path).resolve().parent
+    saved = folder.parent / "cli_config.yaml"
+    if args[0] == "fit" and folder.name == "checkpoints" and saved.is_file():
         return [args[0], "--config", str(saved), *args[1:]]
     model.pop("_instantiator", None), data.pop("_instantiator", None)
     class_path = model.pop("_class_path", "ppo_lightning.PPO")
@@ -172,9 +187,11 @@ def _one_sentence(message: str) -> str:
     unknown = re.search(r"ption '([^']+)'", message)
     if unknown and "accept" in message:
         key = unknown.group(1)
-        known = [*inspect.signature(PPO).parameters, *inspect.signature(MLPAgent).parameters, "seed_everything", "ckpt_path"]
-        known += [f"data.{name}" for name in inspect.signature(RolloutDataModule).parameters]
-        known += [f"trainer.{name}" for name in inspect.signature(Trainer).parameters]
+        known = {name: name for name in (*inspect.signature(PPO).parameters, "seed_everything", "ckpt_path")}
+        known |= {name: f"model.agent.{name}" for name in inspect.signature(MLPAgent).parameters}
+        known["rpo_alpha"] = "rpo_alpha of model ppo_lightning.variants.RPO"
+        for group, owner in (("data", RolloutDataModule), ("trainer", Trainer)):
+            known |= {f"{group}.{name}": f"{group}.{name}" for name in inspect.signature(owner).parameters}
         return f"the key {key!r} is unknown{nearest(key, known) or '; --help lists all keys.'}"
     noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
     lines = [line.strip(" -") for line in message.splitlines()]

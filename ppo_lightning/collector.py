@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.data import Bounded
-from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
+from torchrl.envs import Compose, DoubleToFloat, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 from ppo_lightning.envs import BatchedEnv
@@ -241,7 +241,7 @@ def make_collector(
     """
     if isinstance(env, BatchedEnv):
         return RolloutCollector(env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs)
-    transforms: list[Transform] = [RequireFinite(first_env), RewardSum(), StepCounter()]
+    transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), RewardSum(), StepCounter()]
     if agent.normalizer is not None:
         transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
     if reward_scaler is not None:

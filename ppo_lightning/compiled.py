@@ -18,48 +18,61 @@ class CompiledUpdate:
 
     It works on the parameters and on the optimizer's own state, so that a checkpoint of it is one of the eager update,
     and gives the same weights to float tolerance. A small network's eager update is mostly the cost of calling some 150
-    operations; here it is one call.
+    operations; here it is one call. Lightning's hooks around backward and the optimizer's step do not run, and no
+    parameter has a ``grad``.
 
     Args:
-        agent: Whose parameters are trained.
-        loss: From a minibatch to the loss and its detached parts; nothing in it may depend on the iteration but attributes
-            that are tensors or floats.
+        module: Has ``loss``, from a minibatch to the loss and its detached parts. Nothing in it may depend on the iteration
+            but tensors.
+        optimizer: Adam, over parameters of the module.
         max_grad_norm: As for PPO.
+
+    Raises:
+        ConfigError: The optimizer is another one.
     """
 
-    def __init__(self, agent: nn.Module, loss: Loss, max_grad_norm: float) -> None:
-        self._names = [f"agent.{name}" for name, _ in agent.named_parameters()]
-        self._params = list(agent.parameters())
+    def __init__(self, module: Any, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+        group = optimizer.param_groups[0]
+        plain = not (group.get("weight_decay") or group.get("amsgrad") or group.get("maximize"))
+        if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) > 1 or not plain:
+            raise ConfigError(
+                "model.compile takes torch.optim.Adam without weight decay, AMSGrad or several groups, and configure_optimizers"
+                f" gives {type(optimizer).__name__}: leave model.compile off."
+            )
+        self._optimizer, self._max_grad_norm, self._holder = optimizer, max_grad_norm, _Holder(module)
+        self._params = [parameter for parameter in group["params"] if parameter.requires_grad]
         self._detached = [parameter.detach() for parameter in self._params]
-        self._holder, self._max_grad_norm = _Holder(agent, loss), max_grad_norm
-        self._graph = torch.compile(self._update, fullgraph=True)
+        names = {parameter: name for name, parameter in self._holder.named_parameters()}
+        self._names = [names[parameter] for parameter in self._params]
         self._lr = torch.zeros((), device=self._params[0].device)
+        self._graph = torch.compile(self._update, fullgraph=True)
 
-    def __call__(self, optimizer: Any, minibatch: Minibatch) -> dict[str, Tensor]:
+    @property
+    def ready(self) -> bool:
+        """Whether Adam has made its state, which it does in its first step."""
+        return len(self._optimizer.state) == len(self._params)
+
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Takes one step of Adam and returns the parts of the loss.
 
         Args:
-            optimizer: Lightning's, around an Adam that has taken a step before (its state exists).
             minibatch: Tensors [B, ...], always of the same shapes.
 
         Raises:
             ConfigError: The graph cannot be compiled on this machine.
         """
-        (group,) = optimizer.param_groups
-        optimizer._on_before_step()  # Lightning's count of steps, which optimizer.step() keeps otherwise
+        group = self._optimizer.param_groups[0]
         self._lr.fill_(group["lr"])
-        state = [optimizer.optimizer.state[parameter] for parameter in self._params]
+        state = [self._optimizer.state[parameter] for parameter in self._params]
         exp_avgs, exp_avg_sqs, steps = ([entry[key] for entry in state] for key in ("exp_avg", "exp_avg_sq", "step"))
         constants = (*group["betas"], group["eps"])
         try:
             with torch.no_grad():
-                metrics = self._graph(self._detached, exp_avgs, exp_avg_sqs, steps, self._lr, constants, minibatch)
+                return self._graph(self._detached, exp_avgs, exp_avg_sqs, steps, self._lr, constants, minibatch)
         except torch._inductor.exc.InductorError as error:
             raise ConfigError(
                 f"model.compile does not work here ({first_line(error)}): install g++, or leave model.compile off."
             ) from error
-        optimizer._on_after_step()
-        return metrics
 
     def _update(
         self,
@@ -99,11 +112,11 @@ class CompiledUpdate:
 
 
 class _Holder(nn.Module):
-    """Lets ``functional_call`` put other parameters into the agent while the loss is computed."""
+    """Lets ``functional_call`` put other parameters into the module while its loss is computed."""
 
-    def __init__(self, agent: nn.Module, loss: Loss) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__()
-        self.agent, self.loss = agent, loss
+        self.module = module
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.loss(minibatch)
+        return self.module.loss(minibatch)

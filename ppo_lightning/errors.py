@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 
 
@@ -33,9 +33,9 @@ def import_extra(module: str, extra: str) -> ModuleType:
         raise ConfigError(f"The package {module!r} is missing: run pip install 'ppo-lightning[{extra}]'.") from error
 
 
-def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """Returns ``": did you mean A, B?"`` for the known names closest to ``name``, or an empty string."""
-    lowered = {candidate.lower(): candidate for candidate in known}
+def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3) -> str:
+    """Returns ``": did you mean A, B?"`` for the known names closest to ``name`` (shown as a mapping says), or nothing."""
+    lowered = {each.lower(): known[each] if isinstance(known, Mapping) else each for each in known}
     close = difflib.get_close_matches(name.lower(), lowered, n=limit)
     return f": did you mean {', '.join(lowered[key] for key in close)}?" if close else ""
 

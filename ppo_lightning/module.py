@@ -47,7 +47,7 @@ class PPO(AgentModule):
             time limit counts as a terminal state, as in CleanRL.
         compile: Compile the update: one graph for loss, gradients, clipping and Adam on a single device, the loss alone on
             several ranks. It takes some ten seconds at the start and needs a C++ compiler, and the weights are those of
-            the uncompiled update to float tolerance.
+            the uncompiled update to float tolerance. On a single device, Lightning's hooks around the optimizer do not run.
         num_threads: PyTorch's threads on the CPU while it trains; None: one for a network of less than 100 000 parameters,
             otherwise as many as PyTorch has.
         agent: Makes the agent from the specs of observations and actions.
@@ -174,8 +174,11 @@ class PPO(AgentModule):
     def update(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Takes one optimizer step on a minibatch and returns the parts of its loss."""
         optimizer: Any = self.optimizers()
-        if self._compiled is not None and optimizer.optimizer.state:  # which Adam's first step makes
-            return self._compiled(optimizer, minibatch)
+        if self._compiled is not None and self._compiled.ready:
+            optimizer._on_before_step()  # Lightning's count of steps, which optimizer.step() keeps otherwise
+            metrics = self._compiled(minibatch)
+            optimizer._on_after_step()
+            return metrics
         loss, metrics = self._loss(minibatch)
         optimizer.zero_grad()
         # detail A2
@@ -183,6 +186,8 @@ class PPO(AgentModule):
         # detail 11
         self.clip_gradients(optimizer, self.hparams.max_grad_norm, "norm")
         optimizer.step()
+        if self._compiled is not None:
+            optimizer.zero_grad()
         return metrics
 
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
@@ -217,7 +222,7 @@ class PPO(AgentModule):
         if self.hparams.compile:
             self.clip_coef = torch.zeros((), device=self.device)
             if self.trainer.world_size == 1:
-                self._compiled = CompiledUpdate(self.agent, self.loss, self.hparams.max_grad_norm)
+                self._compiled = CompiledUpdate(self, self.trainer.optimizers[0], self.hparams.max_grad_norm)
             else:
                 self._loss = torch.compile(self.loss, fullgraph=True)
 

@@ -49,15 +49,18 @@ def record_video(
     import_extra("imageio_ffmpeg", extra="video")
     if sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # read by mujoco and dm_control when they are imported
-    seeds = [derive_seed(seed, "eval", 0)]
-    env = GymnasiumEnv(env_id, seeds, **{**env_kwargs, "render_mode": "rgb_array"})
+    seeds = [derive_seed(seed, "eval", index) for index in range(episodes)]
+    env = GymnasiumEnv(env_id, seeds[:1], **{**env_kwargs, "render_mode": "rgb_array"})
     check_same_spaces(agent, env)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         observation, frame = env.reset_arrays(), _render(env)
         with imageio.get_writer(path, fps=_frames_per_second(env), **_options(path)) as video:
             returns = []
-            for _ in range(episodes):
+            for episode in range(episodes):
+                if episode:
+                    env.reseed([seeds[episode]])
+                    observation, frame = env.reset_arrays(), _render(env)
                 video.append_data(frame)
                 total = 0.0
                 for _ in range(MAX_FRAMES):
@@ -68,7 +71,6 @@ def record_video(
                     if terminated[0] or truncated[0]:
                         break
                 returns.append(total)
-                observation, frame = env.reset_arrays(), _render(env)
     finally:
         env.close()
     return returns

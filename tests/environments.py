@@ -134,5 +134,6 @@ class Reach(gym.Env):
         return self.observation(action), reward, self.time == self.length, False, {}
 
 
+gym.register("Twin-v0", Reach)
 for name, entry in (("Counter", Counter), ("Forever", Forever), ("Probe", Probe), ("Script", Script), ("Reach", Reach)):
     gym.register(f"{name}-v0", entry)

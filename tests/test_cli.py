@@ -1,6 +1,7 @@
 """The command line as a user meets it: help, wrong input, the other subcommands."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,8 @@ def edited(tmp_path, old, new):
         (["--trainer.precision", "bf16-mixed"], "trainer.precision is 'bf16-mixed'"),
         (["--model.agent.hidden_sizes", "[0]"], "model.agent.hidden_sizes"),
         (["--ckpt_path", "nowhere.ckpt"], "ckpt_path 'nowhere.ckpt' is not a file"),
+        (["--data.env_kwargs.max_episode_steps", "0"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
+        (["--data.env_id", "Ant-v5", "--data.env_kwargs.xml_file", "no.xml"], "data.env_kwargs does not fit env_id 'Ant-v5'"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(run_cli, flags, message):
@@ -95,7 +98,9 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(run_cli, flags, message):
     [
         ("gamma:", "gama:", "the key 'gama' is unknown: did you mean gamma?"),
         ("env_id:", "envid:", "the key 'data.envid' is unknown: did you mean data.env_id"),
-        ("hidden_sizes:", "hiden_sizes:", "the key 'hiden_sizes' is unknown: did you mean hidden_sizes?"),
+        ("hidden_sizes:", "hiden_sizes:", "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes?"),
+        ("gamma:", "rpo_alpha:", "did you mean rpo_alpha of model ppo_lightning.variants.RPO"),
+        ("gamma:", "norm_obs:", "did you mean model.agent.norm_obs"),
         ("val_check_interval:", "val_check_intervall:", "unknown: did you mean trainer.val_check_interval"),
         ("seed_everything:", "seed_everythin:", "unknown: did you mean seed_everything?"),
     ],
@@ -159,6 +164,33 @@ def test_validate_and_test_need_only_the_checkpoint(run_cli, trained):
         code, out, err = run_cli(command, "--ckpt_path", trained)
         assert code == 0, err
         assert f"{prefix}/episodic_return_std" in out
+
+
+def test_only_training_writes_its_settings(run_cli, trained, tmp_path, monkeypatch):
+    run = trained.parent.parent
+    settings = (run / "cli_config.yaml").read_text()
+    monkeypatch.chdir(run)
+    for command in ("validate", "test"):
+        assert run_cli(command, "--ckpt_path", trained)[0] == 0
+    assert (run / "cli_config.yaml").read_text() == settings
+
+
+def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, tmp_path):
+    """A file beside the current folder is another run's, unless the checkpoint lies in that run's ``checkpoints``."""
+    shutil.copy(trained, tmp_path / "mine.ckpt")
+    settings = (trained.parent.parent / "cli_config.yaml").read_text()
+    (tmp_path / "cli_config.yaml").write_text(settings.replace("gamma: 0.99", "gamma: 0.5"))
+    flags = ["--data.total_timesteps", "1536", "--trainer.logger", "false"]
+    code, out, err = run_cli("fit", "--ckpt_path", "mine.ckpt", *flags)
+    assert code == 0, err
+    checkpoint = torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)
+    assert checkpoint["hyper_parameters"]["gamma"] == 0.99
+
+
+def test_without_evaluation_the_end_of_the_run_is_saved(run_cli):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.limit_val_batches", "0")
+    assert code == 0, err
+    assert torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)["env_steps"] == 1024
 
 
 def test_flags_count_over_what_the_checkpoint_holds(run_cli, trained):

@@ -7,12 +7,22 @@ import sys
 import pytest
 import torch
 
-from ppo_lightning import PPO
+from ppo_lightning import PPO, ConfigError, MLPAgent
+from ppo_lightning.compiled import CompiledUpdate
 
 # Some iterations only: float32 rounds differently in a compiled graph, and training amplifies any difference.
 REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
 MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts the calls of compiled updates."""
+    made = []
+    call = CompiledUpdate.__call__
+    monkeypatch.setattr(CompiledUpdate, "__call__", lambda self, minibatch: made.append(1) or call(self, minibatch))
+    return made
 
 
 class Tracing(PPO):
@@ -28,8 +38,8 @@ class Tracing(PPO):
         return self.metrics[-1]
 
     def on_train_end(self):
-        self.steps, self.ran_compiled = self.trainer.global_step, self._compiled is not None
         super().on_train_end()
+        self.steps = self.trainer.global_step
 
 
 def weights(module):
@@ -42,10 +52,11 @@ def optimizer_state(path):
 
 
 @pytest.mark.parametrize("data, model", [(REACH, {"ent_coef": 0.01}), (CARTPOLE, {"clip_vloss": False, "norm_adv": False})])
-def test_eager_and_compiled_updates_agree(fit, data, model):
+def test_eager_and_compiled_updates_agree(fit, data, model, calls):
     eager, compiled = (fit(data, MODEL | model | {"compile": on}, ppo=Tracing) for on in (False, True))
-    assert (eager.ran_compiled, compiled.ran_compiled) == (False, True)
     assert eager.steps == compiled.steps == 3 * 2 * 2
+    assert len(calls) == 3 * 2 * 2 - 1, "all but the first, which makes Adam's state"
+    assert all(parameter.grad is None for parameter in compiled.agent.parameters())
     assert eager.learning_rates == compiled.learning_rates
     for one, other in zip(eager.metrics, compiled.metrics, strict=True):
         torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-3)
@@ -53,7 +64,7 @@ def test_eager_and_compiled_updates_agree(fit, data, model):
     assert list(eager.state_dict()) == list(compiled.state_dict())
 
 
-def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path):
+def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path, calls):
     def half(compile, ckpt_path=None, rollouts=1):
         model = MODEL | {"anneal_clip_coef": False, "anneal_lr": False, "compile": compile, "max_grad_norm": 0.1}
         module = fit(REACH | {"total_timesteps": 64 * rollouts}, model, ckpt_path=ckpt_path, max_epochs=-1)
@@ -66,6 +77,7 @@ def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path)
         _, path = half(first)
         module, path = half(second, ckpt_path=path, rollouts=2)
         ends.append((weights(module), optimizer_state(path), module.trainer.global_step))
+    assert len(calls) == 4 + 3, "a resumed run has Adam's state already"
     for end in ends[1:]:
         assert end[2] == ends[0][2] == 2 * 2 * 2
         torch.testing.assert_close(end[:2], ends[0][:2], atol=1e-5, rtol=1e-3)
@@ -76,6 +88,41 @@ def test_the_annealed_coefficients_are_compiled_once(fit):
     torch._dynamo.utils.counters.clear()
     fit(REACH, MODEL | {"compile": True})
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+class Other(PPO):
+    def __init__(self, make, **kwargs):
+        super().__init__(**kwargs)
+        self.make = make
+
+    def configure_optimizers(self):
+        optimizer = self.make(self.agent.parameters())
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.AdamW,
+        lambda p: torch.optim.Adam(p, weight_decay=0.1),
+        lambda p: torch.optim.Adam([{"params": [x]} for x in p]),
+    ],
+)
+def test_an_optimizer_that_the_graph_does_not_hold_is_refused(fit, optimizer):
+    with pytest.raises(ConfigError, match=r"model.compile takes torch.optim.Adam without"):
+        fit(CARTPOLE, MODEL | {"compile": True, "make": optimizer}, ppo=Other)
+
+
+def frozen(observation_spec, action_spec):
+    agent = MLPAgent(observation_spec, action_spec)
+    agent.actor_body.requires_grad_(False)
+    return agent
+
+
+def test_frozen_parameters_stay(fit, calls):
+    ends = [fit(CARTPOLE, MODEL | {"compile": on, "agent": frozen}) for on in (False, True)]
+    assert len(calls) == 11
+    torch.testing.assert_close(weights(ends[1]), weights(ends[0]), atol=1e-5, rtol=1e-4)
 
 
 def test_without_a_compiler_one_sentence_says_so(tmp_path):

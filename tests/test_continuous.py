@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import Compose, InitTracker, TransformedEnv
+from torchrl.envs.libs.gym import GymEnv
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.collector import make_collector
@@ -78,9 +79,8 @@ def test_policy_and_value_have_separate_networks_for_continuous_actions():
 
 
 @pytest.mark.parametrize("head", ["gaussian", "tanh_gaussian"])
-@pytest.mark.parametrize("norm_obs", [False, True])
-def test_acting_on_arrays_is_acting_on_tensors(head, norm_obs):
-    agent = agent_for(head=head, norm_obs=norm_obs)
+def test_acting_on_arrays_is_acting_on_tensors(head):
+    agent = agent_for(head=head)
     observation, noise = torch.randn(32, 4), agent.noise((32,))
     with torch.inference_mode():
         for drawn in (noise, None):
@@ -120,7 +120,6 @@ def test_squashed_log_probabilities_are_finite_at_the_bounds():
         (Categorical(3, shape=()), "3 discrete actions and the Gaussian head"),
         (Unbounded(shape=(2,)), "without finite bounds"),
         (Bounded(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0]), shape=(2,)), r"bounds \[1, 1\] in component 1"),
-        (Bounded(torch.tensor([-1.0, -50.0]), torch.tensor([1.0, 50.0]), shape=(2,)), "unequal widths, from 2 to 100"),
         (Bounded(-1, 1, shape=(2, 2)), "vectors"),
     ],
 )
@@ -198,9 +197,11 @@ def test_observations_are_normalised_by_the_statistics_up_to_each_step_and_clipp
 
 @pytest.mark.detail("30")
 @pytest.mark.detail("31")
-def test_rewards_are_divided_by_the_std_of_the_discounted_return_and_clipped():
+@pytest.mark.parametrize("limit", [None, 4])
+def test_rewards_are_divided_by_the_std_of_the_discounted_return_and_clipped(limit):
+    """The discounted return starts again at every end: limit 4 cuts nearly all episodes by time."""
     scaler = RewardScaler(gamma=0.8, clip=1.2)
-    collector = make_collector(reach(), agent_for(), 50, reward_scaler=scaler)
+    collector = make_collector(reach(max_episode_steps=limit), agent_for(), 50, reward_scaler=scaler)
     raw_sum, returns, running = np.zeros(3), [], np.zeros(3)
     for _ in range(2):
         rollout = collector.rollout()
@@ -265,6 +266,14 @@ def test_both_collectors_normalise_and_scale_alike():
     assert ends > 20
     for a, b in zip(collectors[0][1].normalizer.buffers(), collectors[1][1].normalizer.buffers(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_unequal_bounds_are_refused_where_the_head_does_not_scale_itself():
+    spec = Bounded(torch.tensor([-1.0, -50.0]), torch.tensor([1.0, 50.0]), shape=(2,))
+    with pytest.raises(ConfigError, match="unequal widths, from 2 to 100"):
+        MLPAgent(VECTOR, spec)
+    action = MLPAgent(VECTOR, spec, head="tanh_gaussian").act(torch.zeros(1, 4), torch.full((1, 2), 9.0))[0]
+    torch.testing.assert_close(action, torch.tensor([[1.0, 50.0]]))
 
 
 # In a run
@@ -373,3 +382,37 @@ def test_weights_that_are_not_finite_are_not_saved(fit, tmp_path):
     with pytest.raises(NonFiniteError, match=r"agent.critic.bias is not finite"):
         module.trainer.save_checkpoint(tmp_path / "x.ckpt")
     assert not (tmp_path / "x.ckpt").exists()
+
+
+def test_the_statistics_go_on_in_a_resumed_run(fit, tmp_path):
+    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    path = next(tmp_path.glob("*.ckpt"))
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    longer = REACH | {"total_timesteps": 96 + 48}
+    module = fit(longer, TRAINED, ckpt_path=path, max_epochs=-1)
+    assert module.reward_scaler.count == saved["reward_scaler.count"] + 48 == 144
+    assert module.agent.normalizer.count >= saved["agent.normalizer.count"] + 48
+    assert module.state_dict().keys() == saved.keys()
+
+
+def test_a_run_does_not_go_on_in_another_environment(fit, tmp_path):
+    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    path = next(tmp_path.glob("*.ckpt"))
+    with pytest.raises(ConfigError, match=r"a run on Reach-v0 and data.env_id is Twin-v0"):
+        fit(REACH | {"env_id": "Twin-v0"}, TRAINED, ckpt_path=path)
+    wider = REACH | {"env_kwargs": {"low": -1.0, "high": 1.0}}
+    with pytest.raises(ConfigError, match=r"trained on actions .*'low': -0.5.* has .*'low': -1.0"):
+        fit(wider, TRAINED, ckpt_path=path)
+
+
+def double_precision():
+    """A TorchRL environment with observations in float64."""
+    return GymEnv("InvertedPendulum-v5")
+
+
+@pytest.mark.parametrize("norm_obs", [False, True])
+def test_double_precision_of_a_torchrl_environment_becomes_single(fit, norm_obs):
+    data = REACH | {"env_id": double_precision}
+    module = fit(data, TRAINED | {"agent": lambda o, a: MLPAgent(o, a, norm_obs=norm_obs)})
+    assert module.env_steps == 96
+    assert module.predict(torch.zeros(5, 4, dtype=torch.float64)).dtype == torch.float32

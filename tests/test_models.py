@@ -152,3 +152,14 @@ def test_an_agent_that_does_not_keep_its_arguments_is_refused():
 
     with pytest.raises(ConfigError, match="save_hyperparameters"):
         agent_to_plain(Forgetful(VECTOR, ACTIONS), VECTOR, ACTIONS)
+
+
+class Wide(MLPAgent):
+    def __init__(self, observation_spec, action_spec, width=32):
+        super().__init__(observation_spec, action_spec, hidden_sizes=(width, width))
+
+
+def test_an_agents_subclass_with_arguments_of_its_own_is_rebuilt():
+    plain = agent_to_plain(Wide(VECTOR, ACTIONS, width=8), VECTOR, ACTIONS)
+    assert plain["init_args"] == {"width": 8}
+    assert agent_from_plain(plain).actor_body.out_features == 8

@@ -54,6 +54,7 @@ def test_the_noise_is_uniform_new_in_each_epoch_and_not_in_the_rollout(fit):
         assert 0.39 < epoch.abs().max() < 0.41
         assert epoch.mean().item() == pytest.approx(0, abs=0.02)
         assert epoch.var().item() == pytest.approx(0.4**2 / 3, rel=0.05)
+        assert (epoch[:, 0] - epoch[:, 1]).std() > 0.1, "each component has its own"
     values = torch.stack([epoch.flatten().sort().values for epoch in epochs])
     assert (values[0] - values[1]).abs().max() > 1e-3
     assert (values[1] - values[2]).abs().max() > 1e-3

@@ -29,7 +29,6 @@ class BatchedEnv(EnvBase):
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
         self.num_envs = len(seeds)
-        self.seeds = list(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         self.observation_spec_unbatched = Composite(observation=spec_from_space(observation_space))
         self.action_spec_unbatched = spec_from_space(action_space)
@@ -97,9 +96,8 @@ class BatchedEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
-            self.seeds = [derive_seed(seed, "train", index) for index in range(self.num_envs)]
-            self._reseed()
+            self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
 
     @abstractmethod
-    def _reseed(self) -> None:
-        """Makes the next full reset start from ``self.seeds``."""
+    def reseed(self, seeds: list[int]) -> None:
+        """Makes the next full reset start from these seeds, one an environment."""

@@ -48,9 +48,10 @@ class EnvPoolEnv(BatchedEnv):
         self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype
 
-    def _reseed(self) -> None:
+    def reseed(self, seeds: list[int]) -> None:
+        """See :meth:`BatchedEnv.reseed`."""
         self.envs.close()
-        self.envs = self._make(self.seeds)  # EnvPool takes seeds at construction only
+        self.envs = self._make(list(seeds))  # EnvPool takes seeds at construction only
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """See :meth:`BatchedEnv.reset_arrays`."""

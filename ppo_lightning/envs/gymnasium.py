@@ -37,19 +37,20 @@ class GymnasiumEnv(BatchedEnv):
             self.envs = [_flat(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)) for _ in seeds]
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {first_line(error)}") from error
-        except TypeError as error:
+        except (TypeError, ValueError, AssertionError, OSError) as error:
             raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
         except gymnasium.error.Error as error:
-            hint = nearest(env_id, gymnasium.registry) or f": {first_line(error)}"
+            hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
             raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
         space, count = self.envs[0].observation_space, len(seeds)
         self._observation = np.zeros((count, *(space.shape or ())), space.dtype)
         self._reward, self._terminated, self._truncated = np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
         super().__init__(space, self.envs[0].action_space, seeds)
-        self._reseed()
+        self.reseed(seeds)
 
-    def _reseed(self) -> None:
-        self._seeds_to_use: list[int] | None = list(self.seeds)
+    def reseed(self, seeds: list[int]) -> None:
+        """See :meth:`BatchedEnv.reseed`."""
+        self._seeds_to_use: list[int] | None = list(seeds)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """See :meth:`BatchedEnv.reset_arrays`."""

@@ -65,8 +65,10 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return for_actor, for_actor if self.critic_body is None else self.critic_body(observation)
 
     def normalize(self, observation: Tensor) -> Tensor:
-        """Returns what the networks take for raw observations [B, ...], by the present statistics."""
-        return observation if self.normalizer is None else self.normalizer(observation)
+        """Returns what the networks take for raw observations [B, ...], by the present statistics; floats as float32."""
+        if self.normalizer is not None:
+            return self.normalizer(observation)
+        return observation.float() if observation.is_floating_point() else observation
 
     def mode(self, observation: Tensor) -> Tensor:
         """Returns the most probable actions [B, ...] for raw observations [B, ...], within the environment's bounds."""

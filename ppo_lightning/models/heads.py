@@ -121,9 +121,10 @@ class GaussianHead(Head):
 
     low: Tensor
     high: Tensor
+    width_ratio = 10.0  # of the widest bounds to the narrowest
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
-        low, high = _bounds(action_spec)
+        low, high = _bounds(action_spec, self.width_ratio)
         super().__init__(in_features, len(low))
         # detail 24
         self.log_std = nn.Parameter(torch.zeros(len(low)))
@@ -177,6 +178,7 @@ class TanhGaussianHead(GaussianHead):
     """
 
     margin = 1e-6
+    width_ratio = math.inf  # it scales itself
 
     def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`; actions [B, A] within the bounds."""
@@ -223,7 +225,7 @@ def make_head(name: HeadName | None, in_features: int, action_spec: TensorSpec) 
     return heads[name](in_features, action_spec)
 
 
-def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
+def _bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
     """Returns the bounds [A] of continuous actions, or says why a Gaussian cannot draw them."""
     if isinstance(spec, Categorical | OneHot):
         raise ConfigError(
@@ -242,7 +244,7 @@ def _bounds(spec: TensorSpec) -> tuple[Tensor, Tensor]:
     if not (width > 0).all():
         index = int((width <= 0).int().argmax())
         raise ConfigError(f"env_id has action bounds [{low[index]:g}, {high[index]:g}] in component {index}: {wrap}.")
-    if width.max() > 10 * width.min():
+    if width.max() > width_ratio * width.min():
         raise ConfigError(
             f"env_id has action bounds of unequal widths, from {width.min():g} to {width.max():g}, and a Gaussian starts with"
             f" the same standard deviation 1 in all: {wrap}."

@@ -1,5 +1,6 @@
 """An agent's recipe as plain data, so that a checkpoint can build it without its environment."""
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,17 @@ def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec
     Raises:
         ConfigError: The agent's class does not keep its arguments.
     """
-    if "_hparams" not in vars(agent):
+    arguments = list(inspect.signature(type(agent)).parameters.values())[2:]  # after the two specs
+    names = {argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD}
+    kept = dict(agent.hparams) if "_hparams" in vars(agent) else None
+    if kept is None or not names <= kept.keys():
         name = type(agent).__name__
         raise ConfigError(f"{name}.__init__ must call self.save_hyperparameters(ignore=['observation_spec', 'action_spec']).")
+    if len(names) == len(arguments):  # no **kwargs: what a base class kept for itself is not this class's argument
+        kept = {name: kept[name] for name in names}
     return {
         "class_path": f"{type(agent).__module__}.{type(agent).__qualname__}",
-        "init_args": {key: list(arg) if isinstance(arg, tuple) else arg for key, arg in agent.hparams.items()},
+        "init_args": {key: list(arg) if isinstance(arg, tuple) else arg for key, arg in kept.items()},
         "observation_spec": spec_to_plain(observation_spec),
         "action_spec": spec_to_plain(action_spec),
     }
@@ -88,8 +94,9 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
         ConfigError: Names what differs.
     """
     for key, field in (("observation_spec", "observations"), ("action_spec", "actions")):
-        # The bounds of an observation may differ between backends; its shape and type may not.
-        was, now = ({k: v for k, v in plain[key].items() if k in ("n", "shape", "dtype")} for plain in (saved, current))
+        # The bounds of an observation may differ between backends; its shape and type may not, nor an action's bounds.
+        compared = ("n", "shape", "dtype") + (("low", "high") if key == "action_spec" else ())
+        was, now = ({k: v for k, v in plain[key].items() if k in compared} for plain in (saved, current))
         if was != now:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) was trained on {field} {was} and data.env_id has {now}:"
