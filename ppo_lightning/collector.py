@@ -21,7 +21,7 @@ from ppo_lightning.finite import require_finite
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
-from ppo_lightning.transforms import ClipAction, NormalizeObservation, RequireFinite, ScaleReward
+from ppo_lightning.transforms import ClipAction, EpisodeDone, NormalizeObservation, RequireFinite, ScaleReward
 
 
 class RolloutCollector(BaseCollector):
@@ -29,8 +29,9 @@ class RolloutCollector(BaseCollector):
 
     A rollout holds ``observation``, ``action``, ``action_log_prob``, ``state_value`` and, under ``next``,
     ``observation`` (where an episode ended: its real last one), ``reward``, ``done``, ``terminated``, ``truncated``,
-    ``episode_reward`` and ``step_count`` (the running sums of the episode so far). Episodes go on from one rollout to
-    the next. The memory is reused: a yielded rollout is valid until the next one is asked for.
+    ``episode_done``, ``episode_reward`` and ``step_count`` (the running sums of the episode so far). ``done`` cuts the
+    learning and ``episode_done`` the episode; they differ where an Atari game goes on after a life is lost. Episodes go on
+    from one rollout to the next. The memory is reused: a yielded rollout is valid until the next one is asked for.
 
     Observations are stored as the agent saw them: normalised, if it has a normaliser, by the statistics up to that step.
     The rewards are scaled, if a scaler is given; ``episode_reward`` sums the environment's own. Actions are stored as they
@@ -89,6 +90,7 @@ class RolloutCollector(BaseCollector):
             "terminated": empty(torch.bool, 1),
             "truncated": empty(torch.bool, 1),
             "done": empty(torch.bool, 1),
+            "episode_done": empty(torch.bool, 1),
             "episode_reward": empty(torch.float32, 1),
             "step_count": empty(torch.int64, 1),
         }
@@ -111,8 +113,8 @@ class RolloutCollector(BaseCollector):
         # NumPy views of the storage: writing a column through them costs a third of a tensor copy.
         store = {key: value.numpy() for key, value in self._rollout.items(include_nested=True, leaves_only=True)}
         observations, actions, log_probs = store["observation"], store["action"], store["action_log_prob"]
-        names = ("reward", "terminated", "truncated", "done")
-        rewards, terminateds, truncateds, dones = (store["next", name][..., 0] for name in names)
+        names = ("reward", "terminated", "truncated", "done", "episode_done")
+        rewards, terminateds, truncateds, dones, overs = (store["next", name][..., 0] for name in names)
         values, next_observations = store["state_value"][..., 0], store["next", "observation"]
         noise: Sequence[torch.Tensor | None] = [None] * self.num_steps
         if not self.deterministic:
@@ -138,7 +140,9 @@ class RolloutCollector(BaseCollector):
             actions[:, t], log_probs[:, t], values[:, t] = action, log_prob, value
             raw, reward, terminated, truncated = env.step_arrays(action)
             observation, done = seen(raw), terminated | truncated
-            raw_rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated
+            over = done if env.episode_done is None else env.episode_done
+            raw_rewards[:, t], terminateds[:, t], truncateds[:, t], overs[:, t] = reward, terminated, truncated, over
+            reward = env.learning_reward(reward)
             if scaler is not None and reward_moments is not None:
                 reward = scaler.scale_array(reward_moments, reward, done, self._discounted)
             rewards[:, t] = reward
@@ -157,7 +161,7 @@ class RolloutCollector(BaseCollector):
             next_observations[done, t] = last_observation
         np.logical_or(terminateds, truncateds, out=dones)
         for name, steps in (("episode_reward", raw_rewards), ("step_count", np.ones_like(rewards))):
-            store["next", name][..., 0] = running_sum(steps, dones, self._episode[name])
+            store["next", name][..., 0] = running_sum(steps, overs, self._episode[name])
         self._frames += self.requested_frames_per_batch
         return self._rollout
 
@@ -241,7 +245,7 @@ def make_collector(
     """
     if isinstance(env, BatchedEnv):
         return RolloutCollector(env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs)
-    transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), RewardSum(), StepCounter()]
+    transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), EpisodeDone(), RewardSum(), StepCounter()]
     if agent.normalizer is not None:
         transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
     if reward_scaler is not None:

@@ -35,7 +35,7 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
     playing = torch.ones(env.batch_size, dtype=torch.bool)
     for played, rollout in enumerate(collector, start=1):
         following = rollout["next"]
-        done = following["done"].squeeze(-1)
+        done = following["episode_done"].squeeze(-1)
         last = done.int().argmax(dim=1, keepdim=True)  # the first step that ended an episode, [N, 1]
         ended = playing & done.any(dim=1)
         for key, result in episodes.items():

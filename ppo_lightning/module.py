@@ -252,7 +252,7 @@ class PPO(AgentModule):
         The x axis of every logger is the number of environment steps of all ranks.
         """
         following = rollout["next"]
-        done = following["done"]
+        done = following["episode_done"]
         returns, lengths = following["episode_reward"][done], following["step_count"][done]
         self.episode_returns.extend(returns.tolist())
         self.env_steps += self.data.frames_per_rollout

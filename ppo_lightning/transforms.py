@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import Transform
 
 from ppo_lightning.finite import require_finite
@@ -30,6 +30,24 @@ class RequireFinite(Transform):
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         require_finite("observation", tensordict_reset["observation"].numpy(force=True), self._steps, self._first_env)
         return tensordict_reset
+
+
+class EpisodeDone(Transform):
+    """Writes ``episode_done``, which here is ``done``: only environments with lives tell the two apart."""
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        next_tensordict["episode_done"] = next_tensordict["done"].clone()
+        return next_tensordict
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        tensordict_reset["episode_done"] = tensordict_reset["done"].clone()
+        return tensordict_reset
+
+    def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
+        """Adds the key."""
+        assert isinstance(observation_spec, Composite)
+        observation_spec["episode_done"] = Categorical(2, shape=(*observation_spec.shape, 1), dtype=torch.bool)
+        return observation_spec
 
 
 class ClipAction(Transform):

@@ -35,6 +35,9 @@ class BatchedEnv(EnvBase):
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
         if isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating):
             self._bounds = action_space.low, action_space.high
+        # Whose episode ended with the last step, [N], where those are others than the ones that are done: the loss of a
+        # life ends what the agent learns from, and the game goes on. None: the ones that are done.
+        self.episode_done: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
 
@@ -64,6 +67,10 @@ class BatchedEnv(EnvBase):
             # detail 27
             action = np.minimum(np.maximum(action, low), high)
         return self._step_arrays(action)
+
+    def learning_reward(self, reward: np.ndarray) -> np.ndarray:
+        """Returns what the agent learns from, for the rewards [N] of a step; returns of episodes are of ``reward``."""
+        return reward
 
     @abstractmethod
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

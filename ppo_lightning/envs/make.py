@@ -5,7 +5,7 @@ from typing import Any, Literal
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.seeding import Stream, derive_seed
 
-Backend = Literal["gymnasium", "envpool"]
+Backend = Literal["gymnasium", "envpool", "ale"]
 
 
 def make_env(
@@ -22,11 +22,12 @@ def make_env(
     Args:
         env_id: The id, as the backend spells it.
         num_envs: N, the number of copies.
-        backend: ``"gymnasium"`` (best for a few cheap environments) or ``"envpool"`` (C++ threads).
+        backend: ``"gymnasium"`` (best for a few cheap environments), ``"envpool"`` (C++ threads) or, for Atari only, ``"ale"``.
         seed: The run's seed; each copy gets its own, see :func:`~ppo_lightning.seeding.derive_seed`.
         first_env: Global index of the first copy, for several ranks.
         stream: ``train`` or ``eval``: other episodes for the same seed.
-        **env_kwargs: For the backend's own ``make``; ``max_episode_steps`` works with both.
+        **env_kwargs: For the backend's own ``make``; ``max_episode_steps`` works with both. For Atari, the options of
+            :class:`~ppo_lightning.envs.atari.AtariEnv`.
 
     Returns:
         An environment with the keys ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and ``truncated``.
@@ -36,6 +37,11 @@ def make_env(
     """
     seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
     # Imported here: a backend is loaded only when it is used (EnvPool's import alone takes a second).
+    if backend == "ale" or "/" in env_id or "NoFrameskip" in env_id:
+        from ppo_lightning.envs.atari import ATARI, ATARI_ID
+
+        if backend == "ale" or ATARI_ID.fullmatch(env_id):
+            return ATARI[backend](env_id, seeds, **env_kwargs)
     if backend == "envpool":
         from ppo_lightning.envs.envpool import EnvPoolEnv
 

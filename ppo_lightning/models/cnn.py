@@ -1,0 +1,139 @@
+"""Convolutional networks for pictures."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torchrl.data import TensorSpec
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.heads import HeadName
+from ppo_lightning.models.init import orthogonal
+
+
+def scaled(observation: Tensor) -> Tensor:
+    """Maps pictures [B, C, H, W] of bytes to floats in [0, 1], channels last, which convolutions on the CPU prefer."""
+    # detail 22
+    return observation.to(dtype=torch.float32, memory_format=torch.channels_last) / 255
+
+
+def channels_last(network: nn.Module) -> nn.Module:
+    """Lays out the weights of convolutions as :func:`scaled` lays out the pictures, in place, and returns the network."""
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+class NatureCNN(nn.Module):
+    """Three convolutions and a linear layer, of Mnih et al., "Human-level control through deep reinforcement learning" (2015).
+
+    Args:
+        channels: C of the pictures [B, C, H, W] (of Atari: the stacked frames).
+        height: H, at least 36.
+        width: W, at least 36.
+    """
+
+    out_features = 512
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        super().__init__()
+        # detail 21
+        layers = nn.Sequential(
+            orthogonal(nn.Conv2d(channels, 32, 8, stride=4), gain=math.sqrt(2)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 64, 4, stride=2), gain=math.sqrt(2)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(64, 64, 3, stride=1), gain=math.sqrt(2)),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        self.convolutions = channels_last(layers)
+        size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
+        self.linear = orthogonal(nn.Linear(size, self.out_features), gain=math.sqrt(2))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Maps pictures [B, C, H, W] of bytes to features [B, 512]."""
+        return self.linear(self.convolutions(scaled(observation))).relu()
+
+
+class Residual(nn.Module):
+    """Two convolutions beside the identity.
+
+    Args:
+        channels: Of the input and the output.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, picture: Tensor) -> Tensor:
+        """Maps [B, C, H, W] to the same shape."""
+        return picture + self.second(self.first(picture.relu()).relu())
+
+
+class ImpalaCNN(nn.Module):
+    """Three stages of a convolution, a pooling and two residual blocks, and a linear layer.
+
+    Source: Espeholt et al., "IMPALA" (2018), as Cobbe et al. use it for Procgen (2020), with PyTorch's own initialisation.
+
+    Args:
+        channels: C of the pictures [B, C, H, W].
+        height: H.
+        width: W.
+        widths: Channels of the stages.
+    """
+
+    out_features = 256
+
+    def __init__(self, channels: int, height: int, width: int, widths: tuple[int, ...] = (16, 32, 32)) -> None:
+        super().__init__()
+        # detail P1
+        stages: list[nn.Module] = []
+        for before, out in itertools.pairwise((channels, *widths)):
+            stages += [nn.Conv2d(before, out, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1), Residual(out), Residual(out)]
+        self.convolutions = channels_last(nn.Sequential(*stages, nn.Flatten(), nn.ReLU()))
+        size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
+        self.linear = nn.Linear(size, self.out_features)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Maps pictures [B, C, H, W] of bytes to features [B, 256]."""
+        return self.linear(self.convolutions(scaled(observation))).relu()
+
+
+class CNNAgent(ActorCritic):
+    """Policy and value on pictures, with one convolutional trunk for both.
+
+    Args:
+        observation_spec: Pictures of bytes, shape [C, H, W].
+        action_spec: The environment's actions.
+        body: ``nature`` (Atari) or ``impala`` (Procgen).
+        shared: One trunk for policy and value, instead of one each.
+        head: As for :class:`~ppo_lightning.models.MLPAgent`.
+
+    Raises:
+        ConfigError: The observations are not pictures of bytes, or too small for the network.
+    """
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        body: Literal["nature", "impala"] = "nature",
+        shared: bool = True,
+        head: HeadName | None = None,
+    ) -> None:
+        shape = tuple(observation_spec.shape)
+        if len(shape) != 3 or observation_spec.dtype != torch.uint8:
+            raise ConfigError(
+                f"env_id has observations of shape {shape} and dtype {observation_spec.dtype}, and CNNAgent takes pictures of"
+                " bytes [channels, height, width] only: choose another environment, or an agent made for these observations."
+            )
+        if body == "nature" and min(shape[1:]) < 36:
+            raise ConfigError(f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at least.")
+        bodies: dict[str, Callable[[], nn.Module]] = {"nature": lambda: NatureCNN(*shape), "impala": lambda: ImpalaCNN(*shape)}
+        super().__init__(action_spec, bodies[body], shared, head)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])

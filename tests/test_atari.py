@@ -1,0 +1,207 @@
+"""Atari: one preprocessing, three backends. Details 14 to 22."""
+
+import numpy as np
+import pytest
+import torch
+from torchrl.data import Bounded, Categorical, Unbounded
+
+from ppo_lightning import CNNAgent, ConfigError, make_env
+from ppo_lightning.collector import RolloutCollector
+
+BACKENDS = ["envpool", "ale", "gymnasium"]
+NOTHING_RANDOM = {"noop_max": 0, "episodic_life": False}
+
+
+def play(env, steps, seed=0):
+    """Plays random actions; returns what each step gave, copied."""
+    rng, played = np.random.default_rng(seed), [np.array(env.reset_arrays())]
+    for _ in range(steps):
+        out = [np.array(each) for each in env.step_arrays(rng.integers(0, env.action_spec_unbatched.space.n, env.num_envs))]
+        done = out[2] | out[3]
+        played += [*out, np.array(env.episode_done), np.array(env._lives)]
+        if done.any():
+            played.append(np.array(env.reset_arrays(done)))
+    env.close()
+    return played
+
+
+@pytest.mark.detail("18")
+@pytest.mark.detail("20")
+@pytest.mark.parametrize("options", [{}, {"grayscale": False, "frame_stack": 2}, {"frame_skip": 2}])
+@pytest.mark.parametrize("game", ["Breakout", "Pong"])
+def test_the_same_actions_give_the_same_games_on_all_backends(game, options):
+    """Pictures, rewards, ends and lives, to the bit, over several games."""
+    first, *others = (play(make_env(f"ALE/{game}-v5", 2, b, **NOTHING_RANDOM, **options), 300) for b in BACKENDS)
+    channels = 3 * 2 if "grayscale" in options else 4
+    assert first[0].shape == (2, channels, 84, 84) and first[0].dtype == np.uint8
+    assert len(first) > 1 + 6 * 300 or game == "Pong", "games ended"
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.detail("14")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_game_begins_with_up_to_noop_max_frames(backend):
+    """Freeway's cars drive from the first frame on."""
+    first, again = (make_env("ALE/Freeway-v5", 6, backend, seed=3).reset_arrays().copy() for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert len(np.unique(first[:, -1].reshape(6, -1), axis=0)) > 1
+    still = make_env("ALE/Freeway-v5", 6, backend, seed=3, noop_max=0).reset_arrays()
+    assert len(np.unique(still[:, -1].reshape(6, -1), axis=0)) == 1
+
+
+def lose_a_life(env):
+    """Plays without moving until a life is lost; returns the step's results and the pictures before it."""
+    env.reset_arrays()
+    for _ in range(200):
+        before = np.array(env._stack)
+        out = [np.array(each) for each in env.step_arrays(np.zeros(env.num_envs, np.int64))]
+        if out[2].any():
+            return out, before
+    raise AssertionError("No life was lost.")
+
+
+@pytest.mark.detail("16")
+@pytest.mark.detail("17")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lost_life_cuts_learning_and_not_the_game(backend):
+    env = make_env("ALE/Breakout-v5", 1, backend)
+    (observation, _, terminated, truncated), before = lose_a_life(env)
+    assert terminated[0] and not truncated[0] and not env.episode_done[0]
+    assert env._lives[0] == 4
+    np.testing.assert_array_equal(observation[0, :-1], before[0, 1:])
+    following = np.array(env.reset_arrays(terminated))
+    assert env._lives[0] == 4, "the game goes on"
+    ball = slice(38, 75), slice(8, 76)  # below the bricks, above the paddle
+    flying = []
+    for _ in range(5):
+        observation, _, terminated, _ = env.step_arrays(np.zeros(1, np.int64))
+        flying.append(int(observation[0, -1][ball].max()) > 0)
+        assert not terminated[0] and env._lives[0] == 4
+    if backend == "ale":
+        assert not any(flying), "there the agent presses FIRE"
+    else:
+        assert any(flying), "FIRE was pressed"
+        assert all((picture == following[0, -1]).all() for picture in following[0])
+    env.close()
+    env = make_env("ALE/Breakout-v5", 1, backend, episodic_life=False)
+    env.reset_arrays()
+    while env._lives[0] != 4:
+        *_, terminated, _ = env.step_arrays(np.full(1, 1))
+        assert not terminated[0]
+    env.close()
+
+
+class Presses(CNNAgent):
+    """Always presses one button."""
+
+    button = 1
+
+    def array_policy(self):
+        def policy(observation, noise):
+            count = len(observation)
+            return np.full(count, self.button), np.zeros(count, np.float32), np.zeros(count, np.float32)
+
+        return policy
+
+
+@pytest.mark.detail("16")
+@pytest.mark.detail("19")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rollout_learns_from_lives_and_signs_and_reports_whole_games(backend):
+    env = make_env("ALE/Breakout-v5", 2, backend, seed=2)
+    agent = Presses(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    rollout = RolloutCollector(env, agent, 300).rollout()
+    following = rollout["next"]
+    done, over = following["done"], following["episode_done"]
+    assert rollout["observation"].dtype == following["observation"].dtype == torch.uint8
+    assert 0 < over.sum() < done.sum()
+    assert (done | ~over).all(), "a game's end cuts learning too"
+    assert set(following["reward"].unique().tolist()) <= {-1.0, 0.0, 1.0}
+    totals = following["episode_reward"]
+    for row in range(2):
+        for end in done[row, :-1, 0].nonzero().flatten().tolist():
+            again = totals[row, end + 1] < totals[row, end] or following["step_count"][row, end + 1] == 1
+            assert again == bool(over[row, end]), "the sums go on where the game does"
+    inside = ~done[:, :-1, 0]
+    assert torch.equal(rollout["observation"][:, 1:][inside], following["observation"][:, :-1][inside])
+    env.close()
+    raw = make_env("ALE/Breakout-v5", 2, backend, clip_reward=False)
+    assert raw.learning_reward(np.array([7.0, -3.0])).tolist() == [7.0, -3.0]
+    assert env.learning_reward(np.array([7.0, -3.0])).tolist() == [1.0, -1.0]
+    raw.close()
+
+
+@pytest.mark.detail("15")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_game_is_cut_after_so_many_frames(backend):
+    env = make_env("ALE/Pong-v5", 1, backend, noop_max=0, frame_skip=4, max_episode_frames=80)
+    env.reset_arrays()
+    ends = [bool(env.step_arrays(np.zeros(1, np.int64))[3][0]) for _ in range(20)]
+    assert sum(ends[:19]) + ends[19] == 1, "80 frames are 20 steps of 4"
+    assert not env._lives[0]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend", "sentence"),
+    [
+        ("ALE/Brekout-v5", "envpool", "is not an Atari game: did you mean breakout"),
+        ("HalfCheetah-v4", "ale", "is not an Atari game"),
+        ("BreakoutNoFrameskip-v4", "gymnasium", None),
+    ],
+)
+def test_ids_of_games(env_id, backend, sentence):
+    if sentence is None:
+        assert make_env(env_id, 1, backend).game == "Breakout"
+        return
+    with pytest.raises(ConfigError, match=sentence):
+        make_env(env_id, 1, backend)
+
+
+# Networks
+
+
+@pytest.mark.detail("21")
+def test_policy_and_value_share_the_nature_cnn():
+    agent = CNNAgent(Bounded(0, 255, (4, 84, 84), dtype=torch.uint8), Categorical(6, shape=()))
+    sizes = [tuple(p.shape) for p in agent.actor_body.parameters()]
+    assert sizes[::2] == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)]
+    assert agent.critic_body is None
+    observation = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
+    agent.value(observation).sum().backward()
+    assert all(p.grad is not None for p in agent.actor_body.parameters())
+    features = agent.actor_body(observation)
+    assert features.shape == (3, 512) and (features >= 0).all()
+
+
+@pytest.mark.detail("22")
+@pytest.mark.parametrize("body", ["nature", "impala"])
+def test_pixels_are_scaled_to_one(body):
+    agent = CNNAgent(Bounded(0, 255, (3, 64, 64), dtype=torch.uint8), Categorical(6, shape=()), body=body)
+    seen = []
+    agent.actor_body.convolutions.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    agent.value(torch.full((1, 3, 64, 64), 255, dtype=torch.uint8))
+    assert torch.equal(seen[0], torch.ones(1, 3, 64, 64))
+
+
+@pytest.mark.detail("P1")
+def test_the_impala_cnn():
+    agent = CNNAgent(Bounded(0, 255, (3, 64, 64), dtype=torch.uint8), Categorical(15, shape=()), body="impala")
+    widths = [p.shape[0] for p in agent.actor_body.parameters() if p.ndim == 4]
+    assert widths == [16] * 5 + [32] * 5 + [32] * 5
+    assert agent.actor_body.linear.weight.shape == (256, 32 * 8 * 8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (Unbounded(shape=(4,)), "CNNAgent takes pictures of bytes"),
+        (Unbounded(shape=(3, 64, 64)), "CNNAgent takes pictures of bytes"),
+        (Bounded(0, 255, (4, 20, 84), dtype=torch.uint8), "needs 36 x 36"),
+    ],
+)
+def test_observations_that_are_not_pictures_are_refused(spec, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        CNNAgent(spec, Categorical(6, shape=()))
