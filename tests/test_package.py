@@ -52,7 +52,20 @@ def test_the_constraints_admit_the_dependencies():
 
 
 def test_the_extras_are_there():
-    expected = {"envpool", "atari", "mujoco", "dm-control", "video", "procgen", "pettingzoo", "wandb", "notebook", "dev", "all"}
+    expected = {
+        "envpool",
+        "atari",
+        "mujoco",
+        "dm-control",
+        "video",
+        "procgen",
+        "pettingzoo",
+        "wandb",
+        "notebook",
+        "benchmark",
+        "dev",
+        "all",
+    }
     assert set(PROJECT["optional-dependencies"]) == expected
 
 

@@ -38,7 +38,8 @@ def make_env(
     seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
     # Imported here: a backend is loaded only when it is used (EnvPool's import alone takes a second).
     if backend == "ale" or "/" in env_id or "NoFrameskip" in env_id:
-        from ppo_lightning.envs.atari import ATARI, ATARI_ID
+        from ppo_lightning.envs.atari import ATARI_ID
+        from ppo_lightning.envs.atari_backends import ATARI
 
         if backend == "ale" or ATARI_ID.fullmatch(env_id):
             return ATARI[backend](env_id, seeds, **env_kwargs)
