@@ -32,6 +32,9 @@ def run_cli(tmp_path, monkeypatch, capsys):
 def short(recipe):
     data = yaml.safe_load((ROOT / recipe).read_text())["data"]
     options = ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
+    if "/atari/" in recipe:
+        options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
+        options[1] //= 8
     # RPO's noise moves the ratio from 1; without it, RPO is PPO.
     return options + (["--model.rpo_alpha", 0] if "/rpo/" in recipe else [])
 
@@ -72,14 +75,18 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "mujoco": (continuous, (1, 2048, 1_000_000)),
         "dm_control": (continuous, (1, 2048, 1_000_000)),
         "rpo": (continuous, (1, 2048, 8_000_000)),
+        "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
     }
+    pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
     for recipe in RECIPES:
         hyperparameters, sizes = expected[Path(recipe).parent.name]
         config = yaml.safe_load((ROOT / recipe).read_text())
+        if recipe.endswith("pong_fast.yaml"):
+            hyperparameters, sizes = hyperparameters | pong_in_5_minutes, (16, *sizes[1:])
         model = {key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()}
         assert {key: model[key] for key in hyperparameters} == hyperparameters, recipe
         data = config["data"]
-        if recipe.endswith("_fast.yaml"):
+        if recipe.endswith("halfcheetah_fast.yaml"):
             assert model["compile"]
             assert data["num_envs"] * data["num_steps"] == sizes[0] * sizes[1], "minibatches of the same size"
         else:
