@@ -175,13 +175,15 @@ def test_only_training_writes_its_settings(run_cli, trained, tmp_path, monkeypat
     assert (run / "cli_config.yaml").read_text() == settings
 
 
-def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, tmp_path):
-    """A file beside the current folder is another run's, unless the checkpoint lies in that run's ``checkpoints``."""
-    shutil.copy(trained, tmp_path / "mine.ckpt")
+@pytest.mark.parametrize("place", ["mine.ckpt", "kept/mine.ckpt"])
+def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, tmp_path, place):
+    """A file in the current folder is another run's, unless the checkpoint lies in that run's ``checkpoints``."""
+    (tmp_path / "kept").mkdir()
+    shutil.copy(trained, tmp_path / place)
     settings = (trained.parent.parent / "cli_config.yaml").read_text()
     (tmp_path / "cli_config.yaml").write_text(settings.replace("gamma: 0.99", "gamma: 0.5"))
     flags = ["--data.total_timesteps", "1536", "--trainer.logger", "false"]
-    code, out, err = run_cli("fit", "--ckpt_path", "mine.ckpt", *flags)
+    code, out, err = run_cli("fit", "--ckpt_path", place, *flags)
     assert code == 0, err
     checkpoint = torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)
     assert checkpoint["hyper_parameters"]["gamma"] == 0.99
