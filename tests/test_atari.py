@@ -34,6 +34,8 @@ def test_the_same_actions_give_the_same_games_on_all_backends(game, options):
     first, *others = (play(make_env(f"ALE/{game}-v5", 2, b, **NOTHING_RANDOM, **options), 300) for b in BACKENDS)
     channels = 3 * 2 if "grayscale" in options else 4
     assert first[0].shape == (2, channels, 84, 84) and first[0].dtype == np.uint8
+    newest = first[0][:, -3 if "grayscale" in options else -1 :]
+    np.testing.assert_array_equal(first[0], np.tile(newest, (1, channels // newest.shape[1], 1, 1)))
     assert len(first) > 1 + 6 * 300 or game == "Pong", "games ended"
     for other in others:
         for one, two in zip(first, other, strict=True):
