@@ -100,25 +100,26 @@ class AtariEnv(BatchedEnv):
 
     def reseed(self, seeds: list[int]) -> None:
         """See :meth:`BatchedEnv.reseed`."""
+        self._close_envs()
         self.seeds = list(seeds)
         self._make()
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """See :meth:`BatchedEnv.reset_arrays`."""
         assert self.episode_done is not None
-        over = np.ones(self.num_envs, bool) if mask is None else mask & self.episode_done
-        lost = ~over if mask is None else mask & ~self.episode_done
-        if over.any():
-            rows = np.flatnonzero(over)
-            frames, self._lives[rows] = self._new_games(rows)
-            # detail 20
-            self._stack[rows] = np.tile(frames, (1, self._stack.shape[1] // self.channels, 1, 1))
-        if lost.any():
-            rows = np.flatnonzero(lost)
-            following = self._next_lives(rows)
-            if following is not None:
-                self._stack[rows] = np.tile(following, (1, self._stack.shape[1] // self.channels, 1, 1))
+        everyone = np.ones(self.num_envs, bool)
+        over = np.flatnonzero(everyone if mask is None else mask & self.episode_done)
+        if len(over):
+            frames, self._lives[over] = self._new_games(over)
+            self._fill_stack(over, frames)
+        lost = np.flatnonzero(~everyone if mask is None else mask & ~self.episode_done)
+        if len(lost) and (following := self._next_lives(lost)) is not None:
+            self._fill_stack(lost, following)
         return self._stack
+
+    def _fill_stack(self, rows: np.ndarray, frames: np.ndarray) -> None:
+        # detail 20
+        self._stack[rows] = np.tile(frames, (1, self._stack.shape[1] // self.channels, 1, 1))
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv._step_arrays`."""

@@ -53,12 +53,6 @@ class EnvPoolAtari(AtariEnv):
         frames, reward, _, truncated, info = self.envs.step(action.astype(np.int32))
         return frames, reward, info["terminated"].astype(bool), truncated, info["lives"]
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Stops EnvPool's threads."""
-        if not self.is_closed:
-            self.envs.close()
-        super().close(raise_if_closed=raise_if_closed)
-
 
 class AleAtari(AtariEnv):
     """The games of ``ale_py``'s own vector environment."""
@@ -100,12 +94,6 @@ class AleAtari(AtariEnv):
     def _channels_first(self, frames: np.ndarray) -> np.ndarray:
         """From [N, 1, H, W] or [N, 1, H, W, 3] to [N, C, H, W]."""
         return frames if self.grayscale else frames[:, 0].transpose(0, 3, 1, 2)
-
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Stops its threads."""
-        if not self.is_closed:
-            self.envs.close()
-        super().close(raise_if_closed=raise_if_closed)
 
 
 class GymnasiumAtari(AtariEnv):
@@ -168,13 +156,6 @@ class GymnasiumAtari(AtariEnv):
         lives = np.array([info["lives"] for info in infos])
         pictures = np.stack([self._channels_first(frame) for frame in frames])
         return pictures, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), lives
-
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes every game."""
-        if not self.is_closed:
-            for env in self.envs:
-                env.close()
-        super().close(raise_if_closed=raise_if_closed)
 
 
 ATARI = {"envpool": EnvPoolAtari, "ale": AleAtari, "gymnasium": GymnasiumAtari}

@@ -1,6 +1,7 @@
 """The base of all natively batched environments: arrays for the fast collector, TensorDicts for TorchRL."""
 
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ class BatchedEnv(EnvBase):
         action_space: Of one environment.
         seeds: One seed an environment, N in all.
     """
+
+    envs: Any  # what a subclass steps: one vector environment, or a list of single ones
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
@@ -108,3 +111,13 @@ class BatchedEnv(EnvBase):
     @abstractmethod
     def reseed(self, seeds: list[int]) -> None:
         """Makes the next full reset start from these seeds, one an environment."""
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Closes the environments and stops their threads."""
+        if not self.is_closed:
+            self._close_envs()
+        super().close(raise_if_closed=raise_if_closed)
+
+    def _close_envs(self) -> None:
+        for env in self.envs if isinstance(self.envs, list) else [self.envs]:
+            env.close()

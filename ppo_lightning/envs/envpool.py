@@ -50,7 +50,7 @@ class EnvPoolEnv(BatchedEnv):
 
     def reseed(self, seeds: list[int]) -> None:
         """See :meth:`BatchedEnv.reseed`."""
-        self.envs.close()
+        self._close_envs()
         self.envs = self._make(list(seeds))  # EnvPool takes seeds at construction only
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -74,9 +74,3 @@ class EnvPoolEnv(BatchedEnv):
         if self._keys is None:
             return observation
         return np.concatenate([observation[key].reshape(len(observation[key]), -1) for key in self._keys], axis=1)
-
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Stops EnvPool's threads."""
-        if not self.is_closed:
-            self.envs.close()
-        super().close(raise_if_closed=raise_if_closed)

@@ -65,13 +65,6 @@ class GymnasiumEnv(BatchedEnv):
             self._observation[i], self._reward[i], self._terminated[i], self._truncated[i], _ = env.step(action[i])
         return self._observation, self._reward, self._terminated, self._truncated
 
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes every environment."""
-        if not self.is_closed:
-            for env in self.envs:
-                env.close()
-        super().close(raise_if_closed=raise_if_closed)
-
 
 def _flat(env: gymnasium.Env) -> gymnasium.Env:
     return FlattenObservation(env) if isinstance(env.observation_space, spaces.Dict | spaces.Tuple) else env

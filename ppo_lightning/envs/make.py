@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.seeding import Stream, derive_seed
 
@@ -37,12 +38,10 @@ def make_env(
     """
     seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
     # Imported here: a backend is loaded only when it is used (EnvPool's import alone takes a second).
-    if backend == "ale" or "/" in env_id or "NoFrameskip" in env_id:
-        from ppo_lightning.envs.atari import ATARI_ID
+    if backend == "ale" or ATARI_ID.fullmatch(env_id):
         from ppo_lightning.envs.atari_backends import ATARI
 
-        if backend == "ale" or ATARI_ID.fullmatch(env_id):
-            return ATARI[backend](env_id, seeds, **env_kwargs)
+        return ATARI[backend](env_id, seeds, **env_kwargs)
     if backend == "envpool":
         from ppo_lightning.envs.envpool import EnvPoolEnv
 
