@@ -61,8 +61,8 @@ class AgentModule(L.LightningModule):
         """Refuses Trainer options that PPO does not honour (no hook comes before Lightning's own check)."""
         if self.trainer.gradient_clip_val is not None:
             raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
-        if self.trainer.precision != "32-true":
-            raise ConfigError(f"trainer.precision is {self.trainer.precision!r}: only '32-true' is supported.")
+        if self.trainer.precision not in ("32-true", "bf16-mixed"):
+            raise ConfigError(f"trainer.precision is {self.trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
         return []
 
     def setup(self, stage: str) -> None:

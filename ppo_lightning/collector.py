@@ -5,7 +5,8 @@ together. This one steps arrays, writes into one preallocated TensorDict and yie
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
 from ppo_lightning.transforms import ClipAction, EpisodeDone, NormalizeObservation, RequireFinite, ScaleReward
+
+Precision = Callable[[], AbstractContextManager]
 
 
 class RolloutCollector(BaseCollector):
@@ -48,6 +51,7 @@ class RolloutCollector(BaseCollector):
         first_env: Global index of the first environment, when several ranks share the run.
         total_envs: Environments of all ranks; each rank draws the noise of all and takes its own rows, so that N ranks
             act as one rank with all the environments would.
+        precision: Makes the context in which the agent acts: that of the update, for the ratio to start at 1.
     """
 
     def __init__(
@@ -61,10 +65,11 @@ class RolloutCollector(BaseCollector):
         reward_scaler: RewardScaler | None = None,
         first_env: int = 0,
         total_envs: int | None = None,
+        precision: Precision = nullcontext,
     ) -> None:
         super().__init__()
         self.env, self.agent, self.num_steps, self.deterministic = env, agent, num_steps, deterministic
-        self.reward_scaler = reward_scaler
+        self.reward_scaler, self.precision = reward_scaler, precision
         self.requested_frames_per_batch = env.num_envs * num_steps
         self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
         self._frames = 0
@@ -173,7 +178,10 @@ class RolloutCollector(BaseCollector):
         """Yields what is left of the run, one rollout at a time."""
         while self.total_frames < 0 or self._frames < self.total_frames:
             # A shallow copy: keys that the caller adds do not stay.
-            yield self.rollout().copy()
+            with self.precision():
+                torch.set_autocast_cache_enabled(True)  # no weight changes during a rollout
+                rollout = self.rollout().copy()
+            yield rollout
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
@@ -228,6 +236,7 @@ def make_collector(
     seed: int = 0,
     first_env: int = 0,
     total_envs: int | None = None,
+    precision: Precision = nullcontext,
 ) -> BaseCollector:
     """Chooses the collector for an environment of batch size [N].
 
@@ -242,9 +251,12 @@ def make_collector(
         seed: The run's seed; the action noise derives its own.
         first_env: As for :class:`RolloutCollector`; through TorchRL's collector each rank draws its own noise.
         total_envs: As for :class:`RolloutCollector`.
+        precision: As for :class:`RolloutCollector`.
     """
     if isinstance(env, BatchedEnv):
-        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs)
+        return RolloutCollector(
+            env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs, precision
+        )
     transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), EpisodeDone(), RewardSum(), StepCounter()]
     if agent.normalizer is not None:
         transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
@@ -255,9 +267,14 @@ def make_collector(
     frames = env.batch_size[0] * num_steps
     device = agent.critic.weight.device
     generator = torch.Generator().manual_seed(derive_seed(seed, "noise", first_env))
+
+    def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        with precision():
+            return agent.act_on(tensordict, tensordict["observation"], generator)
+
     return Collector(
         TransformedEnv(env, Compose(*transforms)),
-        lambda tensordict: agent.act_on(tensordict, tensordict["observation"], generator),
+        policy,
         frames_per_batch=frames,
         total_frames=-1 if num_rollouts is None else num_rollouts * frames,
         policy_device=None if device.type == "cpu" else device,

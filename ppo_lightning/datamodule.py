@@ -142,6 +142,7 @@ class RolloutDataModule(L.LightningDataModule):
             seed=self.seed,
             first_env=self.trainer.global_rank * self.env.batch_size[0],
             total_envs=self.num_envs,
+            precision=self.trainer.precision_plugin.forward_context,
         )
         return self.collector
 

@@ -199,9 +199,10 @@ class PPO(AgentModule):
 
     def configure_optimizers(self) -> Any:
         """Returns Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
+        fused = self.trainer.precision == "32-true"  # Lightning does not clip for a fused one in mixed precision
         # detail 3
         optimizer = torch.optim.Adam(
-            self.agent.parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=True
+            self.agent.parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=fused
         )
         # detail 4
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)

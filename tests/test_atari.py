@@ -1,12 +1,15 @@
 """Atari: one preprocessing, three backends. Details 14 to 22."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torchrl.data import Bounded, Categorical, Unbounded
 
-from ppo_lightning import CNNAgent, ConfigError, make_env
+from ppo_lightning import PPO, CNNAgent, ConfigError, make_env
 from ppo_lightning.collector import RolloutCollector
+from ppo_lightning.envs import BatchedEnv
 
 BACKENDS = ["envpool", "ale", "gymnasium"]
 NOTHING_RANDOM = {"noop_max": 0, "episodic_life": False}
@@ -33,6 +36,7 @@ def test_the_same_actions_give_the_same_games_on_all_backends(game, options):
     """Pictures, rewards, ends and lives, to the bit, over several games."""
     first, *others = (play(make_env(f"ALE/{game}-v5", 2, b, **NOTHING_RANDOM, **options), 300) for b in BACKENDS)
     channels = 3 * 2 if "grayscale" in options else 4
+    assert isinstance(make_env(f"ALE/{game}-v5", 1, "envpool", **options), BatchedEnv), "TorchRL wraps nothing around it"
     assert first[0].shape == (2, channels, 84, 84) and first[0].dtype == np.uint8
     newest = first[0][:, -3 if "grayscale" in options else -1 :]
     np.testing.assert_array_equal(first[0], np.tile(newest, (1, channels // newest.shape[1], 1, 1)))
@@ -163,6 +167,46 @@ def test_ids_of_games(env_id, backend, sentence):
 
 
 # Networks
+
+
+class Watched(CNNAgent):
+    """Keeps the precisions that its parts compute in, while it acts and while it learns."""
+
+    def __init__(self, *specs):
+        super().__init__(*specs)
+        self.seen = {"acting": set(), "learning": set()}
+        for name, part in (("body", self.actor_body), ("head", self.head.linear), ("critic", self.critic)):
+            part.register_forward_hook(partial(self.keep, name))
+
+    def keep(self, name, module, inputs, out):
+        if not torch.compiler.is_compiling():
+            self.seen["acting" if torch.is_inference_mode_enabled() else "learning"].add((name, out.dtype))
+
+
+class FirstLoss(PPO):
+    """Keeps what the first minibatch of each iteration gave."""
+
+    def training_step(self, rollout, batch_idx):
+        self.first = []
+        super().training_step(rollout, batch_idx)
+
+    def update(self, minibatch):
+        metrics = super().update(minibatch)
+        self.first.append(metrics)
+        return metrics
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_bf16_is_for_the_body_alone_and_the_same_in_acting_and_learning(fit, compile):
+    data = {"env_id": "ALE/Breakout-v5", "backend": "envpool", "num_envs": 2, "num_steps": 16, "total_timesteps": 96}
+    model = {"agent": Watched, "num_minibatches": 2, "update_epochs": 1, "compile": compile}
+    module = fit(data, model, ppo=FirstLoss, precision="bf16-mixed")
+    expected = {("body", torch.bfloat16), ("head", torch.float32), ("critic", torch.float32)}
+    assert module.agent.seen["acting"] == expected
+    assert compile or module.agent.seen["learning"] == expected
+    assert all(parameter.dtype == torch.float32 for parameter in module.agent.parameters())
+    assert abs(module.first[0]["old_approx_kl"]) < 1e-5
+    assert module.first[0]["clipfrac"] == 0
 
 
 @pytest.mark.detail("21")

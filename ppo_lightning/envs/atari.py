@@ -45,6 +45,8 @@ class AtariEnv(BatchedEnv):
         ConfigError: No such game, or the backend's package is missing.
     """
 
+    _has_frame_skip = True  # or TorchRL, seeing the attribute frame_skip, wraps it to skip frames once more
+
     def __init__(
         self,
         env_id: str,

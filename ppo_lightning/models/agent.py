@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from ppo_lightning.models.heads import HeadName, make_head
+from ppo_lightning.models.heads import Float32Linear, HeadName, make_head
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.normalizers import ObservationNormalizer
 
@@ -58,7 +58,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         features = self.actor_body.out_features
         assert isinstance(features, int)
         self.head = make_head(head, features, action_spec)
-        self.critic = orthogonal(nn.Linear(features, 1), gain=1.0)
+        self.critic = orthogonal(Float32Linear(features, 1), gain=1.0)
 
     def _features(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         for_actor = self.actor_body(observation)

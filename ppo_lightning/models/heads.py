@@ -20,6 +20,21 @@ ArraySampler = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.nd
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
+class Float32Linear(nn.Linear):
+    """A linear layer that computes in float32, whatever ``trainer.precision`` makes of the layers before it.
+
+    The ratio of the policy loss is the exponential of a difference of log-probabilities: logits of 5 in bfloat16 are wrong by
+    0.02, and so would the ratio be.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps features [B, F] of any precision to float32."""
+        if not torch.is_autocast_enabled(features.device.type):
+            return super().forward(features)
+        with torch.autocast(features.device.type, enabled=False):
+            return super().forward(features.float())
+
+
 class Head(nn.Module):
     """From features to a distribution over actions.
 
@@ -30,7 +45,7 @@ class Head(nn.Module):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.linear = orthogonal(nn.Linear(in_features, out_features), gain=0.01)
+        self.linear = orthogonal(Float32Linear(in_features, out_features), gain=0.01)
 
     @abstractmethod
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
@@ -80,7 +81,7 @@ class MLPAgent(ActorCritic):
 
     def array_policy(self) -> ArrayPolicy:
         """See :meth:`ActorCritic.array_policy`: on views of the weights, NumPy acts in less than half of PyTorch's time."""
-        if self.critic.weight.device.type != "cpu":
+        if self.critic.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
         actor, critic = arrays(self.actor_body), arrays(self.critic_body or self.actor_body)
         (to_head, head_bias), (to_value, value_bias) = arrays_of(self.head.linear), arrays_of(self.critic)
