@@ -18,6 +18,7 @@ from torchrl.envs import Compose, DoubleToFloat, EnvBase, RewardSum, StepCounter
 from torchrl.envs.utils import ExplorationType
 
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.finite import require_finite
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
@@ -252,10 +253,19 @@ def make_collector(
         first_env: As for :class:`RolloutCollector`; through TorchRL's collector each rank draws its own noise.
         total_envs: As for :class:`RolloutCollector`.
         precision: As for :class:`RolloutCollector`.
+
+    Raises:
+        ConfigError: An Atari game has transforms.
     """
     if isinstance(env, BatchedEnv):
         return RolloutCollector(
             env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs, precision
+        )
+    base: Any = env.base_env if isinstance(env, TransformedEnv) else env
+    if isinstance(base, BatchedEnv) and base.episode_done is not None:
+        raise ConfigError(
+            "data.transforms do not work with Atari games, whose lives and rewards TorchRL's collector would take wrongly:"
+            " leave them out; the preprocessing stands in data.env_kwargs."
         )
     transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), EpisodeDone(), RewardSum(), StepCounter()]
     if agent.normalizer is not None:

@@ -84,6 +84,7 @@ class PPO(AgentModule):
         self.save_hyperparameters(ignore=["agent"])
         check_hyperparameters(self.hparams)
         self.automatic_optimization = False
+        # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
         self.clip_coef: float | Tensor = clip_coef  # of this iteration; a tensor where a compiled graph reads it
         self._shuffle = torch.Generator()

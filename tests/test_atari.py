@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.envs import RewardClipping
 
 from ppo_lightning import PPO, CNNAgent, ConfigError, make_env
 from ppo_lightning.collector import RolloutCollector
@@ -164,6 +165,11 @@ def test_ids_of_games(env_id, backend, sentence):
         return
     with pytest.raises(ConfigError, match=sentence):
         make_env(env_id, 1, backend)
+
+
+def test_transforms_would_lose_the_lives_and_are_refused(fit):
+    with pytest.raises(ConfigError, match="transforms do not work with Atari"):
+        fit({"env_id": "ALE/Pong-v5", "backend": "ale", "transforms": [RewardClipping(-1, 1)]}, {"agent": CNNAgent})
 
 
 # Networks

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # The details of Huang et al. (2022) that the package implements so far.
-DETAILS = [*map(str, range(1, 32)), "A1", "A2", "A3", "P1"]
+DETAILS = [*map(str, range(1, 32)), "A1", "A2", "A3", "P1", "P2"]
 
 
 def test_each_detail_has_one_place():

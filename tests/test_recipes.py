@@ -35,6 +35,9 @@ def short(recipe):
     if "/atari/" in recipe:
         options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
         options[1] //= 8
+    if "/procgen/" in recipe:
+        options += ["--data.num_envs", 16, "--data.num_steps", 8]
+        options[1] = 2 * 16 * 8
     # RPO's noise moves the ratio from 1; without it, RPO is PPO.
     return options + (["--model.rpo_alpha", 0] if "/rpo/" in recipe else [])
 
@@ -45,7 +48,7 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
     update = PPO.update
     monkeypatch.setattr(PPO, "update", lambda self, minibatch: seen.append(update(self, minibatch)) or seen[-1])
     out = run_cli("fit", "--config", ROOT / recipe, *short(recipe))
-    assert abs(seen[0]["approx_kl"]) < 1e-6
+    assert abs(seen[0]["approx_kl"]) < 1e-6, "also with bfloat16"
     assert seen[0]["clipfrac"] == 0
     assert all(torch.isfinite(value) for metrics in seen for value in metrics.values())
     assert "wall time:" in out
@@ -57,7 +60,7 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
 
 
 def test_the_recipes_have_the_reference_hyperparameters():
-    """CleanRL's ppo.py and ppo_continuous_action.py: https://docs.cleanrl.dev/rl-algorithms/ppo/."""
+    """CleanRL's ppo.py, ppo_continuous_action.py, ppo_atari.py and ppo_procgen.py: https://docs.cleanrl.dev/rl-algorithms/ppo/."""
     reference = {
         "learning_rate": 2.5e-4, "anneal_lr": True, "gamma": 0.99, "gae_lambda": 0.95, "num_minibatches": 4,
         "update_epochs": 4, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01, "vf_coef": 0.5,
@@ -70,12 +73,17 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "learning_rate": 3e-4, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "norm_reward": True,
         "clip_reward": 10.0,
     }  # fmt: skip
+    procgen = reference | {
+        "learning_rate": 5e-4, "anneal_lr": False, "gamma": 0.999, "num_minibatches": 8, "update_epochs": 3,
+        "norm_reward": True, "clip_reward": 10.0,
+    }  # fmt: skip
     expected = {
         "classic": (reference, (4, 128, 500_000)),
         "mujoco": (continuous, (1, 2048, 1_000_000)),
         "dm_control": (continuous, (1, 2048, 1_000_000)),
         "rpo": (continuous, (1, 2048, 8_000_000)),
         "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
+        "procgen": (procgen, (64, 256, 25_000_000)),
     }
     pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
     for recipe in RECIPES:

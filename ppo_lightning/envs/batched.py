@@ -1,6 +1,7 @@
 """The base of all natively batched environments: arrays for the fast collector, TensorDicts for TorchRL."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class BatchedEnv(EnvBase):
     """
 
     envs: Any  # what a subclass steps: one vector environment, or a list of single ones
+    action_names: Sequence[str] | None = None  # of discrete actions
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
@@ -70,6 +72,10 @@ class BatchedEnv(EnvBase):
             # detail 27
             action = np.minimum(np.maximum(action, low), high)
         return self._step_arrays(action)
+
+    def render(self) -> np.ndarray | None:
+        """Returns a picture of the first environment for people, [H, W, 3] uint8, if it was made to be rendered."""
+        return None
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
         """Returns what the agent learns from, for the rewards [N] of a step; returns of episodes are of ``reward``."""

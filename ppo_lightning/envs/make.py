@@ -4,9 +4,10 @@ from typing import Any, Literal
 
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.seeding import Stream, derive_seed
 
-Backend = Literal["gymnasium", "envpool", "ale"]
+Backend = Literal["gymnasium", "envpool", "ale", "procgen"]
 
 
 def make_env(
@@ -23,7 +24,8 @@ def make_env(
     Args:
         env_id: The id, as the backend spells it.
         num_envs: N, the number of copies.
-        backend: ``"gymnasium"`` (best for a few cheap environments), ``"envpool"`` (C++ threads) or, for Atari only, ``"ale"``.
+        backend: ``"gymnasium"`` (best for a few cheap environments), ``"envpool"`` (C++ threads); ``"ale"`` for Atari and
+            ``"procgen"`` for Procgen only.
         seed: The run's seed; each copy gets its own, see :func:`~ppo_lightning.seeding.derive_seed`.
         first_env: Global index of the first copy, for several ranks.
         stream: ``train`` or ``eval``: other episodes for the same seed.
@@ -41,7 +43,13 @@ def make_env(
     if backend == "ale" or ATARI_ID.fullmatch(env_id):
         from ppo_lightning.envs.atari_backends import ATARI
 
+        if backend not in ATARI:
+            raise ConfigError(f"env_id {env_id!r} is an Atari game, which the backend {backend!r} does not have.")
         return ATARI[backend](env_id, seeds, **env_kwargs)
+    if backend == "procgen":
+        from ppo_lightning.envs.procgen import ProcgenEnv
+
+        return ProcgenEnv(env_id, seeds, **env_kwargs)
     if backend == "envpool":
         from ppo_lightning.envs.envpool import EnvPoolEnv
 

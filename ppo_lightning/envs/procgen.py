@@ -1,0 +1,108 @@
+"""Procgen's sixteen games, with endless levels (Cobbe et al., "Leveraging Procedural Generation to Benchmark RL", 2020)."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.errors import ConfigError, import_extra, nearest
+
+# Where Procgen has such levels; asked for others, its library ends the process.
+ONLY_IN = {
+    "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
+    "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
+    "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
+}
+
+
+class ProcgenEnv(BatchedEnv):
+    """N copies of a Procgen game. Observations are bytes [3, 64, 64].
+
+    Procgen begins the next level by itself: the observation after an episode's last step cannot be had, the one before
+    stands in its place, and every end is ``terminated`` (also that after 1000 steps), as in CleanRL. Nothing bootstraps
+    from it. All copies draw their levels from one generator.
+
+    Args:
+        env_id: The game, as in ``starpilot``.
+        seeds: One seed an environment.
+        distribution_mode: ``easy`` or ``hard``; some games have ``extreme``, ``memory`` or ``exploration``.
+        num_levels: The levels are ``start_level``, ``start_level + 1``, ... so many of them; 0: no end.
+        start_level: The first of them.
+        num_threads: Of Procgen.
+        **options: Of Procgen, ``use_backgrounds`` for example.
+
+    Raises:
+        ConfigError: No such game, levels or option, or the package is missing.
+    """
+
+    action_names = ("LEFT-DOWN", "LEFT", "LEFT-UP", "DOWN", "-", "UP", "RIGHT-DOWN", "RIGHT", "RIGHT-UP", *"DAWSQE")
+
+    def __init__(
+        self,
+        env_id: str,
+        seeds: list[int],
+        *,
+        distribution_mode: str = "easy",
+        num_levels: int = 0,
+        start_level: int = 0,
+        num_threads: int = 4,
+        **options: Any,
+    ) -> None:
+        self._procgen = import_extra("procgen", extra="procgen")
+        games = self._procgen.env.ENV_NAMES
+        if env_id not in games:
+            hint = nearest(env_id, games) or f": they are {', '.join(games)}."
+            raise ConfigError(f"env_id {env_id!r} is not a game of Procgen{hint}")
+        if env_id not in ONLY_IN.get(distribution_mode, games):
+            has = ", ".join(ONLY_IN[distribution_mode])
+            raise ConfigError(f"{env_id} has no distribution_mode {distribution_mode!r}: {has} have, or take 'easy' or 'hard'.")
+        levels = {} if distribution_mode == "exploration" else {"num_levels": num_levels, "start_level": start_level}
+        self._options = options | levels | {"distribution_mode": distribution_mode, "num_threads": num_threads}
+        self.game = env_id
+        self._observation = np.zeros((len(seeds), 3, 64, 64), np.uint8)
+        super().__init__(spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds)
+        self.envs: Any = []
+        self.reseed(seeds)
+
+    def reseed(self, seeds: list[int]) -> None:
+        """See :meth:`BatchedEnv.reseed`."""
+        self._seeds = np.random.default_rng(seeds)
+        self._make()
+
+    def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """See :meth:`BatchedEnv.reset_arrays`; a part can only be reset where episodes ended."""
+        if mask is None:
+            if self._played:
+                self._make()
+            mask = self._first
+        assert self._first[mask].all()
+        self._observation[mask] = self._next[mask]
+        return self._observation
+
+    def _make(self) -> None:
+        self._close_envs()
+        seed = int(self._seeds.integers(2**31))
+        try:
+            self.envs = self._procgen.ProcgenGym3Env(num=self.num_envs, env_name=self.game, rand_seed=seed, **self._options)
+        except (TypeError, AssertionError) as error:
+            raise ConfigError(f"data.env_kwargs does not fit Procgen's {self.game!r}: {error}.") from error
+        self._observe()
+        self._played = False
+
+    def _observe(self) -> np.ndarray:
+        reward, observation, self._first = self.envs.observe()
+        self._next = observation["rgb"].transpose(0, 3, 1, 2)
+        return reward
+
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """See :meth:`BatchedEnv._step_arrays`."""
+        self._played = True
+        self.envs.act(action)
+        reward = self._observe()
+        np.copyto(self._observation, self._next, where=~self._first[:, None, None, None])
+        return self._observation, reward.astype(np.float64), self._first, np.zeros(self.num_envs, bool)
+
+    def render(self) -> np.ndarray | None:
+        """See :meth:`BatchedEnv.render`."""
+        return self.envs.get_info()[0].get("rgb")
