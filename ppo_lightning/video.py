@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs import BatchedEnv, make_env
+from ppo_lightning.envs.atari import ATARI_ID
+from ppo_lightning.envs.make import Backend
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.heads import CategoricalHead
 from ppo_lightning.models.rebuild import agent_from_plain, check_same_spaces, read_checkpoint
+from ppo_lightning.overlay import draw
 from ppo_lightning.seeding import derive_seed
 
 MAX_FRAMES = 10_000  # of one episode
@@ -21,17 +25,27 @@ MAX_FRAMES = 10_000  # of one episode
 
 @torch.no_grad()
 def record_video(
-    agent: ActorCritic, env_id: str, path: str | Path, episodes: int = 1, seed: int = 1, **env_kwargs: Any
+    agent: ActorCritic,
+    env_id: str,
+    path: str | Path,
+    episodes: int = 1,
+    seed: int = 1,
+    backend: Backend = "gymnasium",
+    overlay: bool = False,
+    **env_kwargs: Any,
 ) -> list[float]:
     """Plays episodes with the most probable actions, and writes every frame to a file.
 
     Args:
         agent: The agent.
-        env_id: An environment of Gymnasium; agents trained through another backend play here too.
+        env_id: An environment of Gymnasium, or one of Procgen; agents trained through another backend play there too.
         path: Ends in ``.mp4`` or ``.gif``.
         episodes: How many, one after the other; each ends after 10 000 steps at the latest.
-        seed: Decides the episodes, which are those of an evaluation with this seed.
-        **env_kwargs: For ``gymnasium.make``.
+        seed: Decides the episodes, which (but for Procgen) are those of an evaluation with this seed.
+        backend: ``gymnasium`` or ``procgen``.
+        overlay: Draw the probabilities of the actions (of continuous actions: their means), the value and the return so far
+            beside the picture.
+        **env_kwargs: For ``gymnasium.make``, or as for :func:`~ppo_lightning.envs.make.make_env`.
 
     Returns:
         The return of each episode.
@@ -49,52 +63,56 @@ def record_video(
     import_extra("imageio_ffmpeg", extra="video")
     if sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # read by mujoco and dm_control when they are imported
-    seeds = [derive_seed(seed, "eval", index) for index in range(episodes)]
-    env = GymnasiumEnv(env_id, seeds[:1], **{**env_kwargs, "render_mode": "rgb_array"})
+    if not ATARI_ID.fullmatch(env_id):
+        env_kwargs["render_mode"] = "rgb_array"
+    env = make_env(env_id, 1, backend, seed, stream="eval", **env_kwargs)
     check_same_spaces(agent, env)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        observation, frame = env.reset_arrays(), _render(env)
-        with imageio.get_writer(path, fps=_frames_per_second(env), **_options(path)) as video:
-            returns = []
+        observation, returns = env.reset_arrays(), []
+        frame = _frame(env, agent, observation, 0.0, overlay)
+        with imageio.get_writer(path, fps=env.render_fps, **_options(path)) as video:
             for episode in range(episodes):
                 if episode:
-                    env.reseed([seeds[episode]])
-                    observation, frame = env.reset_arrays(), _render(env)
+                    env.reseed([derive_seed(seed, "eval", episode)])
+                    observation = env.reset_arrays()
+                    frame = _frame(env, agent, observation, 0.0, overlay)
                 video.append_data(frame)
                 total = 0.0
                 for _ in range(MAX_FRAMES):
-                    action = agent.mode(torch.tensor(np.asarray(observation), dtype=torch.float32))
+                    action = agent.mode(torch.tensor(observation))
                     observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
                     total += float(reward[0])
-                    video.append_data(_render(env))
-                    if terminated[0] or truncated[0]:
+                    video.append_data(_frame(env, agent, observation, total, overlay))
+                    done = terminated | truncated
+                    if (done if env.episode_done is None else env.episode_done)[0]:
                         break
+                    if done[0]:
+                        observation = env.reset_arrays(done)  # the next life
                 returns.append(total)
     finally:
         env.close()
     return returns
 
 
-def _render(env: GymnasiumEnv) -> np.ndarray:
+def _frame(env: BatchedEnv, agent: ActorCritic, observation: np.ndarray, total: float, overlay: bool) -> np.ndarray:
     """Returns one frame, [H, W, 3] uint8."""
     try:
-        frame = env.envs[0].render()
+        picture = env.render()
     except Exception as error:  # whatever a graphics library raises where it finds no display
         raise ConfigError(
             f"The environment cannot be rendered here ({first_line(error)}): install the package that it names, or, for"
             " MuJoCo, libegl1 with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
         ) from error
-    if frame is None:
+    if picture is None:
         raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
-    return np.asarray(frame)
-
-
-def _frames_per_second(env: GymnasiumEnv) -> float:
-    """Returns what makes the video as fast as the simulation."""
-    one = env.envs[0]
-    step = getattr(one.unwrapped, "dt", None)  # seconds; the metadata of dm_control's environments is wrong
-    return min(1 / step if step else one.metadata.get("render_fps", 30), 60)
+    if not overlay:
+        return picture
+    value, numbers, lengths = (each[0].numpy(force=True) for each in agent.explain(torch.tensor(observation)))
+    names = env.action_names or [f"action {index}" for index in range(len(numbers))]
+    chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
+    texts = [f"{number:.2f}" for number in numbers]
+    return draw(picture, [f"value   {float(value):.2f}", f"return  {total:g}"], names, lengths, texts, chosen)
 
 
 def _options(path: Path) -> dict[str, Any]:
@@ -114,15 +132,21 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--output", default="video.mp4", help="an .mp4 or .gif file (default: video.mp4)")
     parser.add_argument("--episodes", type=int, default=1, help="episodes to play (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="decides the episodes (default: 1)")
+    parser.add_argument(
+        "--overlay", action="store_true", help="draw action probabilities (or means), value and return beside it"
+    )
     parser.add_argument("--env_id", help="an environment of Gymnasium (default: the checkpoint's)")
     options = parser.parse_args(args)
     checkpoint = read_checkpoint(options.ckpt_path)
     agent, data = agent_from_plain(checkpoint["agent"]), checkpoint["datamodule_hyper_parameters"]
     state, prefix = checkpoint["state_dict"], "agent."
     agent.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
-    if options.env_id is None and data["backend"] != "gymnasium":
+    backend: Backend = "procgen" if data["backend"] == "procgen" else "gymnasium"
+    if options.env_id is None and data["backend"] != backend:
         print(f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment")
     env_id, env_kwargs = options.env_id or data["env_id"], {} if options.env_id else data["env_kwargs"] or {}
-    returns = record_video(agent, env_id, options.output, options.episodes, options.seed, **env_kwargs)
+    returns = record_video(
+        agent, env_id, options.output, options.episodes, options.seed, backend, options.overlay, **env_kwargs
+    )
     print(f"returns: {', '.join(f'{value:.1f}' for value in returns)}")
     print(f"video: {Path(options.output).resolve()}")

@@ -77,6 +77,7 @@ class AtariEnv(BatchedEnv):
         self.episodic_life, self.clip_reward = episodic_life, clip_reward
         self.repeat_action_probability, self.full_action_space = repeat_action_probability, full_action_space
         self.max_episode_frames, self.num_threads = max_episode_frames, num_threads
+        self.render_fps = 60 / frame_skip
         self.channels = 1 if grayscale else 3
         count, picture = len(seeds), (self.channels * frame_stack, screen_size, screen_size)
         self._stack = np.zeros((count, *picture), np.uint8)

@@ -122,7 +122,8 @@ class GymnasiumAtari(AtariEnv):
         ]
         self._seeds_to_use: list[int] | None = list(self.seeds)
         game: Any = self.envs[0].unwrapped
-        self._fires = self.fire_reset and game.get_action_meanings()[1] == "FIRE"
+        self.action_names = game.get_action_meanings()
+        self._fires = self.fire_reset and self.action_names[1] == "FIRE"
         return int(game.action_space.n)
 
     def _new_games(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -140,6 +141,11 @@ class GymnasiumAtari(AtariEnv):
             if self._fires:
                 self.envs[row].env.step(1)
         return np.stack([self._frame(self.envs[row].unwrapped) for row in rows])
+
+    def render(self) -> np.ndarray:
+        """See :meth:`BatchedEnv.render`: the screen as the console draws it."""
+        game: Any = self.envs[0].unwrapped
+        return game.ale.getScreenRGB()
 
     def _frame(self, game: Any) -> np.ndarray:
         """Returns the present screen, [C, H, W]."""

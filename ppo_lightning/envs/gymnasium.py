@@ -47,6 +47,8 @@ class GymnasiumEnv(BatchedEnv):
         self._reward, self._terminated, self._truncated = np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
         super().__init__(space, self.envs[0].action_space, seeds)
         self.reseed(seeds)
+        step = getattr(self.envs[0].unwrapped, "dt", None)  # seconds; the metadata of dm_control's environments is wrong
+        self.render_fps = min(1 / step if step else self.envs[0].metadata.get("render_fps", 30), 60)
 
     def reseed(self, seeds: list[int]) -> None:
         """See :meth:`BatchedEnv.reseed`."""
@@ -64,6 +66,11 @@ class GymnasiumEnv(BatchedEnv):
         for i, env in enumerate(self.envs):
             self._observation[i], self._reward[i], self._terminated[i], self._truncated[i], _ = env.step(action[i])
         return self._observation, self._reward, self._terminated, self._truncated
+
+    def render(self) -> np.ndarray | None:
+        """See :meth:`BatchedEnv.render`; it needs ``render_mode="rgb_array"``."""
+        frame: Any = self.envs[0].render()
+        return None if frame is None else np.asarray(frame)
 
 
 def _flat(env: gymnasium.Env) -> gymnasium.Env:

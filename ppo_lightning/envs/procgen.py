@@ -37,6 +37,7 @@ class ProcgenEnv(BatchedEnv):
     """
 
     action_names = ("LEFT-DOWN", "LEFT", "LEFT-UP", "DOWN", "-", "UP", "RIGHT-DOWN", "RIGHT", "RIGHT-UP", *"DAWSQE")
+    render_fps = 15.0
 
     def __init__(
         self,

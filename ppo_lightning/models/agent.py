@@ -106,6 +106,11 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         log_prob, entropy = self.head.evaluate(for_actor, action)
         return log_prob, entropy, self.critic(for_critic).squeeze(-1)
 
+    def explain(self, observation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the value of raw observations [B], and the policy as :meth:`Head.bars` shows it, twice [B, A]."""
+        for_actor, for_critic = self._features(self.normalize(observation))
+        return self.critic(for_critic).squeeze(-1), *self.head.bars(for_actor)
+
     def value(self, observation: Tensor) -> Tensor:
         """Returns the value of normalised observations [B, ...], [B]."""
         body = self.actor_body if self.critic_body is None else self.critic_body

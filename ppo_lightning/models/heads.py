@@ -66,6 +66,10 @@ class Head(nn.Module):
     def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the log-probability of the action and the entropy, both [B]."""
 
+    @abstractmethod
+    def bars(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what a picture of the distribution shows: numbers [B, A], and lengths of bars [B, A] from 0 to 1."""
+
     def for_environment(self, action: Tensor) -> Tensor:
         """Returns what the environment gets for an action [B, ...]."""
         return action
@@ -118,6 +122,11 @@ class CategoricalHead(Head):
         log_prob = self.linear(features).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum(-1)
         return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+    def bars(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.bars`: the probabilities."""
+        probabilities = self.linear(features).softmax(-1)
+        return probabilities, probabilities
 
 
 class GaussianHead(Head):
@@ -178,6 +187,11 @@ class GaussianHead(Head):
         """See :meth:`Head.evaluate`."""
         mean = self.linear(features)
         return self._log_prob(mean, action), (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
+
+    def bars(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.bars`: the most probable actions, and where they stand between their bounds."""
+        action = self.for_environment(self.sample(features, None)[0])
+        return action, (action - self.low) / (self.high - self.low)
 
     def for_environment(self, action: Tensor) -> Tensor:
         """Clips to the bounds, as the environments do with the actions of a rollout."""
