@@ -167,6 +167,28 @@ def test_ids_of_games(env_id, backend, sentence):
         make_env(env_id, 1, backend)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"continuous": True}, "continuous is not an option of Atari games: they are noop_max, frame_skip"),
+        ({"grey_scale": True}, "grey_scale is not an option of Atari games: did you mean grayscale"),
+        ({"frame_stack": 0}, "frame_stack is 0: it must be at least 1"),
+        ({"frame_skip": 0}, "frame_skip is 0: it must be at least 1"),
+        ({"noop_max": -1}, "noop_max is -1: it must be at least 0"),
+        ({"max_episode_frames": 3}, "max_episode_frames is 3: it must be at least 4"),
+        ({"repeat_action_probability": 1.0}, "repeat_action_probability is 1.0: it must be at least 0 and below 1"),
+    ],
+)
+def test_wrong_options(options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        make_env("ALE/Pong-v5", 1, "envpool", **options)
+
+
+def test_pictures_too_small_for_the_network_are_refused_before_training(fit):
+    with pytest.raises(ConfigError, match="pictures of 30 x 30, and the body 'nature' needs 36 x 36 at least"):
+        fit({"env_id": "ALE/Pong-v5", "backend": "ale", "env_kwargs": {"screen_size": 30}}, {"agent": CNNAgent})
+
+
 def test_transforms_would_lose_the_lives_and_are_refused(fit):
     with pytest.raises(ConfigError, match="transforms do not work with Atari"):
         fit({"env_id": "ALE/Pong-v5", "backend": "ale", "transforms": [RewardClipping(-1, 1)]}, {"agent": CNNAgent})

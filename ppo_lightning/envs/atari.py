@@ -5,8 +5,10 @@ sign of the reward. Nothing is inherited from an id: ``ALE/Breakout-v5``, ``Brea
 ``Breakout-v5`` name the game alone.
 """
 
+import inspect
 import re
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -42,7 +44,7 @@ class AtariEnv(BatchedEnv):
         num_threads: Of the backends ``envpool`` and ``ale``; 0 lets them choose.
 
     Raises:
-        ConfigError: No such game, or the backend's package is missing.
+        ConfigError: No such game, an option out of its range, or the backend's package is missing.
     """
 
     _has_frame_skip = True  # or TorchRL, seeing the attribute frame_skip, wraps it to skip frames once more
@@ -66,6 +68,19 @@ class AtariEnv(BatchedEnv):
         num_threads: int = 0,
     ) -> None:
         self.game, self.seeds = game_of(env_id), list(seeds)
+        for name, value, least in (
+            ("noop_max", noop_max, 0),
+            ("frame_skip", frame_skip, 1),
+            ("screen_size", screen_size, 1),
+            ("frame_stack", frame_stack, 1),
+            ("max_episode_frames", max_episode_frames, frame_skip),
+            ("num_threads", num_threads, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"data.env_kwargs.{name} is {value}: it must be at least {least}.")
+        if not 0 <= repeat_action_probability < 1:
+            name = "data.env_kwargs.repeat_action_probability"
+            raise ConfigError(f"{name} is {repeat_action_probability}: it must be at least 0 and below 1.")
         # detail 14
         self.noop_max = noop_max
         # detail 15
@@ -140,6 +155,19 @@ class AtariEnv(BatchedEnv):
         """See :meth:`BatchedEnv.learning_reward`."""
         # detail 19
         return np.sign(reward) if self.clip_reward else reward
+
+
+def check_options(env_kwargs: dict[str, Any]) -> None:
+    """Demands that every name is an option of :class:`AtariEnv`.
+
+    Raises:
+        ConfigError: One is not; the message names the closest ones, or all.
+    """
+    options = [p.name for p in inspect.signature(AtariEnv.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in env_kwargs:
+        if name not in options:
+            hint = nearest(name, options) or f": they are {', '.join(options)}."
+            raise ConfigError(f"data.env_kwargs.{name} is not an option of Atari games{hint}")
 
 
 def game_of(env_id: str) -> str:

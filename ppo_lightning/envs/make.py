@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from ppo_lightning.envs.atari import ATARI_ID
+from ppo_lightning.envs.atari import ATARI_ID, check_options
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.seeding import Stream, derive_seed
@@ -45,6 +45,7 @@ def make_env(
 
         if backend not in ATARI:
             raise ConfigError(f"env_id {env_id!r} is an Atari game, which the backend {backend!r} does not have.")
+        check_options(env_kwargs)
         return ATARI[backend](env_id, seeds, **env_kwargs)
     if backend == "procgen":
         from ppo_lightning.envs.procgen import ProcgenEnv
