@@ -207,6 +207,8 @@ class AgentModule(L.LightningModule):
         if observation.shape[1:] != spec.shape:
             shapes = f"[B, {', '.join(map(str, spec.shape))}], not {list(observation.shape)}"
             raise ConfigError(f"predict takes observations of shape {shapes}.")
+        if spec.dtype == torch.uint8 and observation.dtype != torch.uint8:
+            raise ConfigError(f"predict takes pictures of bytes (uint8, 0 to 255), not {observation.dtype}.")
         return self(observation.to(self.device, spec.dtype))
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:

@@ -144,7 +144,9 @@ def main(args: Sequence[str]) -> None:
     backend: Backend = "procgen" if data["backend"] == "procgen" else "gymnasium"
     if options.env_id is None and data["backend"] != backend:
         print(f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment")
-    env_id, env_kwargs = options.env_id or data["env_id"], {} if options.env_id else data["env_kwargs"] or {}
+    env_id = options.env_id or data["env_id"]
+    same_family = backend == "procgen" or all(ATARI_ID.fullmatch(each) for each in (env_id, data["env_id"]))
+    env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}
     returns = record_video(
         agent, env_id, options.output, options.episodes, options.seed, backend, options.overlay, **env_kwargs
     )

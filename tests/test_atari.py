@@ -1,6 +1,7 @@
 """Atari: one preprocessing, three backends. Details 14 to 22."""
 
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torchrl.envs import RewardClipping
 from ppo_lightning import PPO, CNNAgent, ConfigError, make_env
 from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.envs.atari import AtariEnv
 
 BACKENDS = ["envpool", "ale", "gymnasium"]
 NOTHING_RANDOM = {"noop_max": 0, "episodic_life": False}
@@ -146,30 +148,157 @@ def test_a_game_is_cut_after_so_many_frames(backend):
     env = make_env("ALE/Pong-v5", 1, backend, noop_max=0, frame_skip=4, max_episode_frames=80)
     env.reset_arrays()
     ends = [bool(env.step_arrays(np.zeros(1, np.int64))[3][0]) for _ in range(20)]
-    assert sum(ends[:19]) + ends[19] == 1, "80 frames are 20 steps of 4"
-    assert not env._lives[0]
+    assert ends == [False] * 19 + [True], "80 frames are 20 steps of 4"
     env.close()
+
+
+@pytest.mark.detail("15")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_options_are_those_asked_for(backend):
+    """Frames are repeated as often as asked for, actions stick as often, and all buttons are there."""
+    four, two = (play(make_env("ALE/Pong-v5", 1, backend, frame_skip=skip, **NOTHING_RANDOM), 40) for skip in (4, 2))
+    assert not np.array_equal(four[-6], two[-6])
+    plain, sticky = (
+        play(make_env("ALE/Pong-v5", 1, backend, repeat_action_probability=p, **NOTHING_RANDOM), 40) for p in (0.0, 0.5)
+    )
+    assert not np.array_equal(plain[-6], sticky[-6])
+    assert make_env("ALE/Pong-v5", 1, backend).action_spec_unbatched.space.n == 6
+    assert make_env("ALE/Pong-v5", 1, backend, full_action_space=True).action_spec_unbatched.space.n == 18
+
+
+@pytest.mark.detail("19")
+def test_the_agent_learns_from_signs_where_the_game_gives_more():
+    env = make_env("ALE/MsPacman-v5", 1, "envpool")
+    agent = CNNAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    following = RolloutCollector(env, agent, 150).rollout()["next"]
+    assert set(following["reward"].unique().tolist()) == {0.0, 1.0}
+    assert following["episode_reward"].max() >= 10, "ten a dot"
+    env.close()
+
+
+class Scripted(AtariEnv):
+    """A game whose lives, ends and cuts are written down; its pictures show the number of the step."""
+
+    lives = (3, 3, 2, 2, 1, 0, 0)
+    over = (5,)
+    cut = ()
+
+    def _make(self):
+        self.envs, self.step_number = [], 0
+        return 3
+
+    def _new_games(self, rows):
+        self.step_number = 0
+        return self.frame(rows), np.full(len(rows), 3)
+
+    def _next_lives(self, rows):
+        self.step_number += 100
+        return self.frame(rows)
+
+    def frame(self, rows):
+        return np.full((len(rows), 1, 84, 84), self.step_number, np.uint8)
+
+    def _step_games(self, action):
+        self.step_number += 1
+        t, rows = self.step_number % 100, np.arange(self.num_envs)
+        flags = (np.array([t in when for _ in rows]) for when in (self.over, self.cut))
+        return self.frame(rows), np.ones(len(rows)), *flags, np.full(len(rows), self.lives[t])
+
+
+@pytest.mark.detail("16")
+@pytest.mark.detail("20")
+def test_a_scripted_sequence_of_lives():
+    env = Scripted("ALE/Breakout-v5", [1])
+    env.reset_arrays()
+    seen = []
+    for _ in range(5):
+        observation, _, terminated, truncated = env.step_arrays(np.zeros(1, int))
+        stack = observation[0, :, 0, 0].tolist()
+        seen.append((stack, bool(terminated[0]), bool(env.episode_done[0])))
+        if terminated[0]:
+            following = env.reset_arrays(terminated)[0, :, 0, 0].tolist()
+            assert len(set(following)) == 1, "the next life, and the next game, fill the stack"
+        assert not truncated[0]
+    assert [flags for _, *flags in seen] == [[False] * 2, [True, False], [False] * 2, [True, False], [True, True]]
+    assert [stack for stack, *_ in seen[:2]] == [[0, 0, 0, 1], [0, 0, 1, 2]], "the real last pictures"
+    assert env.step_number == 0, "a new game"
+
+
+@pytest.mark.detail("16")
+def test_a_time_limit_at_a_lost_life_is_no_terminal_state():
+    class Cut(Scripted):
+        cut = (2,)
+
+    env = Cut("ALE/Breakout-v5", [1])
+    env.reset_arrays()
+    env.step_arrays(np.zeros(1, int))
+    _, _, terminated, truncated = env.step_arrays(np.zeros(1, int))
+    assert truncated[0] and not terminated[0] and env.episode_done[0]
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_through_torchrl_lives_go_down_one_by_one_with_a_single_environment(backend):
+    env = make_env("ALE/Breakout-v5", 1, backend)
+    lives = []
+
+    def fire(tensordict):
+        lives.append(int(env._lives[0]))
+        return tensordict.set("action", torch.ones(1, dtype=torch.int64))
+
+    env.rollout(150, policy=fire, break_when_any_done=False)
+    env.close()
+    assert [a for a, b in pairwise([*lives, -1]) if a != b][:4] == [5, 4, 3, 2]
+
+
+def test_predict_takes_bytes_only(fit):
+    module = fit(
+        {"env_id": "ALE/Pong-v5", "backend": "ale", "num_envs": 1, "num_steps": 8, "total_timesteps": 8}, {"agent": CNNAgent}
+    )
+    pictures = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    assert torch.equal(module.predict(pictures), module(pictures))
+    with pytest.raises(ConfigError, match="pictures of bytes"):
+        module.predict(pictures / 255)
 
 
 @pytest.mark.parametrize(
     ("env_id", "backend", "sentence"),
     [
-        ("ALE/Brekout-v5", "envpool", "is not an Atari game: did you mean breakout"),
+        ("ALE/Brekout-v5", "envpool", "is not an Atari game: did you mean ALE/Breakout-v5"),
         ("HalfCheetah-v4", "ale", "is not an Atari game"),
-        ("BreakoutNoFrameskip-v4", "gymnasium", None),
+        ("Pong", "ale", "is not an Atari game: did you mean ALE/Pong-v5"),
+        ("Pong-v5", "envpool", "is an Atari game: write 'ALE/Pong-v5'"),
+        ("Pong-v5", "ale", "is not an Atari game: did you mean ALE/Pong-v5"),
     ],
 )
-def test_ids_of_games(env_id, backend, sentence):
-    if sentence is None:
-        assert make_env(env_id, 1, backend).game == "Breakout"
-        return
+def test_wrong_ids_of_games(env_id, backend, sentence):
     with pytest.raises(ConfigError, match=sentence):
         make_env(env_id, 1, backend)
 
 
 @pytest.mark.parametrize(
+    ("env_id", "game"),
+    [
+        ("BreakoutNoFrameskip-v4", "Breakout"),
+        ("ALE/breakout-v5", "Breakout"),
+        ("ALE/TicTacToe3D-v5", "TicTacToe3D"),
+        ("ALE/MsPacman-v5", "MsPacman"),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ids_of_games(env_id, game, backend):
+    env = make_env(env_id, 1, backend)
+    assert env.game == game
+    assert env.reset_arrays().shape == (1, 4, 84, 84)
+    env.close()
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"noop_max": "abc"}, "noop_max is 'abc': it must be a whole number"),
+        ({"grayscale": "maybe"}, "grayscale is 'maybe': it must be true or false"),
+        ({"repeat_action_probability": "high"}, "repeat_action_probability is 'high': it must be a number"),
+        ({"screen_size": [84, 84]}, "screen_size is .84, 84.: it must be a whole number"),
         ({"continuous": True}, "continuous is not an option of Atari games: they are noop_max, frame_skip"),
         ({"grey_scale": True}, "grey_scale is not an option of Atari games: did you mean grayscale"),
         ({"frame_stack": 0}, "frame_stack is 0: it must be at least 1"),

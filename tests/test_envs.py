@@ -38,6 +38,19 @@ def test_specs_are_what_the_environment_does(env, backend, env_id):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_closing_an_environment_closes_what_it_steps_once(backend, monkeypatch):
+    batch = make_env("CartPole-v1", 1, backend)
+    batch.reset_arrays()
+    closed = []
+    stepped = batch.envs[0] if isinstance(batch.envs, list) else batch.envs
+    monkeypatch.setattr(stepped, "close", lambda: closed.append(True))
+    assert not batch.is_closed
+    batch.close()
+    batch.close(raise_if_closed=False)
+    assert batch.is_closed and closed == [True]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_no_transition_ignores_its_action_or_loses_its_last_observation(env, backend):
     """With a limit of 7, EnvPool's autoreset would show as a reward of 0 and a repeated observation (pitfall A1)."""
     batch = env("CartPole-v1", 2, backend, max_episode_steps=7)

@@ -78,6 +78,9 @@ def test_games_are_played_whole_with_the_agents_thoughts_beside_them(fit, tmp_pa
     frames = imageio.mimread(tmp_path / "game.mp4", memtest=False)
     assert imageio.get_reader(tmp_path / "game.mp4").get_meta_data()["fps"] == 15
     if backend == "ale":
+        with pytest.raises(SystemExit):
+            cli.main(["play", "--ckpt_path", str(path), "--output", str(tmp_path / "b.mp4"), "--env_id", "ALE/Pong-v5"])
+        assert "The agent has 4 actions and the environment 6" in capsys.readouterr().err
         played = evaluate(PPO.load_from_checkpoint(path).agent, make_env(game, 1, "gymnasium", stream="eval", **kwargs))
         assert float(printed.split("returns: ")[1].split("\n")[0]) == played["episode_reward"].item()
         assert len(frames) == played["step_count"].item() + 1, "lost lives do not end the video"

@@ -1,8 +1,7 @@
 """Atari games with the preprocessing of Mnih et al. (2015), the same from three backends.
 
 The backends step games and give single frames; what is common to all stands in :class:`AtariEnv`: lives, frame stack and the
-sign of the reward. Nothing is inherited from an id: ``ALE/Breakout-v5``, ``BreakoutNoFrameskip-v4`` and EnvPool's
-``Breakout-v5`` name the game alone.
+sign of the reward. Nothing is inherited from an id: ``ALE/Breakout-v5`` and ``BreakoutNoFrameskip-v4`` name the game alone.
 """
 
 import inspect
@@ -40,7 +39,7 @@ class AtariEnv(BatchedEnv):
         frame_stack: Frames in an observation.
         repeat_action_probability: Of the action before, at each frame (sticky actions).
         full_action_space: All 18 actions instead of those that the game uses.
-        max_episode_frames: A game is cut after so many frames.
+        max_episode_frames: A game is cut after so many frames of its steps, rounded down to whole ones.
         num_threads: Of the backends ``envpool`` and ``ale``; 0 lets them choose.
 
     Raises:
@@ -67,7 +66,8 @@ class AtariEnv(BatchedEnv):
         max_episode_frames: int = 108_000,
         num_threads: int = 0,
     ) -> None:
-        self.game, self.seeds = game_of(env_id), list(seeds)
+        self.rom, self.seeds = rom_of(env_id), list(seeds)
+        self.game = game_name(self.rom)
         for name, value, least in (
             ("noop_max", noop_max, 0),
             ("frame_skip", frame_skip, 1),
@@ -91,7 +91,8 @@ class AtariEnv(BatchedEnv):
         self.screen_size, self.grayscale = screen_size, grayscale
         self.episodic_life, self.clip_reward = episodic_life, clip_reward
         self.repeat_action_probability, self.full_action_space = repeat_action_probability, full_action_space
-        self.max_episode_frames, self.num_threads = max_episode_frames, num_threads
+        self.max_episode_frames = max_episode_frames // frame_skip * frame_skip
+        self.num_threads = min(num_threads, len(seeds))
         self.render_fps = 60 / frame_skip
         self.channels = 1 if grayscale else 3
         count, picture = len(seeds), (self.channels * frame_stack, screen_size, screen_size)
@@ -158,33 +159,40 @@ class AtariEnv(BatchedEnv):
 
 
 def check_options(env_kwargs: dict[str, Any]) -> None:
-    """Demands that every name is an option of :class:`AtariEnv`.
+    """Demands that every name is an option of :class:`AtariEnv`, and that its value is of the type of the default.
 
     Raises:
         ConfigError: One is not; the message names the closest ones, or all.
     """
-    options = [p.name for p in inspect.signature(AtariEnv.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for name in env_kwargs:
+    parameters = inspect.signature(AtariEnv.__init__).parameters.values()
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name, value in env_kwargs.items():
         if name not in options:
             hint = nearest(name, options) or f": they are {', '.join(options)}."
             raise ConfigError(f"data.env_kwargs.{name} is not an option of Atari games{hint}")
+        kind = type(options[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            word = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+            raise ConfigError(f"data.env_kwargs.{name} is {value!r}: it must be {word}.")
 
 
-def game_of(env_id: str) -> str:
-    """Returns the name of an id's game, as in ``ALE/BeamRider-v5``.
+def rom_of(env_id: str) -> str:
+    """Returns what a game's file is called, as in ``beam_rider`` for ``ALE/BeamRider-v5``.
 
     Raises:
         ConfigError: There is no such game; the message names the closest ones.
     """
     match = ATARI_ID.fullmatch(env_id)
-    name = next(filter(None, match.groups())) if match else env_id.removesuffix("-v5")
-    games = import_extra("ale_py.roms", extra="atari").get_all_rom_ids()
-    if snake_case(name) not in games:
-        hint = nearest(snake_case(name), games) or ": ale_py.roms.get_all_rom_ids() has the names."
+    name = next(filter(None, match.groups())) if match else env_id
+    roms = {rom.replace("_", ""): rom for rom in import_extra("ale_py.roms", extra="atari").get_all_rom_ids()}
+    rom = roms.get(name.lower())
+    if match is None or rom is None:
+        known = {key: f"ALE/{game_name(rom)}-v5" for key, rom in roms.items()}
+        hint = nearest(name.removesuffix("-v5"), known) or ": ale_py.roms.get_all_rom_ids() has the names."
         raise ConfigError(f"env_id {env_id!r} is not an Atari game{hint}")
-    return name
+    return rom
 
 
-def snake_case(name: str) -> str:
-    """From ``BeamRider`` to ``beam_rider``, as the files of the games are called."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+def game_name(rom: str) -> str:
+    """From ``beam_rider`` to ``BeamRider``, as the ids have it."""
+    return "".join(part[:1].upper() + part[1:] for part in rom.split("_")).replace("3d", "3D")

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing
 
-from ppo_lightning.envs.atari import AtariEnv, snake_case
+from ppo_lightning.envs.atari import AtariEnv
 from ppo_lightning.errors import import_extra
 
 
@@ -60,7 +60,7 @@ class AleAtari(AtariEnv):
     def _make(self) -> int:
         ale_py = import_extra("ale_py.vector_env", extra="atari")
         self.envs = ale_py.AtariVectorEnv(
-            snake_case(self.game),
+            self.rom,
             len(self.seeds),
             num_threads=self.num_threads,
             max_num_frames_per_episode=self.max_episode_frames,
@@ -110,7 +110,7 @@ class GymnasiumAtari(AtariEnv):
                     frameskip=1,
                     repeat_action_probability=self.repeat_action_probability,
                     full_action_space=self.full_action_space,
-                    max_num_frames_per_episode=self.max_episode_frames,
+                    max_num_frames_per_episode=0,  # none: it would count the frames before the first step, too
                 ),
                 noop_max=self.noop_max,
                 frame_skip=self.frame_skip,
@@ -121,6 +121,7 @@ class GymnasiumAtari(AtariEnv):
             for _ in self.seeds
         ]
         self._seeds_to_use: list[int] | None = list(self.seeds)
+        self._frames_played = np.zeros(len(self.seeds), np.int64)
         game: Any = self.envs[0].unwrapped
         self.action_names = game.get_action_meanings()
         self._fires = self.fire_reset and self.action_names[1] == "FIRE"
@@ -128,6 +129,7 @@ class GymnasiumAtari(AtariEnv):
 
     def _new_games(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         seeds, self._seeds_to_use = self._seeds_to_use, None
+        self._frames_played[rows] = 0
         for row in rows:
             self.envs[row].reset(seed=None if seeds is None else seeds[row])
             if self._fires:
@@ -158,10 +160,12 @@ class GymnasiumAtari(AtariEnv):
 
     def _step_games(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         steps = [env.step(int(one)) for env, one in zip(self.envs, action, strict=True)]
-        frames, rewards, terminated, truncated, infos = zip(*steps, strict=True)
+        frames, rewards, terminated, _, infos = zip(*steps, strict=True)
+        self._frames_played += self.frame_skip
+        truncated = self._frames_played >= self.max_episode_frames
         lives = np.array([info["lives"] for info in infos])
         pictures = np.stack([self._channels_first(frame) for frame in frames])
-        return pictures, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), lives
+        return pictures, np.array(rewards, np.float64), np.array(terminated), truncated, lives
 
 
 ATARI = {"envpool": EnvPoolAtari, "ale": AleAtari, "gymnasium": GymnasiumAtari}

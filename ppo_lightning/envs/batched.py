@@ -34,6 +34,7 @@ class BatchedEnv(EnvBase):
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
+        self.is_closed = False  # TorchRL says so at its own first reset only, and a closed environment is not closed again
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         self.observation_spec_unbatched = Composite(observation=spec_from_space(observation_space))
@@ -90,7 +91,6 @@ class BatchedEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is not None:
             mask = mask.reshape(self.num_envs).numpy()
-            mask = None if mask.all() else mask
         observation = torch.tensor(self.reset_arrays(mask), dtype=self.observation_spec["observation"].dtype)
         return TensorDict({"observation": observation, **self._flags()}, batch_size=self.batch_size)
 

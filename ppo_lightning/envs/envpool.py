@@ -27,7 +27,8 @@ class EnvPoolEnv(BatchedEnv):
         **env_kwargs: For ``envpool.make``, ``max_episode_steps`` included.
 
     Raises:
-        ConfigError: No such environment, or the package ``envpool`` is missing.
+        ConfigError: No such environment, an Atari game by EnvPool's own id (which would inherit that id's preprocessing), or
+            the package ``envpool`` is missing.
     """
 
     def __init__(self, env_id: str, seeds: list[int], num_threads: int = 0, **env_kwargs: Any) -> None:
@@ -35,6 +36,8 @@ class EnvPoolEnv(BatchedEnv):
         if env_id not in envpool.list_all_envs():
             hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() has the names."
             raise ConfigError(f"env_id {env_id!r} is not an environment of EnvPool{hint}")
+        if envpool.registration.registry.specs[env_id][0] == "envpool.atari":
+            raise ConfigError(f"env_id {env_id!r} is an Atari game: write 'ALE/{env_id}', as with the other backends.")
         self._make = lambda seeds: envpool.make(
             env_id, env_type="gymnasium", num_envs=len(seeds), seed=seeds, num_threads=num_threads, **env_kwargs
         )

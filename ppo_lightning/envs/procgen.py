@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.errors import ConfigError, import_extra, nearest
+from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 # Where Procgen has such levels; asked for others, its library ends the process.
 ONLY_IN = {
@@ -58,10 +58,20 @@ class ProcgenEnv(BatchedEnv):
         if env_id not in ONLY_IN.get(distribution_mode, games):
             has = ", ".join(ONLY_IN[distribution_mode])
             raise ConfigError(f"{env_id} has no distribution_mode {distribution_mode!r}: {has} have, or take 'easy' or 'hard'.")
-        levels = {} if distribution_mode == "exploration" else {"num_levels": num_levels, "start_level": start_level}
-        self._options = options | levels | {"distribution_mode": distribution_mode, "num_threads": num_threads}
+        levels = {"num_levels": num_levels, "start_level": start_level}
+        for name, value in (*levels.items(), ("num_threads", num_threads)):
+            if type(value) is not int or not 0 <= value < 2**31:
+                raise ConfigError(f"data.env_kwargs.{name} is {value!r}: it must be a whole number, at least 0 and below 2^31.")
+        if distribution_mode == "exploration":
+            if any(levels.values()):
+                raise ConfigError("distribution_mode 'exploration' has one level: leave num_levels and start_level at 0.")
+            levels = {}
+        threads = min(num_threads, len(seeds))
+        self._options = options | levels | {"distribution_mode": distribution_mode, "num_threads": threads}
         self.game = env_id
+        self._first: np.ndarray  # whose episode has just begun
         self._observation = np.zeros((len(seeds), 3, 64, 64), np.uint8)
+        self._next: np.ndarray  # Procgen's present pictures
         super().__init__(spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds)
         self.envs: Any = []
         self.reseed(seeds)
@@ -79,6 +89,7 @@ class ProcgenEnv(BatchedEnv):
             mask = self._first
         assert self._first[mask].all()
         self._observation[mask] = self._next[mask]
+        self._first = self._first & ~mask
         return self._observation
 
     def _make(self) -> None:
@@ -86,10 +97,18 @@ class ProcgenEnv(BatchedEnv):
         seed = int(self._seeds.integers(2**31))
         try:
             self.envs = self._procgen.ProcgenGym3Env(num=self.num_envs, env_name=self.game, rand_seed=seed, **self._options)
-        except (TypeError, AssertionError) as error:
-            raise ConfigError(f"data.env_kwargs does not fit Procgen's {self.game!r}: {error}.") from error
+        except Exception as error:  # Procgen raises the base class, too
+            raise ConfigError(f"data.env_kwargs does not fit Procgen's {self.game!r}: {first_line(error)}.") from error
+        # cffi takes a lock at a function's first use. That must not be in gym3's __del__, which the garbage collector may run
+        # while the construction of another environment holds the lock: a deadlock.
+        _ = self.envs._c_lib.libenv_close
         self._observe()
         self._played = False
+
+    def _close_envs(self) -> None:
+        super()._close_envs()
+        if self.envs:
+            self.envs.__dict__.clear()  # its buffers, one by one: the garbage collector, freeing them at once, crashes
 
     def _observe(self) -> np.ndarray:
         reward, observation, self._first = self.envs.observe()
@@ -105,5 +124,7 @@ class ProcgenEnv(BatchedEnv):
         return self._observation, reward.astype(np.float64), self._first, np.zeros(self.num_envs, bool)
 
     def render(self) -> np.ndarray | None:
-        """See :meth:`BatchedEnv.render`."""
-        return self.envs.get_info()[0].get("rgb")
+        """See :meth:`BatchedEnv.render`; after an end the picture before it, until the reset: Procgen has the next."""
+        if not (self._first[0] and self._played):
+            self._picture = self.envs.get_info()[0].get("rgb")
+        return self._picture

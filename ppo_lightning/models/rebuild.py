@@ -13,6 +13,7 @@ from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.specs import spec_from_plain, spec_to_plain
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.heads import CategoricalHead
 
 
 def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec: TensorSpec) -> dict[str, Any]:
@@ -85,6 +86,9 @@ def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
             ) from error
     if action.shape != action_spec.shape or action.is_floating_point() != action_spec.dtype.is_floating_point:
         raise ConfigError(f"The agent's actions are not those of the environment, {action_spec.shape}: choose its environment.")
+    if isinstance(agent.head, CategoricalHead) and agent.head.num_actions != action_spec.space.n:
+        numbers = f"{agent.head.num_actions} actions and the environment {action_spec.space.n}"
+        raise ConfigError(f"The agent has {numbers}: choose its environment.")
 
 
 def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
