@@ -128,7 +128,7 @@ def test_nothing_random_shares_a_seed_within_or_between_runs():
 def test_envpool_needs_neither_gym_nor_treevalue():
     code = """
 import sys
-sys.modules["gym"] = sys.modules["treevalue"] = None
+sys.modules["gym"] = sys.modules["treevalue"] = sys.modules["procgen"] = None
 from ppo_lightning import make_env
 env = make_env("CartPole-v1", 2, "envpool")
 assert env.rollout(5).batch_size[0] == 2

@@ -168,7 +168,7 @@ def check_options(env_kwargs: dict[str, Any]) -> None:
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name, value in env_kwargs.items():
         if name not in options:
-            hint = nearest(name, options) or f": they are {', '.join(options)}."
+            hint = nearest(name, list(options)) or f": they are {', '.join(options)}."
             raise ConfigError(f"data.env_kwargs.{name} is not an option of Atari games{hint}")
         kind = type(options[name])
         if type(value) is not kind and not (kind is float and type(value) is int):

@@ -20,7 +20,7 @@ class EnvPoolAtari(AtariEnv):
     def _make(self) -> int:
         envpool = import_extra("envpool", extra="envpool")
         self.envs = envpool.make(
-            f"{self.game}-v5",
+            f"{self.game}-v5".replace("3D", "3d"),
             env_type="gymnasium",
             num_envs=len(self.seeds),
             seed=self.seeds,
