@@ -32,7 +32,8 @@ class RolloutDataModule(L.LightningDataModule):
     Args:
         env_id: The environment's id as the backend spells it, or a function without arguments that makes any other
             TorchRL environment (in YAML: its import path, as in ``my_package.make``, or a ``class_path``).
-        backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
+        backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones; ``ale`` has Atari only,
+            ``procgen`` Procgen.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
