@@ -76,7 +76,7 @@ def edited(tmp_path, old, new):
         (["--data.num_env", "3"], r"data\.num_env"),
         (["--data.env_kwargs.foo", "1"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
         (["--data.backend", "envpool", "--data.env_kwargs.foo", "1"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
-        (["--trainer.precision", "16-mixed"], "trainer.precision is '16-mixed': PPO takes '32-true' or 'bf16-mixed'"),
+        (["--trainer.precision", "bf16-true"], "trainer.precision is 'bf16-true': PPO takes '32-true' or 'bf16-mixed'"),
         (["--model.agent.hidden_sizes", "[0]"], "model.agent.hidden_sizes"),
         (["--ckpt_path", "nowhere.ckpt"], "ckpt_path 'nowhere.ckpt' is not a file"),
         (["--data.env_kwargs.max_episode_steps", "0"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
