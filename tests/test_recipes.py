@@ -44,6 +44,8 @@ def short(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_path):
+    if "/procgen/" in recipe:
+        pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
     seen = []
     update = PPO.update
     monkeypatch.setattr(PPO, "update", lambda self, minibatch: seen.append(update(self, minibatch)) or seen[-1])
