@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains what benchmarks/NAME.txt lists, two runs at a time with one thread each, and writes benchmarks/results/NAME.csv
 # (a row a run) and NAME_curves.csv (mean return of the episodes of each rollout).
-# Usage: bash benchmarks/runs.sh NAME       NAME: classic (5 minutes on 2 cores), mujoco (2 hours), dm_control, rpo
+# Usage: bash benchmarks/runs.sh NAME       NAME: classic (5 minutes on 2 cores), mujoco (2 hours), dm_control, rpo, fast, atari
 # A line of NAME.txt is: LABEL RECIPE.yaml SEED [OPTION ...]. With LOGS=FOLDER, an interrupted series goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -146,8 +146,8 @@ class RolloutCollector(BaseCollector):
             actions[:, t], log_probs[:, t], values[:, t] = action, log_prob, value
             raw, reward, terminated, truncated = env.step_arrays(action)
             observation, done = seen(raw), terminated | truncated
-            over = done if env.episode_done is None else env.episode_done
-            raw_rewards[:, t], terminateds[:, t], truncateds[:, t], overs[:, t] = reward, terminated, truncated, over
+            raw_rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated
+            overs[:, t] = env.episodes_over(done)
             reward = env.learning_reward(reward)
             if scaler is not None and reward_moments is not None:
                 reward = scaler.scale_array(reward_moments, reward, done, self._discounted)

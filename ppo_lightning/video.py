@@ -85,7 +85,7 @@ def record_video(
                     total += float(reward[0])
                     video.append_data(_frame(env, agent, observation, total, overlay))
                     done = terminated | truncated
-                    if (done if env.episode_done is None else env.episode_done)[0]:
+                    if env.episodes_over(done)[0]:
                         break
                     if done[0]:
                         observation = env.reset_arrays(done)  # the next life

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tests.environments  # noqa: F401  (registers them)
-from ppo_lightning import PPO, RolloutDataModule
+from ppo_lightning import PPO, RolloutDataModule, make_env
 
 torch.set_num_threads(1)
 
@@ -44,3 +44,17 @@ def fit(make_trainer):
         return module
 
     return run
+
+
+@pytest.fixture
+def env():
+    """``make_env``, whose environments are closed afterwards."""
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(make_env(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close(raise_if_closed=False)

@@ -18,19 +18,6 @@ from ppo_lightning.seeding import derive_seed
 BACKENDS = ("gymnasium", "envpool")
 
 
-@pytest.fixture
-def env(request):
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(make_env(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close(raise_if_closed=False)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
 def test_specs_are_what_the_environment_does(env, backend, env_id):

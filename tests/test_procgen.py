@@ -5,22 +5,11 @@ import pytest
 import torch
 
 from ppo_lightning import CNNAgent, ConfigError
-from ppo_lightning import make_env as make
 from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
 
 procgen = pytest.importorskip("procgen", reason="make installs it with --no-deps, see requirements-procgen.txt")
-
-
-@pytest.fixture
-def make_env():
-    """Makes environments and closes them: gym3's, left to the garbage collector, may crash the process as it ends."""
-    envs = []
-    yield lambda *args, **options: envs.append(make(*args, **options)) or envs[-1]
-    for env in envs:
-        if not env.is_closed:
-            env.close()
 
 
 def raw(env_id, num, actions, rand_seed, **options):
@@ -37,14 +26,14 @@ def raw(env_id, num, actions, rand_seed, **options):
 
 
 @pytest.mark.parametrize("game", ["starpilot", "coinrun"])
-def test_a_rollout_holds_what_procgen_gives_and_no_transition_across_episodes(game, make_env):
-    env = make_env(game, 4, "procgen", seed=5, distribution_mode="hard", num_threads=0)
-    agent = CNNAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched, body="impala")
+def test_a_rollout_holds_what_procgen_gives_and_no_transition_across_episodes(game, env):
+    batch = env(game, 4, "procgen", seed=5, distribution_mode="hard", num_threads=0)
+    agent = CNNAgent(batch.observation_spec_unbatched["observation"], batch.action_spec_unbatched, body="impala")
     steps = 150 if game == "starpilot" else 30
-    rollout = RolloutCollector(env, agent, steps).rollout()
+    rollout = RolloutCollector(batch, agent, steps).rollout()
     actions = rollout["action"].numpy().T
     seed = int(np.random.default_rng([derive_seed(5, "train", i) for i in range(4)]).integers(2**31))
-    env.close()
+    batch.close()
     seen = raw(game, 4, actions, seed, distribution_mode="hard", num_levels=0, start_level=0, num_threads=0)
     following = rollout["next"]
     assert rollout["observation"].dtype == torch.uint8 and rollout["observation"].shape == (4, steps, 3, 64, 64)
@@ -60,8 +49,8 @@ def test_a_rollout_holds_what_procgen_gives_and_no_transition_across_episodes(ga
     assert following["done"].any() or game == "coinrun"
 
 
-def test_the_same_seed_gives_the_same_levels_and_a_reset_new_ones(make_env):
-    one, two, other = (make_env("bigfish", 2, "procgen", seed=seed, num_threads=0) for seed in (1, 1, 2))
+def test_the_same_seed_gives_the_same_levels_and_a_reset_new_ones(env):
+    one, two, other = (env("bigfish", 2, "procgen", seed=seed, num_threads=0) for seed in (1, 1, 2))
     first = one.reset_arrays().copy()
     np.testing.assert_array_equal(first, two.reset_arrays())
     assert not np.array_equal(first, other.reset_arrays())
@@ -71,33 +60,33 @@ def test_the_same_seed_gives_the_same_levels_and_a_reset_new_ones(make_env):
     np.testing.assert_array_equal(first, one.reset_arrays())
 
 
-def test_levels_can_be_limited(make_env):
-    env = make_env("coinrun", 2, "procgen", num_levels=1, start_level=7, num_threads=0)
-    pictures = env.reset_arrays()
+def test_levels_can_be_limited(env):
+    batch = env("coinrun", 2, "procgen", num_levels=1, start_level=7, num_threads=0)
+    pictures = batch.reset_arrays()
     np.testing.assert_array_equal(pictures[0], pictures[1])
-    other = make_env("coinrun", 2, "procgen", num_levels=1, start_level=8, num_threads=0).reset_arrays()
+    other = env("coinrun", 2, "procgen", num_levels=1, start_level=8, num_threads=0).reset_arrays()
     assert not np.array_equal(pictures, other)
 
 
-def test_through_torchrl_a_single_environment_goes_on_where_a_level_ended(make_env):
-    env = make_env("starpilot", 1, "procgen", num_threads=0)
-    made = env.envs
-    done = env.rollout(300, break_when_any_done=False)["next", "done"]
+def test_through_torchrl_a_single_environment_goes_on_where_a_level_ended(env):
+    batch = env("starpilot", 1, "procgen", num_threads=0)
+    made = batch.envs
+    done = batch.rollout(300, break_when_any_done=False)["next", "done"]
     assert done.sum() >= 2
-    assert env.envs is made
+    assert batch.envs is made
 
 
-def test_a_picture_for_people_is_of_the_episode_that_it_ends(make_env):
-    env = make_env("starpilot", 1, "procgen", num_threads=0, render_mode="rgb_array")
-    env.reset_arrays()
+def test_a_picture_for_people_is_of_the_episode_that_it_ends(env):
+    batch = env("starpilot", 1, "procgen", num_threads=0, render_mode="rgb_array")
+    batch.reset_arrays()
     done = np.zeros(1, bool)
     while not done[0]:
-        before = env.render().copy()
-        _, _, done, _ = env.step_arrays(np.full(1, 4))
-    np.testing.assert_array_equal(env.render(), before)
-    env.reset_arrays(done)
-    env.step_arrays(np.full(1, 4))
-    assert not np.array_equal(env.render(), before)
+        before = batch.render().copy()
+        _, _, done, _ = batch.step_arrays(np.full(1, 4))
+    np.testing.assert_array_equal(batch.render(), before)
+    batch.reset_arrays(done)
+    batch.step_arrays(np.full(1, 4))
+    assert not np.array_equal(batch.render(), before)
 
 
 @pytest.mark.detail("P2")
@@ -127,6 +116,6 @@ def test_procgens_rewards_are_scaled_with_the_gamma_of_ppo_and_its_pictures_are_
         ("ALE/Pong-v5", {}, "is an Atari game, which the backend 'procgen' does not have"),
     ],
 )
-def test_wrong_games_and_options(env_id, options, sentence, make_env):
+def test_wrong_games_and_options(env_id, options, sentence, env):
     with pytest.raises(ConfigError, match=sentence):
-        make_env(env_id, 1, "procgen", **options)
+        env(env_id, 1, "procgen", **options)

@@ -75,6 +75,10 @@ class BatchedEnv(EnvBase):
             action = np.minimum(np.maximum(action, low), high)
         return self._step_arrays(action)
 
+    def episodes_over(self, done: np.ndarray) -> np.ndarray:
+        """Returns whose episode ended with the last step, [N], of those that are ``done`` [N]."""
+        return done if self.episode_done is None else self.episode_done
+
     def render(self) -> np.ndarray | None:
         """Returns a picture of the first environment for people, [H, W, 3] uint8, if it was made to be rendered."""
         return None

@@ -69,11 +69,11 @@ class ProcgenEnv(BatchedEnv):
         threads = min(num_threads, len(seeds))
         self._options = options | levels | {"distribution_mode": distribution_mode, "num_threads": threads}
         self.game = env_id
-        self._first: np.ndarray  # whose episode has just begun
         self._observation = np.zeros((len(seeds), 3, 64, 64), np.uint8)
-        self._next: np.ndarray  # Procgen's present pictures
+        self._next, self._first = self._observation, np.ones(len(seeds), bool)  # Procgen's present pictures; of new episodes
+        self._picture: np.ndarray | None = None  # for people
         super().__init__(spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds)
-        self.envs: Any = []
+        self.envs = []
         self.reseed(seeds)
 
     def reseed(self, seeds: list[int]) -> None:
