@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent, check_same_state
 
-SMALL_NETWORK = 100_000  # parameters
+SMALL_WORK = 10_000_000  # parameters times rows of a minibatch
 SAVE_LOGS_EVERY = 10  # seconds
 
 
@@ -33,7 +34,7 @@ class AgentModule(L.LightningModule):
     That is from the data module at ``fit``, ``validate`` and ``test``, and from the checkpoint at
     ``load_from_checkpoint(path)`` and ``predict``, without creating an environment.
 
-    A subclass has the hyperparameter ``num_threads``.
+    A subclass has the hyperparameters ``num_threads`` and ``num_minibatches``.
 
     Args:
         agent: Makes the agent from the specs of observations and actions.
@@ -55,7 +56,10 @@ class AgentModule(L.LightningModule):
     @property
     def data(self) -> RolloutDataModule:
         """Where the rollouts come from."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        data = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, RolloutDataModule):
+            raise ConfigError("PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...)).")
+        return data
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Refuses Trainer options that PPO does not honour (no hook comes before Lightning's own check)."""
@@ -125,15 +129,16 @@ class AgentModule(L.LightningModule):
     # Logging
 
     def on_fit_start(self) -> None:
-        """Starts the clock, and keeps a small network on one thread.
+        """Starts the clock, and keeps a small update on one thread.
 
-        A second thread gains such a network nothing, and on a machine that does other work too it waits for the first
+        A second thread gains it nothing, and on a machine that does other work too it waits for the first
         one longer than it works: CartPole beside another busy process ran 60 times slower with two threads than with one.
         """
         self._started = self._logs_saved = time.perf_counter()
         self._steps_before = self.env_steps
         self._threads_before, size = torch.get_num_threads(), sum(p.numel() for p in self.agent.parameters())
-        default = 1 if size < SMALL_NETWORK else self._threads_before
+        rows = self.data.frames_per_rollout // self.trainer.world_size // self.hparams.num_minibatches
+        default = 1 if size * rows < SMALL_WORK else self._threads_before
         torch.set_num_threads(self.hparams.num_threads or default)
 
     def on_fit_end(self) -> None:
@@ -146,6 +151,24 @@ class AgentModule(L.LightningModule):
         left = self.data.num_rollouts * self.data.frames_per_rollout - self.env_steps
         if self.env_steps == self._steps_before and left > 0:
             raise ConfigError(f"trainer.max_epochs ended the run with {left} steps to go: set it to -1, and they are trained.")
+
+    @property
+    def tolerance(self) -> float:
+        """How far two ways to compute the same numbers may be apart: float32 in another order, or bfloat16."""
+        return 1e-3 if self.trainer.precision == "32-true" else 0.1
+
+    @torch.no_grad()
+    def check_log_probs(self, rollout: TensorDictBase) -> None:
+        """Warns where learning gives the actions of a rollout [N, T] other log-probabilities than acting did."""
+        keys = ("observation", "action", "action_log_prob")
+        observation, action, stored = (rollout[key].flatten(0, 1)[: self.agent.rows_in_cache] for key in keys)
+        drift = (self.agent.evaluate(observation, action)[0] - stored).abs().max().item()
+        if drift > self.tolerance:
+            warnings.warn(
+                f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning, so that the first"
+                " ratio of an iteration is not 1: does the agent have dropout or batch normalisation?",
+                stacklevel=2,
+            )
 
     def steps_per_second(self) -> float:
         """Returns the environment steps of all ranks a second, since the start of this fit."""

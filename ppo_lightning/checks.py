@@ -25,6 +25,7 @@ def check_hyperparameters(hparams: Any) -> None:
         ("max_grad_norm", hparams.max_grad_norm > 0, "above 0"),
         ("clip_reward", hparams.clip_reward > 0, "above 0"),
         ("target_kl", hparams.target_kl is None or hparams.target_kl > 0, "above 0, or null for no limit"),
+        ("microbatch_size", hparams.microbatch_size is None or hparams.microbatch_size >= 1, "at least 1, or null"),
         ("num_threads", hparams.num_threads is None or hparams.num_threads >= 1, "at least 1, or null to choose by size"),
     ):
         if not good:

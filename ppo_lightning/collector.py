@@ -12,20 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.collectors import BaseCollector, Collector
-from torchrl.data import Bounded
-from torchrl.envs import Compose, DoubleToFloat, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
-from torchrl.envs.utils import ExplorationType
+from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs import BatchedEnv
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.finite import require_finite
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
-from ppo_lightning.transforms import ClipAction, EpisodeDone, NormalizeObservation, RequireFinite, ScaleReward
 
 Precision = Callable[[], AbstractContextManager]
+KEYS_OF_ACTING = ("observation", "action", "action_log_prob", "state_value")
 
 
 class RolloutCollector(BaseCollector):
@@ -79,16 +75,19 @@ class RolloutCollector(BaseCollector):
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
         self._observation: np.ndarray | None = None
         self._discounted = np.zeros(env.num_envs)  # rewards of the running episodes, for the scaler
-        self._raw_rewards = np.zeros((env.num_envs, num_steps))
+        self._raw_rewards = np.zeros((num_steps, env.num_envs))
         self._episode = {name: np.zeros(env.num_envs) for name in ("episode_reward", "step_count")}
         self._rollout = self._allocate()
+        # NumPy views [T, N, ...] of the storage: writing a step through them costs a third of a tensor copy.
+        self._store = {key: value.transpose(0, 1).numpy() for key, value in self._rollout.items(True, leaves_only=True)}
 
     def _allocate(self) -> TensorDict:
         shape = (self.env.num_envs, self.num_steps)
         observation, action = self.env.observation_spec_unbatched["observation"], self.env.action_spec_unbatched
 
         def empty(dtype: torch.dtype, *features: int) -> torch.Tensor:
-            return torch.zeros(*shape, *features, dtype=dtype)
+            # One step of all environments lies together: with thousands of them, a column of [N, T] is N cache misses.
+            return torch.zeros(*shape[::-1], *features, dtype=dtype).transpose(0, 1)
 
         following = {
             "observation": empty(observation.dtype, *observation.shape),
@@ -115,20 +114,18 @@ class RolloutCollector(BaseCollector):
     @torch.inference_mode()
     def rollout(self) -> TensorDictBase:
         """Collects one rollout [N, T]."""
-        env, policy = self.env, self.agent.array_policy()
-        # NumPy views of the storage: writing a column through them costs a third of a tensor copy.
-        store = {key: value.numpy() for key, value in self._rollout.items(include_nested=True, leaves_only=True)}
+        env, policy, store, raw_rewards, ends = self.env, self.agent.array_policy(), self._store, self._raw_rewards, []
         observations, actions, log_probs = store["observation"], store["action"], store["action_log_prob"]
         names = ("reward", "terminated", "truncated", "done", "episode_done")
         rewards, terminateds, truncateds, dones, overs = (store["next", name][..., 0] for name in names)
         values, next_observations = store["state_value"][..., 0], store["next", "observation"]
-        noise: Sequence[torch.Tensor | None] = [None] * self.num_steps
+        noise: Sequence[np.ndarray | None] = [None] * self.num_steps
         if not self.deterministic:
-            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].unbind()
-        normalizer, scaler, raw_rewards, ends = self.agent.normalizer, self.reward_scaler, self._raw_rewards, []
+            drawn = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows]
+            noise = list(drawn.numpy())
+        normalizer, log_prob = self.agent.normalizer, None
         # Copies: they become the model's when the whole rollout has been found to be finite.
         moments = None if normalizer is None else normalizer.arrays()
-        reward_moments = None if scaler is None else scaler.arrays()
 
         def seen(raw: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
             raw = raw if rows is None else raw[rows]
@@ -141,35 +138,47 @@ class RolloutCollector(BaseCollector):
         # detail 1
         observation = seen(env.reset_arrays()) if self._observation is None else self._observation
         for t in range(self.num_steps):
-            observations[:, t] = observation
-            action, log_prob, value = policy(observations[:, t], noise[t])
-            actions[:, t], log_probs[:, t], values[:, t] = action, log_prob, value
-            raw, reward, terminated, truncated = env.step_arrays(action)
+            observations[t] = observation
+            action, log_prob, value = policy(observations[t], noise[t])
+            actions[t] = action
+            if log_prob is not None:
+                log_probs[t], values[t] = log_prob, value
+            raw, raw_rewards[t], terminated, truncated = env.step_arrays(action)
             observation, done = seen(raw), terminated | truncated
-            raw_rewards[:, t], terminateds[:, t], truncateds[:, t] = reward, terminated, truncated
-            overs[:, t] = env.episodes_over(done)
-            reward = env.learning_reward(reward)
-            if scaler is not None and reward_moments is not None:
-                reward = scaler.scale_array(reward_moments, reward, done, self._discounted)
-            rewards[:, t] = reward
+            terminateds[t], truncateds[t], dones[t], overs[t] = terminated, truncated, done, env.episodes_over(done)
             if done.any():
                 ends.append((done, t, observation[done]))
                 observation[done] = seen(env.reset_arrays(done), rows=done)
-        require_finite("reward", raw_rewards, self._steps_before, self._rows.start)
+        require_finite("reward", raw_rewards.T, self._steps_before, self._rows.start)
         self._observation = observation
         if normalizer is not None and moments is not None:
             normalizer.store(moments)
-        if scaler is not None and reward_moments is not None:
-            scaler.store(reward_moments)
-
-        next_observations[:, :-1], next_observations[:, -1] = observations[:, 1:], observation
+        rewards[:] = self._scaled(env.learning_reward(raw_rewards), dones)
+        if log_prob is None:
+            self._evaluate()
+        next_observations[:-1], next_observations[-1] = observations[1:], observation
         for done, t, last_observation in ends:
-            next_observations[done, t] = last_observation
-        np.logical_or(terminateds, truncateds, out=dones)
-        for name, steps in (("episode_reward", raw_rewards), ("step_count", np.ones_like(rewards))):
+            next_observations[t, done] = last_observation
+        for name, steps in (("episode_reward", raw_rewards), ("step_count", np.ones_like(raw_rewards))):
             store["next", name][..., 0] = running_sum(steps, overs, self._episode[name])
         self._frames += self.requested_frames_per_batch
         return self._rollout
+
+    def _scaled(self, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
+        if self.reward_scaler is None:
+            return rewards
+        moments = self.reward_scaler.arrays()
+        scaled = self.reward_scaler.scale_array(moments, rewards, dones, self._discounted)
+        self.reward_scaler.store(moments)
+        return scaled
+
+    def _evaluate(self) -> None:
+        """Adds log-probabilities and values, of the whole rollout at once: in the update's own arithmetic."""
+        device = self.agent.critic.weight.device
+        flat = {key: self._rollout[key].transpose(0, 1).flatten(0, 1) for key in KEYS_OF_ACTING}
+        for rows in zip(*(tensor.split(self.agent.rows_in_cache) for tensor in flat.values()), strict=True):
+            observation, action, log_prob, value = rows
+            log_prob[:], _, value[:, 0] = self.agent.evaluate(observation.to(device), action.to(device))
 
     @property
     def _steps_before(self) -> int:
@@ -212,83 +221,16 @@ def running_sum(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.nd
     """Sums over time, starting again after each end of an episode.
 
     Args:
-        steps: What each step adds, [N, T].
-        done: [N, T] bool.
+        steps: What each step adds, [T, N].
+        done: [T, N] bool.
         carry: The sum before the first step, [N]; replaced by the one to carry into the next call.
 
     Returns:
-        The sum up to and including each step, [N, T].
+        The sum up to and including each step, [T, N].
     """
-    total = np.cumsum(steps, axis=1, dtype=np.float64) + carry[:, None]
-    ends = np.maximum.accumulate(np.where(done, np.arange(done.shape[1]), -1), axis=1)
-    before = np.concatenate([np.full((len(done), 1), -1), ends[:, :-1]], axis=1)  # the last end before each step
-    total -= np.where(before < 0, 0, np.take_along_axis(total, before, axis=1))
-    carry[:] = np.where(done[:, -1], 0, total[:, -1])
+    total = np.cumsum(steps, axis=0, dtype=np.float64) + carry
+    ends = np.maximum.accumulate(np.where(done, np.arange(len(done))[:, None], -1), axis=0)
+    before = np.concatenate([np.full((1, len(carry)), -1), ends[:-1]])  # the last end before each step
+    total -= np.where(before < 0, 0, np.take_along_axis(total, before, axis=0))
+    carry[:] = np.where(done[-1], 0, total[-1])
     return total
-
-
-def make_collector(
-    env: EnvBase,
-    agent: ActorCritic,
-    num_steps: int,
-    num_rollouts: int | None = None,
-    deterministic: bool = False,
-    reward_scaler: RewardScaler | None = None,
-    seed: int = 0,
-    first_env: int = 0,
-    total_envs: int | None = None,
-    precision: Precision = nullcontext,
-) -> BaseCollector:
-    """Chooses the collector for an environment of batch size [N].
-
-    Args:
-        env: Natively batched environments get :class:`RolloutCollector`, any other TorchRL environment (one with
-            transforms, say) TorchRL's own ``Collector``: slower, with the same keys out.
-        agent: Acts.
-        num_steps: T.
-        num_rollouts: How many rollouts make the run; None: no end.
-        deterministic: Always take the most probable action, and leave the agent's statistics as they are.
-        reward_scaler: Scales the rewards; None: they are stored as they are.
-        seed: The run's seed; the action noise derives its own.
-        first_env: As for :class:`RolloutCollector`; through TorchRL's collector each rank draws its own noise.
-        total_envs: As for :class:`RolloutCollector`.
-        precision: As for :class:`RolloutCollector`.
-
-    Raises:
-        ConfigError: An Atari game has transforms.
-    """
-    if isinstance(env, BatchedEnv):
-        return RolloutCollector(
-            env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs, precision
-        )
-    base: Any = env.base_env if isinstance(env, TransformedEnv) else env
-    if isinstance(base, BatchedEnv) and base.episode_done is not None:
-        raise ConfigError(
-            "data.transforms do not work with Atari games, whose lives and rewards TorchRL's collector would take wrongly:"
-            " leave them out; the preprocessing stands in data.env_kwargs."
-        )
-    transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), EpisodeDone(), RewardSum(), StepCounter()]
-    if agent.normalizer is not None:
-        transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
-    if reward_scaler is not None:
-        transforms.append(ScaleReward(reward_scaler))
-    if isinstance(spec := env.action_spec_unbatched, Bounded) and spec.dtype.is_floating_point:
-        transforms.append(ClipAction(spec.space.low, spec.space.high))
-    frames = env.batch_size[0] * num_steps
-    device = agent.critic.weight.device
-    generator = torch.Generator().manual_seed(derive_seed(seed, "noise", first_env))
-
-    def policy(tensordict: TensorDictBase) -> TensorDictBase:
-        with precision():
-            return agent.act_on(tensordict, tensordict["observation"], generator)
-
-    return Collector(
-        TransformedEnv(env, Compose(*transforms)),
-        policy,
-        frames_per_batch=frames,
-        total_frames=-1 if num_rollouts is None else num_rollouts * frames,
-        policy_device=None if device.type == "cpu" else device,
-        exploration_type=ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM,
-        track_traj_ids=False,
-        auto_register_policy_transforms=False,
-    )

@@ -1,6 +1,7 @@
-"""The update of a minibatch as one compiled graph."""
+"""The update of a minibatch: in parts that fit into a cache, and as one compiled graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,23 @@ from torch.optim.adam import adam
 from ppo_lightning.errors import ConfigError, first_line
 
 Minibatch = dict[str, Tensor]
+State = dict[str, list[Tensor]]
+CHECK_EVERY = 1000  # updates
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
+
+
+def equal_parts(minibatch: Minibatch, rows: int) -> Sequence[Minibatch]:
+    """Splits a minibatch [B, ...] into as few equal parts as have at most ``rows`` rows.
+
+    Where only more than twice as many parts would be equal, it stays whole.
+    """
+    size = len(minibatch["action"])
+    fewest = -(-size // rows)
+    count = next((more for more in range(fewest, 2 * fewest + 1) if size % more == 0), 1)
+    if count == 1:
+        return [minibatch]
+    split = zip(*(tensor.chunk(count) for tensor in minibatch.values()), strict=True)
+    return [dict(zip(minibatch, tensors, strict=True)) for tensors in split]
 
 
 class CompiledUpdate:
@@ -20,6 +37,9 @@ class CompiledUpdate:
     and gives the same weights to float tolerance. A small network's eager update is mostly the cost of calling some 150
     operations; here it is one call. Lightning's hooks around backward and the optimizer's step do not run, and no
     parameter has a ``grad``.
+
+    At the first and every thousandth call the loss is computed without the compiler, too: ``drift`` is the largest difference
+    between their parts, in proportion to 1 + the part.
 
     Args:
         module: Has ``loss``, from a minibatch to the loss and its detached parts. Nothing in it may depend on the iteration
@@ -44,61 +64,88 @@ class CompiledUpdate:
         self._detached = [parameter.detach() for parameter in self._params]
         names = {parameter: name for name, parameter in self._holder.named_parameters()}
         self._names = [names[parameter] for parameter in self._params]
+        self._constants = (*group["betas"], group["eps"])
         self._lr = torch.zeros((), device=self._params[0].device)
-        self._graph = torch.compile(self._update, fullgraph=True)
+        self._calls, self.drift = 0, 0.0
+        self._whole: Any = torch.compile(self._update, fullgraph=True)
+        self._gradients: Any = torch.compile(self._differentiate, fullgraph=True)
+        self._step: Any = torch.compile(self._apply, fullgraph=True)
 
     @property
     def ready(self) -> bool:
         """Whether Adam has made its state, which it does in its first step."""
         return len(self._optimizer.state) == len(self._params)
 
-    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Takes one step of Adam and returns the parts of the loss.
+    def __call__(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
+        """Takes one step of Adam on a minibatch and returns the parts of its loss.
 
         Args:
-            minibatch: Tensors [B, ...], always of the same shapes.
+            parts: The minibatch in equal parts, whose gradients are added; tensors [B, ...].
 
         Raises:
             ConfigError: The graph cannot be compiled on this machine.
         """
-        group = self._optimizer.param_groups[0]
-        self._lr.fill_(group["lr"])
-        state = [self._optimizer.state[parameter] for parameter in self._params]
-        exp_avgs, exp_avg_sqs, steps = ([entry[key] for entry in state] for key in ("exp_avg", "exp_avg_sq", "step"))
-        constants = (*group["betas"], group["eps"])
+        self._lr.fill_(self._optimizer.param_groups[0]["lr"])
+        expected = self._eager(parts) if self._calls % CHECK_EVERY == 0 else None
+        self._calls += 1
         try:
             with torch.no_grad():
-                return self._graph(self._detached, exp_avgs, exp_avg_sqs, steps, self._lr, constants, minibatch)
+                if len(parts) > 1:
+                    metrics = self._accumulate(parts)
+                else:
+                    metrics = self._whole(self._detached, self._state, self._lr, parts[0])
         except torch._inductor.exc.InductorError as error:
             raise ConfigError(
                 f"model.compile does not work here ({first_line(error)}): install g++, or leave model.compile off."
             ) from error
+        if expected is not None:
+            self.drift = max(float((metrics[key] - value).abs() / (1 + value.abs())) for key, value in expected.items())
+        return metrics
 
-    def _update(
-        self,
-        params: list[Tensor],
-        exp_avgs: list[Tensor],
-        exp_avg_sqs: list[Tensor],
-        steps: list[Tensor],
-        lr: Tensor,
-        constants: tuple[float, float, float],
-        minibatch: Minibatch,
-    ) -> dict[str, Tensor]:
-        beta1, beta2, eps = constants
+    @torch.no_grad()
+    def _eager(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
+        """Returns the parts of the loss as they are without a compiler."""
+        every = [self._holder(part)[1] for part in parts]
+        return {key: torch.stack([metrics[key] for metrics in every]).mean() for key in every[0]}
 
+    @cached_property
+    def _state(self) -> State:
+        """Adam's own tensors, parameter by parameter."""
+        return {key: [self._optimizer.state[p][key] for p in self._params] for key in ("exp_avg", "exp_avg_sq", "step")}
+
+    def _update(self, params: list[Tensor], state: State, lr: Tensor, minibatch: Minibatch) -> dict[str, Tensor]:
+        grads, metrics = self._differentiate(params, minibatch)
+        self._apply(params, state, lr, grads)
+        return metrics
+
+    def _accumulate(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
+        grads, metrics = self._gradients(self._detached, parts[0])
+        sums = list(metrics.values())
+        for part in parts[1:]:
+            more_grads, metrics = self._gradients(self._detached, part)
+            torch._foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
+        torch._foreach_div_([*grads, *sums], len(parts))
+        self._step(self._detached, self._state, self._lr, grads)
+        return dict(zip(metrics, sums, strict=True))
+
+    def _differentiate(self, params: list[Tensor], minibatch: Minibatch) -> tuple[list[Tensor], dict[str, Tensor]]:
         def loss(params: list[Tensor]) -> Any:
             return torch.func.functional_call(self._holder, dict(zip(self._names, params, strict=True)), (minibatch,))
 
         grads, (_, metrics) = torch.func.grad_and_value(loss, has_aux=True)(params)
-        norm = torch.nn.utils.get_total_norm(grads)
+        return grads, metrics
+
+    def _apply(self, params: list[Tensor], state: State, lr: Tensor, grads: list[Tensor]) -> None:
+        beta1, beta2, eps = self._constants
+        norm = torch.nn.utils.get_total_norm(grads, foreach=False)  # which the compiler merges with what comes before it
         scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ does
         adam(
             params,
             [grad * scale for grad in grads],
-            exp_avgs,
-            exp_avg_sqs,
+            state["exp_avg"],
+            state["exp_avg_sq"],
             [],
-            steps,
+            state["step"],
             foreach=False,
             amsgrad=False,
             beta1=beta1,
@@ -108,7 +155,6 @@ class CompiledUpdate:
             eps=eps,
             maximize=False,
         )
-        return metrics
 
 
 class _Holder(nn.Module):

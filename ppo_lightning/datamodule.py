@@ -13,11 +13,11 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
-from ppo_lightning.collector import make_collector
 from ppo_lightning.envs import make_env
 from ppo_lightning.envs.make import Backend
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.evaluation import EvaluationLoader
+from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.seeding import Stream, derive_seed
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
-from ppo_lightning.collector import make_collector
+from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models import ActorCritic
 
 MAX_EPISODE_STEPS = 30_000

@@ -45,9 +45,9 @@ def gae(
 
 
 def normalize(advantage: Tensor) -> Tensor:
-    """Shifts and scales advantages [B] to mean 0 and (unbiased) standard deviation 1."""
+    """Shifts and scales the advantages of minibatches [..., B] to mean 0 and (unbiased) standard deviation 1."""
     # detail 7
-    std, mean = torch.std_mean(advantage)
+    std, mean = torch.std_mean(advantage, dim=-1, keepdim=True)
     return (advantage - mean) / (std + 1e-8)
 
 

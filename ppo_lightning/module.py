@@ -1,5 +1,6 @@
 """PPO as a LightningModule: one ``training_step`` is one PPO iteration."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +12,12 @@ from torchrl.data import TensorSpec
 from ppo_lightning import losses
 from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
-from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch
-from ppo_lightning.datamodule import RolloutDataModule
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, equal_parts
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
+
+CHECK_EVERY = 100  # rollouts
 
 
 class PPO(AgentModule):
@@ -45,11 +46,13 @@ class PPO(AgentModule):
         clip_reward: Bound of the absolute value of a reward so scaled.
         bootstrap_truncated: Continue with the value of the last observation where a time limit cut an episode; off, a
             time limit counts as a terminal state, as in CleanRL.
+        microbatch_size: Largest number of rows of a minibatch that are differentiated at once, their gradients added: less
+            memory, and the same result. None: on the CPU as many as its cache likes (4096 for an MLP), otherwise all.
         compile: Compile the update: one graph for loss, gradients, clipping and Adam on a single device, the loss alone on
             several ranks. It takes some ten seconds at the start and needs a C++ compiler, and the weights are those of
             the uncompiled update to float tolerance. On a single device, Lightning's hooks around the optimizer do not run.
-        num_threads: PyTorch's threads on the CPU while it trains; None: one for a network of less than 100 000 parameters,
-            otherwise as many as PyTorch has.
+        num_threads: PyTorch's threads on the CPU while it trains; None: one where parameters times rows of a minibatch are
+            fewer than ten million, otherwise as many as PyTorch has.
         agent: Makes the agent from the specs of observations and actions.
 
     Raises:
@@ -76,6 +79,7 @@ class PPO(AgentModule):
         norm_reward: bool = False,
         clip_reward: float = 10.0,
         bootstrap_truncated: bool = True,
+        microbatch_size: int | None = None,
         compile: bool = False,
         num_threads: int | None = None,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
@@ -101,6 +105,8 @@ class PPO(AgentModule):
         # detail A1
         clip_coef = self.hparams.clip_coef * (self.remaining(self.rollouts_done) if self.hparams.anneal_clip_coef else 1.0)
         self.clip_coef = self.clip_coef.fill_(clip_coef) if isinstance(self.clip_coef, Tensor) else clip_coef
+        if batch_idx % CHECK_EVERY == 0:
+            self.check_log_probs(rollout)
         rollout = self.advantages(rollout)
         metrics = []
         for _ in range(self.hparams.update_epochs):
@@ -135,7 +141,7 @@ class PPO(AgentModule):
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yields the rollout in random minibatches of tensors [B, ...]; each transition once.
+        """Yields the rollout in random minibatches of tensors [B, ...], their advantages normalised; each transition once.
 
         Every environment is shuffled by itself and the columns are dealt out, so that (if ``num_minibatches`` divides T) a
         minibatch has equally many steps of each environment: split over ranks, it is the union of their minibatches.
@@ -143,10 +149,14 @@ class PPO(AgentModule):
         num_envs, num_steps = rollout.batch_size
         # detail 6
         steps = self.uniform(num_envs, num_steps).argsort(dim=1)
-        order = (steps + torch.arange(num_envs).unsqueeze(1) * num_steps).T.flatten().to(rollout["advantage"].device)
+        order = (steps * num_envs + torch.arange(num_envs).unsqueeze(1)).T.flatten().to(rollout["advantage"].device)
+        shape = (self.hparams.num_minibatches, len(order) // self.hparams.num_minibatches)
         keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
-        size = len(order) // self.hparams.num_minibatches
-        for parts in zip(*(rollout[key].flatten(0, 1)[order].split(size) for key in keys), strict=True):
+        # All of an epoch at once; step by step as the collector stores it.
+        epoch = {key: rollout[key].transpose(0, 1).flatten(0, 1)[order].unflatten(0, shape) for key in keys}
+        if self.hparams.norm_adv:
+            epoch["advantage"] = losses.normalize(epoch["advantage"].squeeze(-1)).unsqueeze(-1)
+        for parts in zip(*(tensor.unbind() for tensor in epoch.values()), strict=True):
             yield dict(zip(keys, parts, strict=True))
 
     def uniform(self, num_envs: int, *shape: int) -> Tensor:
@@ -160,8 +170,6 @@ class PPO(AgentModule):
         old_value, advantage, value_target = (
             minibatch[key].squeeze(-1) for key in ("state_value", "advantage", "value_target")
         )
-        if self.hparams.norm_adv:
-            advantage = losses.normalize(advantage)
         log_ratio, clip_coef = log_prob - minibatch["action_log_prob"], self.clip_coef
         policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef)
         value_clip = clip_coef if self.hparams.clip_vloss else None
@@ -175,21 +183,30 @@ class PPO(AgentModule):
     def update(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Takes one optimizer step on a minibatch and returns the parts of its loss."""
         optimizer: Any = self.optimizers()
+        # Their gradients are added: the same result, while the activations of many rows would not fit into a cache.
+        rows = self.hparams.microbatch_size or (self.agent.rows_in_cache if self.device.type == "cpu" else None)
+        parts = equal_parts(minibatch, rows) if rows else [minibatch]
         if self._compiled is not None and self._compiled.ready:
             optimizer._on_before_step()  # Lightning's count of steps, which optimizer.step() keeps otherwise
-            metrics = self._compiled(minibatch)
+            metrics = self._compiled(parts)
             optimizer._on_after_step()
+            if self._compiled.drift > self.tolerance:
+                warnings.warn(f"The compiled loss is off by {self._compiled.drift:.2g}: going on without it.", stacklevel=2)
+                self._compiled = None
             return metrics
-        loss, metrics = self._loss(minibatch)
         optimizer.zero_grad()
-        # detail A2
-        self.manual_backward(loss)  # averages the gradients of all ranks
+        every = []
+        for part in parts:
+            loss, metrics = self._loss(part)
+            # detail A2
+            self.manual_backward(loss / len(parts))  # averages the gradients of all ranks
+            every.append(metrics)
         # detail 11
         self.clip_gradients(optimizer, self.hparams.max_grad_norm, "norm")
         optimizer.step()
         if self._compiled is not None:
             optimizer.zero_grad()
-        return metrics
+        return metrics if len(every) == 1 else {key: torch.stack([m[key] for m in every]).mean() for key in metrics}
 
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
         """Tells whether the epochs of this iteration end here; all ranks give the same answer."""
@@ -246,8 +263,6 @@ class PPO(AgentModule):
         """Iterations completed, resumed ones included."""
         return self.schedule.last_epoch
 
-    # Logging
-
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Logs one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
 
@@ -267,18 +282,12 @@ class PPO(AgentModule):
         values["charts/SPS"] = self.steps_per_second()
         self.log_values(values)
 
-    # Checking, saving
-
     def setup(self, stage: str) -> None:
         """Checks, before any environment is created, that the rollout can be split into minibatches."""
         super().setup(stage)
-        if stage != "fit":
-            return
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, RolloutDataModule):
-            raise ConfigError("PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...)).")
-        self._shuffle.manual_seed(derive_seed(data.seed, "shuffle"))
-        check_minibatches(self.hparams, data.num_envs, data.num_steps, self.trainer.world_size)
+        if stage == "fit":
+            self._shuffle.manual_seed(derive_seed(self.data.seed, "shuffle"))
+            check_minibatches(self.hparams, self.data.num_envs, self.data.num_steps, self.trainer.world_size)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the state of the shuffling."""

@@ -124,7 +124,7 @@ class ScaleReward(Transform):
         if self._discounted is None:
             self._discounted = np.zeros(len(reward))
         moments = scaler.arrays()
-        scaled = scaler.scale_array(moments, reward, done, self._discounted)
+        scaled = scaler.scale_array(moments, reward[None], done[None], self._discounted)[0]
         scaler.store(moments)
         raw = next_tensordict["reward"]
         next_tensordict["reward"] = torch.from_numpy(scaled).to(raw).reshape(raw.shape)

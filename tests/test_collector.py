@@ -8,7 +8,8 @@ from torchrl.envs import Compose, InitTracker, SerialEnv, TransformedEnv
 from torchrl.envs.libs.gym import GymEnv
 
 from ppo_lightning import MLPAgent, RolloutCollector, make_env
-from ppo_lightning.collector import make_collector, running_sum
+from ppo_lightning.collector import running_sum
+from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models import MLP, ActorCritic
 
 
@@ -187,5 +188,5 @@ def test_running_sum_starts_again_after_each_end():
         total = total + steps[:, t]
         expected[:, t] = total
         total = np.where(done[:, t], 0, total)
-    np.testing.assert_allclose(running_sum(steps, done, carry), expected, atol=1e-12)
+    np.testing.assert_allclose(running_sum(steps.T, done.T, carry), expected.T, atol=1e-12)
     np.testing.assert_allclose(carry, total, atol=1e-12)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ppo_lightning import PPO, ConfigError, MLPAgent
-from ppo_lightning.compiled import CompiledUpdate
+from ppo_lightning.compiled import CompiledUpdate, equal_parts
+from ppo_lightning.models.mlp import FastTanh
 
 # Some iterations only: float32 rounds differently in a compiled graph, and training amplifies any difference.
 REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}
@@ -21,7 +22,7 @@ def calls(monkeypatch):
     """Counts the calls of compiled updates."""
     made = []
     call = CompiledUpdate.__call__
-    monkeypatch.setattr(CompiledUpdate, "__call__", lambda self, minibatch: made.append(1) or call(self, minibatch))
+    monkeypatch.setattr(CompiledUpdate, "__call__", lambda self, parts: made.append(parts) or call(self, parts))
     return made
 
 
@@ -86,6 +87,51 @@ def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path,
     for end in ends[1:]:
         assert end[2] == ends[0][2] == 2 * 2 * 2
         torch.testing.assert_close(end[:2], ends[0][:2], atol=1e-5, rtol=1e-3)
+
+
+def test_parts_of_a_minibatch_give_what_the_whole_gives(fit, calls):
+    """Rows of a minibatch: 32, in one part, in 4 and (for there are no 3 equal ones) in 4 again."""
+    ends = [
+        fit(CARTPOLE, MODEL | {"compile": on, "microbatch_size": rows}, ppo=Tracing)
+        for on, rows in ((False, None), (False, 8), (True, 8), (True, 11))
+    ]
+    assert {len(call) for call in calls} == {4}
+    for end in ends[1:]:
+        torch.testing.assert_close(weights(end), weights(ends[0]), atol=1e-5, rtol=1e-4)
+        for one, other in zip(ends[0].metrics, end.metrics, strict=True):
+            torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("size", "rows", "parts"), [(12, 12, 1), (12, 5, 3), (12, 7, 2), (13, 5, 1), (4096, 1000, 8)])
+def test_parts_are_equal_and_no_more_than_needed(size, rows, parts):
+    minibatch = {"action": torch.arange(size), "advantage": torch.arange(size).unsqueeze(1)}
+    split = equal_parts(minibatch, rows)
+    assert len(split) == parts and len({len(part["action"]) for part in split}) == 1
+    assert torch.equal(torch.cat([part["advantage"] for part in split]), minibatch["advantage"])
+
+
+def test_the_tangent_of_compiled_graphs_is_the_tangent():
+    x = torch.linspace(-10, 10, 10_001, requires_grad=True)
+    y = FastTanh.apply(x), x.tanh()
+    torch.testing.assert_close(y[0], y[1], atol=4e-7, rtol=0)
+    slopes = [torch.autograd.grad(out.sum(), x)[0] for out in y]
+    torch.testing.assert_close(*slopes, atol=1e-6, rtol=0)
+    small = torch.tensor([1e-12, -1e-4])
+    torch.testing.assert_close(FastTanh.apply(small), small, atol=0, rtol=1e-6)
+
+
+def test_a_graph_that_computes_something_else_is_left_after_its_first_update(fit, calls, monkeypatch):
+    loss = PPO.loss
+
+    def wrong(self, minibatch):
+        total, parts = loss(self, minibatch)
+        return total, parts | {"value_loss": parts["value_loss"] * (1.1 if torch.compiler.is_compiling() else 1.0)}
+
+    monkeypatch.setattr(PPO, "loss", wrong)
+    with pytest.warns(UserWarning, match=r"The compiled loss is off by 0\.\d+: going on without it"):
+        module = fit(REACH, MODEL | {"compile": True}, ppo=Tracing)
+    assert len(calls) == 1
+    assert len(module.metrics) == 3 * 2 * 2
 
 
 def test_the_annealed_coefficients_are_compiled_once(fit):

@@ -12,6 +12,8 @@ from torchrl.envs import check_env_specs
 from torchrl.envs.utils import step_mdp
 
 from ppo_lightning import ConfigError, make_env
+from ppo_lightning.envs.cartpole import CartPoleEnv
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.specs import spec_from_plain, spec_from_space, spec_to_plain
 from ppo_lightning.seeding import derive_seed
 
@@ -225,6 +227,38 @@ def test_both_backends_are_the_same_task(env_id, other):
         assert (np.abs(means[0].mean(0) - means[1].mean(0)) < 5 * spread).all()
         scale = [x.reshape(len(x), 8, -1).std((0, 1)) for x in (a, b)]
         np.testing.assert_allclose(*scale, rtol=0.35, atol=0.05)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_episode_steps": 12}])
+def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
+    many, single = env("CartPole-v1", 16, seed=3, **options), GymnasiumEnv("CartPole-v1", many_seeds(3, 16), **options)
+    assert isinstance(many, CartPoleEnv)
+    assert not isinstance(env("CartPole-v1", 4), CartPoleEnv)
+    assert np.array_equal(many.reset_arrays(), single.reset_arrays())
+    rng, ends = np.random.default_rng(0), np.zeros(2, int)
+    for _ in range(300):
+        action = rng.integers(2, size=16)
+        steps = [each.step_arrays(action) for each in (many, single)]
+        for one, other in zip(*steps, strict=True):
+            assert np.array_equal(one, other)
+        *_, terminated, truncated = steps[0]
+        ends += terminated.sum(), truncated.sum()
+        if (done := terminated | truncated).any():
+            assert np.array_equal(many.reset_arrays(done), single.reset_arrays(done))
+    assert ends[0] > 50 and (ends[1] > 50) == bool(options)
+    many.reseed(many_seeds(4, 16))
+    single.reseed(many_seeds(4, 16))
+    assert np.array_equal(many.reset_arrays(), single.reset_arrays())
+    single.close()
+
+
+def many_seeds(seed, count):
+    return [derive_seed(seed, "train", index) for index in range(count)]
+
+
+def test_a_wrong_option_of_many_cartpoles_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"data\.env_kwargs does not fit env_id 'CartPole-v1'"):
+        make_env("CartPole-v1", 16, max_episode_steps="many")
 
 
 def test_dictionaries_are_flattened_alphabetically():

@@ -64,11 +64,13 @@ def test_acting_and_evaluating_agree(agent):
 @pytest.mark.parametrize("noisy", [True, False])
 def test_acting_on_arrays_gives_what_act_gives(agent, noisy):
     observation, noise = torch.randn(300, 5), agent.noise((300,)) if noisy else None
-    for policy in (agent.array_policy(), ActorCritic.array_policy(agent)):
-        with torch.inference_mode():
-            arrays = policy(observation.numpy(), noise)
-            tensors = agent.act(observation, noise)
-        for array, tensor in zip(arrays, tensors, strict=True):
+    drawn = None if noise is None else noise.numpy()
+    with torch.inference_mode():
+        tensors = agent.act(observation, noise)
+        action, log_prob, value = agent.array_policy()(observation.numpy(), drawn)
+        assert log_prob is value is None, "left to evaluate"
+        assert torch.equal(torch.from_numpy(action), tensors[0])
+        for array, tensor in zip(ActorCritic.array_policy(agent)(observation.numpy(), drawn), tensors, strict=True):
             torch.testing.assert_close(torch.from_numpy(array), tensor.clone(), atol=1e-6, rtol=1e-5)
 
 
@@ -78,7 +80,8 @@ def test_acting_on_arrays_follows_the_weights(agent):
     with torch.no_grad():
         for parameter in agent.parameters():
             parameter.mul_(1.5)
-    torch.testing.assert_close(torch.from_numpy(policy(observation.numpy(), None)[2]), agent.value(observation).detach())
+        agent.head.linear.bias[:] = torch.tensor([0.0, 100.0, 0.0])
+    assert (policy(observation.numpy(), None)[0] == 1).all()
 
 
 def test_actions_are_drawn_with_their_probabilities(agent):

@@ -63,8 +63,8 @@ class GymnasiumEnv(BatchedEnv):
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv._step_arrays`."""
-        for i, env in enumerate(self.envs):
-            self._observation[i], self._reward[i], self._terminated[i], self._truncated[i], _ = env.step(action[i])
+        for i, (env, chosen) in enumerate(zip(self.envs, action.tolist() if action.ndim == 1 else action, strict=True)):
+            self._observation[i], self._reward[i], self._terminated[i], self._truncated[i], _ = env.step(chosen)
         return self._observation, self._reward, self._terminated, self._truncated
 
     def render(self) -> np.ndarray | None:

@@ -55,6 +55,9 @@ def make_env(
         from ppo_lightning.envs.envpool import EnvPoolEnv
 
         return EnvPoolEnv(env_id, seeds, **env_kwargs)
+    from ppo_lightning.envs import cartpole
     from ppo_lightning.envs.gymnasium import GymnasiumEnv
 
+    if env_id in cartpole.IDS and num_envs >= cartpole.FEWEST and set(env_kwargs) <= {"max_episode_steps"}:
+        return cartpole.CartPoleEnv(env_id, seeds, **env_kwargs)
     return GymnasiumEnv(env_id, seeds, **env_kwargs)

@@ -15,8 +15,8 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.init import orthogonal
 
 HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
-# What the linear layer gives for N environments, and noise, to actions [N, ...] and log-probabilities [N].
-ArraySampler = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
+# What the linear layer gives for N environments, and noise, to actions [N, ...].
+ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -57,7 +57,7 @@ class Head(nn.Module):
 
     @abstractmethod
     def array_sampler(self) -> ArraySampler:
-        """Returns a function of NumPy arrays that does what :meth:`sample` does after the linear layer.
+        """Returns a function of NumPy arrays that draws as :meth:`sample` does after the linear layer.
 
         It holds for the present weights, and is used under inference mode.
         """
@@ -109,13 +109,7 @@ class CategoricalHead(Head):
 
     def array_sampler(self) -> ArraySampler:
         """See :meth:`Head.array_sampler`."""
-
-        def sample(logits: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-            action = (logits if noise is None else logits + noise).argmax(-1)
-            logits = logits - logits.max(-1, keepdims=True)
-            return action, logits[np.arange(len(logits)), action] - np.log(np.exp(logits).sum(-1))
-
-        return sample
+        return lambda logits, noise: (logits if noise is None else logits + noise).argmax(-1)
 
     def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.evaluate`."""
@@ -173,15 +167,8 @@ class GaussianHead(Head):
 
     def array_sampler(self) -> ArraySampler:
         """See :meth:`Head.array_sampler`."""
-        log_std = self.log_std.detach().numpy()
-        std, constant = np.exp(log_std), -(log_std + LOG_SQRT_2PI).sum(dtype=np.float32)
-
-        def sample(mean: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-            if noise is None:
-                return mean, np.full(len(mean), constant)
-            return mean + std * noise, constant - 0.5 * np.add.reduce(noise * noise, axis=-1)
-
-        return sample
+        std = np.exp(self.log_std.detach().numpy())
+        return lambda mean, noise: mean if noise is None else mean + std * noise
 
     def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.evaluate`."""
@@ -226,14 +213,8 @@ class TanhGaussianHead(GaussianHead):
 
     def array_sampler(self) -> ArraySampler:
         """See :meth:`Head.array_sampler`."""
-
-        def sample(mean: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-            centre = torch.from_numpy(mean)
-            raw = centre if noise is None else centre + self.log_std.exp() * torch.from_numpy(noise)
-            action = self.low + (self.high - self.low) * (0.5 + 0.5 * raw.tanh())
-            return action.numpy(), self._squashed_log_prob(centre, action).numpy()
-
-        return sample
+        normal, low, width = super().array_sampler(), self.low.numpy(), (self.high - self.low).numpy()
+        return lambda mean, noise: low + width * (0.5 + 0.5 * np.tanh(normal(mean, noise)))
 
     def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.evaluate`."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,51 @@ from ppo_lightning.models.agent import ActorCritic, ArrayPolicy
 from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.normalizers import ObservationNormalizer
+
+NUMERATOR = (
+    -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+    1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+)  # fmt: skip
+DENOMINATOR = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+
+
+class FastTanh(torch.autograd.Function):
+    """The hyperbolic tangent as a rational function, to 4e-7: ten times as fast in a compiled graph as the library's.
+
+    The coefficients are those of Eigen's ``ptanh``, which XLA uses, too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Returns tanh(x) for float32."""
+        x = x.clamp(-7.90531110763549805, 7.90531110763549805)
+        y = x * polynomial(NUMERATOR, x * x) / polynomial(DENOMINATOR, x * x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """Returns the derivative times what comes from behind."""
+        (y,) = ctx.saved_tensors
+        return grads[0] * (1 - y * y)
+
+
+def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """Returns the polynomial whose highest coefficient comes first."""
+    y = torch.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        y = y * x + coefficient
+    return y
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Does what ``torch.tanh`` does, on the CPU some five times as fast: by :class:`FastTanh` or, in inference, by NumPy."""
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        if torch.compiler.is_compiling():
+            return x.tanh() if torch.compiler.is_exporting() else FastTanh.apply(x)
+        if torch.is_inference_mode_enabled():
+            return torch.from_numpy(np.tanh(x.numpy()))
+    return x.tanh()
 
 
 class MLP(nn.Module):
@@ -34,7 +80,7 @@ class MLP(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Maps observations [B, D] to features [B, F]."""
         for layer in self.layers:
-            observation = layer(observation).tanh()
+            observation = tanh(layer(observation))
         return observation
 
 
@@ -80,35 +126,26 @@ class MLPAgent(ActorCritic):
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:
-        """See :meth:`ActorCritic.array_policy`: on views of the weights, NumPy acts in less than half of PyTorch's time."""
+        """See :meth:`ActorCritic.array_policy`: on views of the weights, NumPy acts in half of PyTorch's time.
+
+        Values and log-probabilities are left to the end of the rollout: one large batch costs less than many small ones.
+        """
         if self.critic.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
-        actor, critic = arrays(self.actor_body), arrays(self.critic_body or self.actor_body)
-        (to_head, head_bias), (to_value, value_bias) = arrays_of(self.head.linear), arrays_of(self.critic)
-        sample = self.head.array_sampler()
+        assert isinstance(self.actor_body, MLP)
+        layers = [arrays_of(layer) for layer in self.actor_body.layers]
+        to_head, head_bias = arrays_of(self.head.linear)
+        choose = self.head.array_sampler()
 
-        def policy(observation: np.ndarray, noise: Tensor | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            features = through(actor, observation)
-            action, log_prob = sample(features @ to_head + head_bias, None if noise is None else noise.numpy())
-            features = features if self.critic_body is None else through(critic, observation)
-            return action, log_prob, (features @ to_value + value_bias)[:, 0]
+        def policy(observation: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, None, None]:
+            for weight, bias in layers:
+                observation = np.tanh(observation @ weight + bias)
+            return choose(observation @ to_head + head_bias, noise), None, None
 
         return policy
 
 
-def arrays_of(layer: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
-    """Returns views of a layer's weight [in, out] and bias [out]."""
+def arrays_of(layer: nn.Module) -> tuple[np.ndarray, np.ndarray]:
+    """Returns views of a linear layer's weight [in, out] and bias [out]."""
+    assert isinstance(layer, nn.Linear)
     return layer.weight.detach().numpy().T, layer.bias.detach().numpy()
-
-
-def arrays(body: nn.Module) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns views of an MLP's weights and biases."""
-    assert isinstance(body, MLP)
-    return [arrays_of(layer) for layer in body.layers if isinstance(layer, nn.Linear)]
-
-
-def through(layers: list[tuple[np.ndarray, np.ndarray]], observation: np.ndarray) -> np.ndarray:
-    """Maps observations [N, D] to features [N, F], as :class:`MLP` does."""
-    for weight, bias in layers:
-        observation = np.tanh(observation @ weight + bias)
-    return observation

@@ -42,7 +42,7 @@ class Moments(nn.Module):
 
     def arrays(self) -> "ArrayMoments":
         """Returns a copy as NumPy arrays."""
-        return ArrayMoments(*(buffer.numpy(force=True).copy() for buffer in (self.count, self.mean, self.m2)))
+        return ArrayMoments(self.count.item(), *(buffer.numpy(force=True).copy() for buffer in (self.mean, self.m2)))
 
     def store(self, moments: "ArrayMoments") -> None:
         """Takes the values of a copy that has seen more data."""
@@ -58,17 +58,32 @@ class Moments(nn.Module):
 class ArrayMoments:
     """:class:`Moments` as NumPy arrays, for loops that run thousands of times a second."""
 
-    def __init__(self, count: np.ndarray, mean: np.ndarray, m2: np.ndarray) -> None:
+    def __init__(self, count: float, mean: np.ndarray, m2: np.ndarray) -> None:
         self.count, self.mean, self.m2 = count, mean, m2
 
     def update(self, batch: np.ndarray) -> None:
         """Merges a batch [B, ...]."""
-        size = len(batch)
-        before, self.count = self.count, self.count + size
-        batch_mean = np.add.reduce(batch, axis=0, dtype=np.float64) / size
-        deviation, delta = batch - batch_mean, batch_mean - self.mean
+        size, before = len(batch), self.count
+        self.count = before + size
+        batch_mean = batch[0] if size == 1 else np.add.reduce(batch, axis=0, dtype=np.float64) / size
+        delta = batch_mean - self.mean
         self.mean = self.mean + delta * (size / self.count)
-        self.m2 = self.m2 + np.add.reduce(deviation * deviation, axis=0) + delta * delta * (before * size / self.count)
+        self.m2 = self.m2 + delta * delta * (before * size / self.count)
+        if size > 1:
+            deviation = batch - batch_mean
+            self.m2 += np.add.reduce(deviation * deviation, axis=0)
+
+    def update_each(self, batches: np.ndarray) -> np.ndarray:
+        """Merges batches of scalars [T, B], one after the other; returns the standard deviation after each, [T]."""
+        size = batches.shape[1]
+        means = batches.mean(axis=1)
+        counts = self.count + size * np.arange(1, len(batches) + 1)
+        mean_after = (self.mean * self.count + size * np.cumsum(means)) / counts
+        delta = means - np.concatenate([[self.mean], mean_after[:-1]])
+        steps = np.square(batches - means[:, None]).sum(axis=1) + delta * delta * ((counts - size) * size / counts)
+        m2 = self.m2 + np.cumsum(steps)
+        self.count, self.mean, self.m2 = counts[-1], mean_after[-1], m2[-1]
+        return np.sqrt(m2 / counts + EPSILON)
 
     @property
     def std(self) -> np.ndarray:
@@ -124,22 +139,23 @@ class RewardScaler(Moments):
         self.gamma, self.clip = gamma, clip
 
     def scale_array(self, moments: ArrayMoments, reward: np.ndarray, done: np.ndarray, discounted: np.ndarray) -> np.ndarray:
-        """Scales the rewards of one step, after their discounted sums are merged into the statistics.
+        """Scales rewards, those of each step after their discounted sums are merged into the statistics.
 
         Args:
             moments: From :meth:`arrays`.
-            reward: [N].
-            done: Whether the episode ended with this step, for whatever reason, [N] bool.
-            discounted: The discounted sum of the rewards of each episode before this step, [N]; brought up to date.
+            reward: [T, N].
+            done: Whether the episode ended with this step, for whatever reason, [T, N] bool.
+            discounted: The discounted sum of the rewards of each episode before the first step, [N]; brought up to date.
 
         Returns:
-            [N] float64.
+            [T, N] float64.
         """
         # detail 30
-        discounted *= self.gamma
-        discounted += reward
-        moments.update(discounted)
-        discounted[done] = 0
-        scaled = reward / moments.std
+        sums, keep = np.array(reward, dtype=np.float64), self.gamma * ~done
+        sums[0] += self.gamma * discounted
+        for t in range(1, len(sums)):
+            sums[t] += keep[t - 1] * sums[t - 1]
+        discounted[:] = np.where(done[-1], 0, sums[-1])
+        scaled = reward / moments.update_each(sums)[:, None]
         # detail 31
         return np.minimum(np.maximum(scaled, -self.clip), self.clip)

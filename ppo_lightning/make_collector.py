@@ -1,0 +1,86 @@
+"""``make_collector``: the fast collector where the environment allows it, TorchRL's own with our transforms elsewhere."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector, Collector
+from torchrl.data import Bounded
+from torchrl.envs import Compose, DoubleToFloat, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
+from torchrl.envs.utils import ExplorationType
+
+from ppo_lightning.collector import Precision, RolloutCollector
+from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.seeding import derive_seed
+from ppo_lightning.transforms import ClipAction, EpisodeDone, NormalizeObservation, RequireFinite, ScaleReward
+
+
+def make_collector(
+    env: EnvBase,
+    agent: ActorCritic,
+    num_steps: int,
+    num_rollouts: int | None = None,
+    deterministic: bool = False,
+    reward_scaler: RewardScaler | None = None,
+    seed: int = 0,
+    first_env: int = 0,
+    total_envs: int | None = None,
+    precision: Precision = nullcontext,
+) -> BaseCollector:
+    """Chooses the collector for an environment of batch size [N].
+
+    Args:
+        env: Natively batched environments get :class:`RolloutCollector`, any other TorchRL environment (one with
+            transforms, say) TorchRL's own ``Collector``: slower, with the same keys out.
+        agent: Acts.
+        num_steps: T.
+        num_rollouts: How many rollouts make the run; None: no end.
+        deterministic: Always take the most probable action, and leave the agent's statistics as they are.
+        reward_scaler: Scales the rewards; None: they are stored as they are.
+        seed: The run's seed; the action noise derives its own.
+        first_env: As for :class:`RolloutCollector`; through TorchRL's collector each rank draws its own noise.
+        total_envs: As for :class:`RolloutCollector`.
+        precision: As for :class:`RolloutCollector`.
+
+    Raises:
+        ConfigError: An Atari game has transforms.
+    """
+    if isinstance(env, BatchedEnv):
+        return RolloutCollector(
+            env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs, precision
+        )
+    base: Any = env.base_env if isinstance(env, TransformedEnv) else env
+    if isinstance(base, BatchedEnv) and base.episode_done is not None:
+        raise ConfigError(
+            "data.transforms do not work with Atari games, whose lives and rewards TorchRL's collector would take wrongly:"
+            " leave them out; the preprocessing stands in data.env_kwargs."
+        )
+    transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), EpisodeDone(), RewardSum(), StepCounter()]
+    if agent.normalizer is not None:
+        transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
+    if reward_scaler is not None:
+        transforms.append(ScaleReward(reward_scaler))
+    if isinstance(spec := env.action_spec_unbatched, Bounded) and spec.dtype.is_floating_point:
+        transforms.append(ClipAction(spec.space.low, spec.space.high))
+    frames = env.batch_size[0] * num_steps
+    device = agent.critic.weight.device
+    generator = torch.Generator().manual_seed(derive_seed(seed, "noise", first_env))
+
+    def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        with precision():
+            return agent.act_on(tensordict, tensordict["observation"], generator)
+
+    return Collector(
+        TransformedEnv(env, Compose(*transforms)),
+        policy,
+        frames_per_batch=frames,
+        total_frames=-1 if num_rollouts is None else num_rollouts * frames,
+        policy_device=None if device.type == "cpu" else device,
+        exploration_type=ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM,
+        track_traj_ids=False,
+        auto_register_policy_transforms=False,
+    )
