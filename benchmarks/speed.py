@@ -1,9 +1,10 @@
-"""Environment steps a second, ours beside Stable-Baselines3's, in alternation on the same machine.
+"""Environment steps a second of ours, of Stable-Baselines3 and of TorchRL's own loop, beside what the raw parts allow.
 
-`python benchmarks/speed.py [--workloads NAME ...] [--repeats 5] [--json PATH]`; needs the extra `benchmark`, and a machine that
-does nothing else. Every run is a process of its own, with the same environment, network and hyperparameters. Its
-speed is that of whole iterations (collection and update) after the first ones, so that start-up and compilation do not count.
-A step is a decision of the agent: of Atari four frames. SB3 steps Atari through its own wrappers, one game after the other.
+`python benchmarks/speed.py [--workloads NAME ...] [--repeats 5] [--seconds 10] [--quick] [--device cuda] [--json PATH]`; needs
+the extra `benchmark` and a machine that does nothing else. Every run is a process of its own, in alternation, with the same
+environment, network and hyperparameters. Its speed is that of whole iterations (collection and update) after the first ones, so
+that start-up and compilation do not count. A step is a decision of the agent: of Atari four frames. The floor is what the
+environment, the policy and the updates of a minibatch take alone, added up (`ppo_lightning/profiling.py`).
 """
 
 import argparse
@@ -18,157 +19,165 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-WARM_UP = 2  # iterations
-# Environment, recipe of the hyperparameters, environments, steps, iterations to time.
-WORKLOADS: dict[str, tuple[str, str, int, int, int]] = {
-    "cartpole-4x128": ("CartPole-v1", "cartpole", 4, 128, 60),
-    "halfcheetah-1x2048": ("HalfCheetah-v4", "mujoco", 1, 2048, 6),
-    "breakout-8x128": ("ALE/Breakout-v5", "atari", 8, 128, 6),
-    "pong-16x128": ("ALE/Pong-v5", "pong_fast", 16, 128, 4),
+import peers
+
+# Environment, hyperparameters, backend of ours, environments, steps, least seconds to measure.
+WORKLOADS: dict[str, tuple[str, str, str, int, int, float]] = {
+    "cartpole-4x128": ("CartPole-v1", "classic", "gymnasium", 4, 128, 0),
+    "cartpole-64x128": ("CartPole-v1", "classic", "gymnasium", 64, 128, 0),
+    "cartpole-2048x128": ("CartPole-v1", "classic", "gymnasium", 2048, 128, 20),
+    "halfcheetah-1x2048": ("HalfCheetah-v4", "mujoco", "gymnasium", 1, 2048, 0),
+    "halfcheetah-16x256": ("HalfCheetah-v4", "mujoco", "envpool", 16, 256, 0),
+    "breakout-8x128": ("ALE/Breakout-v5", "atari", "envpool", 8, 128, 20),
+    "starpilot-64x256": ("starpilot", "procgen", "procgen", 64, 256, 1),
 }
-# In our names; SB3's are in `stable_baselines3` below.
+# In our names; the peers' are in `peers.py`.
 RECIPES: dict[str, dict[str, Any]] = {
-    "cartpole": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.2},
+    "classic": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.2},
     "mujoco": {
         "learning_rate": 3e-4, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "clip_coef": 0.2,
         "norm_reward": True,
     },
     "atari": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.1},
-    "pong_fast": {"learning_rate": 2.5e-4, "num_minibatches": 8, "update_epochs": 3, "ent_coef": 0.01, "clip_coef": 0.2},
+    "procgen": {
+        "learning_rate": 5e-4, "anneal_lr": False, "gamma": 0.999, "num_minibatches": 8, "update_epochs": 3,
+        "ent_coef": 0.01, "clip_coef": 0.2, "norm_reward": True,
+    },
 }  # fmt: skip
-# Backend, compiled or not, and precision of ours; nothing for the other. The last one is what the others are compared with.
-COMPETITORS: dict[str, tuple[str, bool, str] | None] = {
-    "ours": ("gymnasium", False, "32-true"),
-    "ours, compiled": ("gymnasium", True, "32-true"),
-    "stable-baselines3": None,
-}
-ATARI_COMPETITORS: dict[str, tuple[str, bool, str] | None] = {
-    "ours, envpool": ("envpool", False, "32-true"),
-    "ours, envpool, compiled": ("envpool", True, "32-true"),
-    "ours, envpool, compiled, bf16": ("envpool", True, "bf16-mixed"),
-    "ours, ale, compiled, bf16": ("ale", True, "bf16-mixed"),
-    "ours, gymnasium, compiled, bf16": ("gymnasium", True, "bf16-mixed"),
-    "stable-baselines3": None,
-}
+QUICK = ("cartpole-4x128", "cartpole-64x128")
 
 
-def competitors(workload: str) -> dict[str, tuple[str, bool, str] | None]:
-    """Returns who runs a workload."""
-    return ATARI_COMPETITORS if WORKLOADS[workload][0].startswith("ALE/") else COMPETITORS
+def competitors(workload: str, device: str) -> dict[str, Any]:
+    """Returns who runs a workload: ours with the options of PPO and the Trainer's precision, and the peers' functions."""
+    kind = WORKLOADS[workload][1]
+    ours: dict[str, Any] = {"ours": ({}, "32-true"), "ours, compiled": ({"compile": True}, "32-true")}
+    if kind == "procgen":  # compiling gains nothing there on a CPU
+        return {"ours": ours["ours"], "ours, bf16": ({}, "bf16-mixed"), "without channels-last and parts": "plain"}
+    if kind == "atari":
+        ours["ours, compiled, bf16"] = ({"compile": True}, "bf16-mixed")
+        return ours | {"stable-baselines3": peers.stable_baselines3}
+    if WORKLOADS[workload][3] > 100 or device != "cpu":
+        return ours
+    return ours | {"stable-baselines3": peers.stable_baselines3, "torchrl": peers.torchrl_loop}
 
 
-def ours(workload: str, backend: Any, compile: bool, precision: Any) -> list[float]:
-    """Trains; returns the time at which each iteration ended."""
+def ours(workload: str, options: dict[str, Any], precision: Any, seconds: float, device: str) -> dict[str, Any]:
+    """Trains; returns speed, shares of time and floor."""
     import lightning as L
 
     from ppo_lightning import PPO, CNNAgent, MLPAgent, RolloutDataModule
+    from ppo_lightning.profiling import StageClock
 
-    env_id, recipe, num_envs, num_steps, iterations = WORKLOADS[workload]
-    times: list[float] = []
-
-    class Clock(L.Callback):
-        def on_train_batch_end(self, *args: Any) -> None:
-            times.append(time.perf_counter())
-
-    agent: Any = CNNAgent if env_id.startswith("ALE/") else functools.partial(MLPAgent, norm_obs=recipe == "mujoco")
-    steps = num_envs * num_steps * (WARM_UP + iterations)
+    env_id, kind, backend, num_envs, num_steps, _ = WORKLOADS[workload]
+    clock = StageClock(seconds)
+    agent: Any = functools.partial(MLPAgent, norm_obs=kind == "mujoco")
+    if kind in ("atari", "procgen"):
+        agent = functools.partial(CNNAgent, body="impala" if kind == "procgen" else "nature")
     trainer = L.Trainer(
-        max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0, callbacks=[Clock()], precision=precision,
+        max_epochs=-1, accelerator=device, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0, callbacks=[clock], precision=precision,
     )  # fmt: skip
-    data = RolloutDataModule(env_id, backend, num_envs=num_envs, num_steps=num_steps, total_timesteps=steps)
-    trainer.fit(PPO(**RECIPES[recipe], compile=compile, agent=agent), data)
-    return times
+    data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, total_timesteps=10**9)  # type: ignore[arg-type]
+    trainer.fit(PPO(**RECIPES[kind], **options, agent=agent), data)
+    return {"sps": clock.sps, "fraction": clock.fraction, "floor_sps": clock.floor_sps, "shares": clock.shares}
 
 
-def stable_baselines3(workload: str) -> list[float]:
-    """Does the same."""
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-    from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+def without_channels_last() -> None:
+    """Takes away the layout that convolutions on the CPU prefer."""
+    from ppo_lightning.models import cnn
 
-    env_id, recipe, num_envs, num_steps, iterations = WORKLOADS[workload]
-    times: list[float] = []
-
-    class Clock(BaseCallback):
-        def _on_rollout_start(self) -> None:
-            times.append(time.perf_counter())
-
-        def _on_step(self) -> bool:
-            return True
-
-        def _on_training_end(self) -> None:
-            times.append(time.perf_counter())
-
-    env: Any
-    atari = env_id.startswith("ALE/")
-    if atari:
-        import ale_py
-        import gymnasium
-
-        gymnasium.register_envs(ale_py)
-        game = env_id.removeprefix("ALE/").removesuffix("-v5")
-        env = VecFrameStack(make_atari_env(f"{game}NoFrameskip-v4", n_envs=num_envs), 4)
-    else:
-        env = make_vec_env(env_id, n_envs=num_envs)
-    if recipe == "mujoco":
-        env = VecNormalize(env)
-    options, batch = RECIPES[recipe], num_envs * num_steps
-    lr, minibatches = options["learning_rate"], options["num_minibatches"]
-    model = PPO(
-        "CnnPolicy" if atari else "MlpPolicy", env, learning_rate=lambda left: left * lr, n_steps=num_steps,
-        batch_size=batch // minibatches, n_epochs=options["update_epochs"], clip_range=options["clip_coef"],
-        clip_range_vf=options["clip_coef"], ent_coef=options["ent_coef"], device="cpu",
-    )  # fmt: skip
-    model.learn(batch * (WARM_UP + iterations), callback=Clock())
-    return times[1:]
+    cnn.channels_last = lambda network: network
+    cnn.scaled = lambda observation: observation.float() / 255
 
 
-def one(competitor: str, workload: str) -> None:
-    """Runs in a process of its own and prints the environment steps per second."""
+def one(competitor: str, workload: str, seconds: float, device: str) -> None:
+    """Runs in a process of its own and prints a line of JSON."""
     warnings.simplefilter("ignore")
-    options = competitors(workload)[competitor]
-    times = stable_baselines3(workload) if options is None else ours(workload, *options)
-    _, _, num_envs, num_steps, iterations = WORKLOADS[workload]
-    assert len(times) == WARM_UP + iterations
-    print(f"SPS {num_envs * num_steps * iterations / (times[-1] - times[WARM_UP - 1])}")
+    env_id, kind, _, num_envs, num_steps, least = WORKLOADS[workload]
+    seconds = max(seconds, least)
+    options = competitors(workload, device)[competitor]
+    if options == "plain":
+        without_channels_last()
+        options = ({"microbatch_size": num_envs * num_steps}, "32-true")
+    if callable(options):
+        result = {"sps": options(env_id, RECIPES[kind], num_envs, num_steps, seconds)}
+    else:
+        result = ours(workload, *options, seconds, device)
+    print("RESULT", json.dumps(result))
 
 
-def measure(competitor: str, workload: str) -> float:
-    """Runs a competitor in a fresh process; returns its environment steps per second."""
+def measure(competitor: str, workload: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Runs a competitor in a fresh process."""
     command = [sys.executable, "-W", "ignore", __file__, "--one", competitor, "--workloads", workload]
+    command += ["--seconds", str(args.seconds), "--device", args.device]
+    start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{competitor} on {workload} failed:\n{done.stderr}")
-    return float(done.stdout.rsplit("SPS ", 1)[1])
+    result = json.loads(done.stdout.rsplit("RESULT", 1)[1])
+    took = time.perf_counter() - start
+    print(f"{workload}: {competitor} {result['sps']:.0f} ({took:.0f} s for it all)", file=sys.stderr)
+    return result
+
+
+def median(runs: list[dict[str, Any]], key: str) -> float:
+    """Returns the median of a figure over the runs."""
+    return statistics.median(run[key] for run in runs)
+
+
+def report(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    """Prints the speeds with their ratios, and where ours spend their time."""
+    others = ("stable-baselines3", "torchrl", "without channels-last and parts")
+    print("| workload | | SPS | of the floor | x SB3 | x TorchRL | x plain |\n|---|---|---|---|---|---|---|")
+    for workload, runs in results.items():
+        for who, its in runs.items():
+            of_floor = f"{median(its, 'fraction'):.2f}" if "fraction" in its[0] else ""
+            # Run by run, in alternation: the machine's speed drifts.
+            ratios = [
+                f"{statistics.median(a['sps'] / b['sps'] for a, b in zip(its, runs[other], strict=True)):.2f}"
+                if other in runs and other != who
+                else ""
+                for other in others
+            ]
+            print(f"| {workload} | {who} | {median(its, 'sps'):.0f} | {of_floor} | {' | '.join(ratios)} |")
+    print("\nShare of time by stage, %:\n")
+    stages = next(its[0]["shares"] for runs in results.values() for its in runs.values() if "shares" in its[0])
+    print(f"| workload | | {' | '.join(stages)} |\n|---|---|{'---|' * len(stages)}")
+    for workload, runs in results.items():
+        for who, its in runs.items():
+            if "shares" in its[0]:
+                shares = [f"{100 * statistics.median(run['shares'][stage] for run in its):.1f}" for stage in stages]
+                print(f"| {workload} | {who} | {' | '.join(shares)} |")
 
 
 def main() -> None:
-    """Prints a table, and writes every figure as JSON."""
+    """Prints two tables, and writes every figure as JSON."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=None)
+    parser.add_argument("--repeats", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=None)
+    parser.add_argument("--quick", action="store_true", help="the small ones, twice, in less than three minutes")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    names = args.workloads or (QUICK if args.quick else tuple(WORKLOADS))
+    args.repeats = args.repeats or (2 if args.quick else 5)
+    args.seconds = args.seconds or (4 if args.quick else 10)
     if args.one:
-        one(args.one, args.workloads[0])
+        one(args.one, names[0], args.seconds, args.device)
         return
-    runs: dict[str, dict[str, list[float]]] = {name: {who: [] for who in competitors(name)} for name in args.workloads}
-    for _ in range(args.repeats):
-        for workload, speeds in runs.items():
-            for competitor in speeds:
-                speeds[competitor].append(measure(competitor, workload))
-                print(f"{workload}: {competitor} {speeds[competitor][-1]:.0f}", file=sys.stderr)
-    print("| workload | | SPS | ratio |\n|---|---|---|---|")
-    for workload, speeds in runs.items():
-        medians = {who: statistics.median(values) for who, values in speeds.items()}
-        for who, median in medians.items():
-            print(f"| {workload} | {who} | {median:.0f} | {median / medians['stable-baselines3']:.2f} |")
-    if args.json:
-        machine = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
-        args.json.write_text(json.dumps({**machine, "runs": runs}, indent=1) + "\n")
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {
+        name: {who: [] for who in competitors(name, args.device)} for name in names
+    }
+    for workload, runs in results.items():
+        for _ in range(args.repeats):
+            for competitor, its in runs.items():
+                its.append(measure(competitor, workload, args))
+        if args.json:  # as they come: the whole takes an hour
+            machine = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
+            args.json.write_text(json.dumps(machine | {"command": sys.argv, "runs": results}, indent=1) + "\n")
+    report(results)
 
 
 if __name__ == "__main__":

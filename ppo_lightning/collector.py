@@ -129,12 +129,12 @@ class RolloutCollector(BaseCollector):
 
         def seen(raw: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
             raw = raw if rows is None else raw[rows]
-            require_finite("observation", raw, self._steps_before + t, self._rows.start, rows)
+            require_finite("observation", raw, before + t, self._rows.start, rows)
             if normalizer is None or moments is None:
                 return raw
             return normalizer.normalize_array(moments, raw, update=not self.deterministic)
 
-        t = 0
+        t, before = 0, self._frames // env.num_envs  # steps of each environment
         # detail 1
         observation = seen(env.reset_arrays()) if self._observation is None else self._observation
         for t in range(self.num_steps):
@@ -144,12 +144,12 @@ class RolloutCollector(BaseCollector):
             if log_prob is not None:
                 log_probs[t], values[t] = log_prob, value
             raw, raw_rewards[t], terminated, truncated = env.step_arrays(action)
-            observation, done = seen(raw), terminated | truncated
-            terminateds[t], truncateds[t], dones[t], overs[t] = terminated, truncated, done, env.episodes_over(done)
-            if done.any():
+            observation, done = seen(raw), np.logical_or(terminated, truncated, out=dones[t])
+            terminateds[t], truncateds[t], overs[t] = terminated, truncated, env.episodes_over(done)
+            if np.count_nonzero(done):  # which takes a third of the time of any()
                 ends.append((done, t, observation[done]))
                 observation[done] = seen(env.reset_arrays(done), rows=done)
-        require_finite("reward", raw_rewards.T, self._steps_before, self._rows.start)
+        require_finite("reward", raw_rewards.T, before, self._rows.start)
         self._observation = observation
         if normalizer is not None and moments is not None:
             normalizer.store(moments)
@@ -179,10 +179,6 @@ class RolloutCollector(BaseCollector):
         for rows in zip(*(tensor.split(self.agent.rows_in_cache) for tensor in flat.values()), strict=True):
             observation, action, log_prob, value = rows
             log_prob[:], _, value[:, 0] = self.agent.evaluate(observation.to(device), action.to(device))
-
-    @property
-    def _steps_before(self) -> int:
-        return self._frames // self.requested_frames_per_batch * self.num_steps
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yields what is left of the run, one rollout at a time."""

@@ -12,8 +12,8 @@ from ppo_lightning.errors import ConfigError, first_line
 
 Minibatch = dict[str, Tensor]
 State = dict[str, list[Tensor]]
-CHECK_EVERY = 1000  # updates
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
+CHECK_EVERY = 1000  # updates
 
 
 def equal_parts(minibatch: Minibatch, rows: int) -> Sequence[Minibatch]:

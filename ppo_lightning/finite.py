@@ -1,5 +1,6 @@
 """Nothing that is not finite gets into the statistics, the weights or a checkpoint."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ def require_finite(key: str, values: np.ndarray, step: int, first_env: int = 0, 
     Raises:
         NonFiniteError: Names key, environment and step.
     """
-    # The sum is finite only if every value is (or if it overflows, which the second look settles).
-    if values.dtype.kind != "f" or np.isfinite(np.add.reduce(values, axis=None)) or np.isfinite(values).all():
+    # The sum of squares is finite if every value is (or it overflows, which the second look settles).
+    if values.dtype.kind != "f" or math.isfinite(np.vdot(values, values)) or np.isfinite(values).all():
         return
     bad = np.argwhere(~np.isfinite(values))[0]
     env = bad[0] if rows is None else np.flatnonzero(rows)[bad[0]]

@@ -42,9 +42,8 @@ class GymnasiumEnv(BatchedEnv):
         except gymnasium.error.Error as error:
             hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
             raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
-        space, count = self.envs[0].observation_space, len(seeds)
-        self._observation = np.zeros((count, *(space.shape or ())), space.dtype)
-        self._reward, self._terminated, self._truncated = np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
+        space = self.envs[0].observation_space
+        self._observation = np.zeros((len(seeds), *(space.shape or ())), space.dtype)
         super().__init__(space, self.envs[0].action_space, seeds)
         self.reseed(seeds)
         step = getattr(self.envs[0].unwrapped, "dt", None)  # seconds; the metadata of dm_control's environments is wrong
@@ -63,9 +62,12 @@ class GymnasiumEnv(BatchedEnv):
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv._step_arrays`."""
-        for i, (env, chosen) in enumerate(zip(self.envs, action.tolist() if action.ndim == 1 else action, strict=True)):
-            self._observation[i], self._reward[i], self._terminated[i], self._truncated[i], _ = env.step(chosen)
-        return self._observation, self._reward, self._terminated, self._truncated
+        chosen = action.tolist() if action.ndim == 1 else action  # a Python number is understood sooner
+        steps = [env.step(its) for env, its in zip(self.envs, chosen, strict=True)]
+        observation, reward, terminated, truncated, _ = zip(*steps, strict=True)
+        for i, row in enumerate(observation):
+            self._observation[i] = row
+        return self._observation, np.array(reward, np.float64), np.array(terminated, bool), np.array(truncated, bool)
 
     def render(self) -> np.ndarray | None:
         """See :meth:`BatchedEnv.render`; it needs ``render_mode="rgb_array"``."""

@@ -33,7 +33,8 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     Args:
         action_spec: The environment's actions.
-        body: Makes a module from observations [B, ...] to features [B, F] that has ``out_features`` = F.
+        body: Makes a module from observations [B, ...] to features [B, F] that has ``out_features`` = F, and may have
+            ``rows_in_cache``.
         shared: One body for policy and value, instead of one each.
         head: The action distribution; None: categorical for discrete actions, Gaussian for continuous ones.
         normalizer: Of the observations; None: they are taken as they are.
@@ -41,7 +42,6 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     in_keys = ("observation",)
     out_keys = ("action", "action_log_prob", "state_value")
-    rows_in_cache = 4096  # that a processor differentiates fastest
 
     def __init__(
         self,
@@ -61,6 +61,11 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         assert isinstance(features, int)
         self.head = make_head(head, features, action_spec)
         self.critic = orthogonal(Float32Linear(features, 1), gain=1.0)
+
+    @property
+    def rows_in_cache(self) -> int:
+        """How many rows a processor differentiates fastest: those whose activations its cache holds, or what the body says."""
+        return getattr(self.actor_body, "rows_in_cache", 4096)
 
     def _features(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         for_actor = self.actor_body(observation)

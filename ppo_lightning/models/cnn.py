@@ -36,6 +36,7 @@ class NatureCNN(nn.Module):
     """
 
     out_features = 512
+    rows_in_cache = 128
 
     def __init__(self, channels: int, height: int, width: int) -> None:
         super().__init__()
@@ -88,6 +89,7 @@ class ImpalaCNN(nn.Module):
     """
 
     out_features = 256
+    rows_in_cache = 64
 
     def __init__(self, channels: int, height: int, width: int, widths: tuple[int, ...] = (16, 32, 32)) -> None:
         super().__init__()

@@ -1,0 +1,144 @@
+"""The programs that `speed.py` compares with, as their documentation has one write them.
+
+Each function trains with the given hyperparameters (in our names) and returns the environment steps a second of whole
+iterations, after the first two, over a time at least.
+"""
+
+import time
+from typing import Any
+
+WARM_UP = 2  # iterations
+
+
+class Stopwatch:
+    """Counts iterations until the time is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.times = seconds, []  # type: ignore[var-annotated]
+
+    def lap(self) -> bool:
+        """Notes an iteration's end; returns whether it was the last."""
+        self.times.append(time.perf_counter())
+        return len(self.times) > WARM_UP and self.times[-1] - self.times[WARM_UP - 1] > self.seconds
+
+    def rate(self, frames: int) -> float:
+        """Returns steps a second, of so many an iteration."""
+        return frames * (len(self.times) - WARM_UP) / (self.times[-1] - self.times[WARM_UP - 1])
+
+
+def stable_baselines3(env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:
+    """Stable-Baselines3; Atari through its own wrappers, one game after the other."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+
+    watch, atari = Stopwatch(seconds), env_id.startswith("ALE/")
+
+    class Clock(BaseCallback):
+        over, first = False, True
+
+        def _on_rollout_start(self) -> None:
+            if not self.first:
+                self.over = watch.lap()
+            self.first = False
+
+        def _on_step(self) -> bool:
+            return not self.over
+
+    env: Any
+    if atari:
+        import ale_py
+        import gymnasium
+
+        gymnasium.register_envs(ale_py)
+        game = env_id.removeprefix("ALE/").removesuffix("-v5")
+        env = VecFrameStack(make_atari_env(f"{game}NoFrameskip-v4", n_envs=num_envs), 4)
+    else:
+        env = make_vec_env(env_id, n_envs=num_envs)
+    if options.get("norm_reward"):
+        env = VecNormalize(env)
+    lr, batch = options["learning_rate"], num_envs * num_steps
+    model = PPO(
+        "CnnPolicy" if atari else "MlpPolicy", env, learning_rate=lambda left: left * lr, n_steps=num_steps,
+        batch_size=batch // options["num_minibatches"], n_epochs=options["update_epochs"], clip_range=options["clip_coef"],
+        clip_range_vf=options["clip_coef"], ent_coef=options["ent_coef"], device="cpu",
+    )  # fmt: skip
+    model.learn(10**9, callback=Clock())
+    return watch.rate(batch)
+
+
+def torchrl_loop(env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:
+    """TorchRL's collector, GAE, replay buffer and ClipPPOLoss, put together as in its own PPO scripts."""
+    import torch
+    from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule
+    from torch import nn
+    from torchrl.collectors import Collector
+    from torchrl.data import Categorical, LazyTensorStorage, TensorDictReplayBuffer
+    from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
+    from torchrl.envs import (
+        ClipTransform,
+        Compose,
+        DoubleToFloat,
+        RewardSum,
+        SerialEnv,
+        StepCounter,
+        TransformedEnv,
+        VecNormV2,
+    )
+    from torchrl.envs.libs.gym import GymEnv, set_gym_backend
+    from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    torch.set_num_threads(1)  # faster for these networks
+
+    def single() -> Any:
+        with set_gym_backend("gymnasium"):
+            return GymEnv(env_id, categorical_action_encoding=True)
+
+    transforms = [DoubleToFloat()]
+    if options.get("norm_reward"):
+        transforms += [VecNormV2(in_keys=["observation"]), ClipTransform(in_keys=["observation"], low=-10, high=10)]
+    env = TransformedEnv(SerialEnv(num_envs, single), Compose(*transforms, RewardSum(), StepCounter()))
+    size, spec = env.observation_spec["observation"].shape[-1], env.action_spec_unbatched
+    discrete = isinstance(spec, Categorical)
+
+    def mlp(out: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(size, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, out))
+
+    actions = int(spec.space.n) if discrete else spec.shape[-1]
+    body = mlp(actions) if discrete else nn.Sequential(mlp(actions), AddStateIndependentNormalScale(actions))
+    keys = ["logits"] if discrete else ["loc", "scale"]
+    actor = ProbabilisticActor(
+        TensorDictModule(body, ["observation"], keys), in_keys=keys, spec=env.action_spec,
+        distribution_class=torch.distributions.Categorical if discrete else IndependentNormal, return_log_prob=True,
+    )  # fmt: skip
+    critic = ValueOperator(mlp(1), in_keys=["observation"])
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=False)
+    loss = ClipPPOLoss(
+        actor, critic, clip_epsilon=options["clip_coef"], entropy_coeff=options["ent_coef"], critic_coeff=0.5,
+        normalize_advantage=True, clip_value=options["clip_coef"], loss_critic_type="l2",
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(loss.parameters(), lr=options["learning_rate"], eps=1e-5)
+    frames = num_envs * num_steps
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(frames), sampler=SamplerWithoutReplacement(), batch_size=frames // options["num_minibatches"]
+    )
+    collector = Collector(env, actor, frames_per_batch=frames, total_frames=-1, track_traj_ids=False)
+    watch = Stopwatch(seconds)
+    for rollout in collector:
+        with torch.no_grad():
+            advantage(rollout)
+        buffer.extend(rollout.reshape(-1))
+        for _ in range(options["update_epochs"]):
+            for minibatch in buffer:
+                parts = loss(minibatch)
+                optimizer.zero_grad()
+                (parts["loss_objective"] + parts["loss_critic"] + parts["loss_entropy"]).backward()
+                torch.nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
+                optimizer.step()
+        if watch.lap():
+            break
+    collector.shutdown()
+    return watch.rate(frames)

@@ -1,0 +1,193 @@
+"""Where the time of a run goes, and what its parts would take alone: ``ppo-lightning profile``."""
+
+import functools
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning as L
+import torch
+
+from ppo_lightning.compiled import equal_parts
+from ppo_lightning.envs import BatchedEnv
+
+WARM_UP = 3  # iterations: the first updates are compiled, the caches filled
+
+
+class StageClock(L.Callback):
+    """Times the stages of a run with the fast collector, from outside, and ends it.
+
+    Afterwards ``sps`` has the environment steps a second, ``shares`` the share of time of each stage, and ``floor`` the
+    seconds that an iteration's environment steps, choices of actions and minibatch updates take alone.
+
+    The speed is measured before the clocks are put in, which cost some per cent themselves.
+
+    Args:
+        seconds: How long to measure after the warm-up, at least one iteration without and one with clocks.
+    """
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self.seconds = seconds
+        self.spent: dict[str, float] = defaultdict(float)
+        self.iterations, self.sps = 0, 0.0
+        self.shares: dict[str, float] = {}
+        self.floor: dict[str, float] = {}
+
+    def _timed(self, owner: Any, name: str, stage: str) -> None:
+        function = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.spent[stage] += time.perf_counter() - start
+            return result
+
+        setattr(owner, name, timed)
+
+    def _put_clocks(self, pl_module: Any) -> None:
+        data, policy, minibatches = pl_module.data, pl_module.agent.array_policy, pl_module.minibatches
+
+        def timed_policy() -> Callable[..., Any]:
+            self._policy = policy()
+            self._timed(self, "_policy", "acting")
+            return self._policy
+
+        def timed_minibatches(rollout: Any) -> Iterator[Any]:
+            start = time.perf_counter()
+            for self._minibatch in minibatches(rollout):
+                self.spent["shuffling"] += time.perf_counter() - start
+                yield self._minibatch
+                start = time.perf_counter()
+
+        pl_module.agent.array_policy, pl_module.minibatches = timed_policy, timed_minibatches
+        self._timed(data.env, "step_arrays", "environment")
+        self._timed(data.env, "reset_arrays", "environment")
+        self._timed(data.collector, "_evaluate", "values and log-probabilities")
+        self._timed(data.collector, "rollout", "collection")
+        self._timed(pl_module, "advantages", "advantages")
+        self._timed(pl_module, "update", "updates")
+        self._timed(pl_module, "log_rollout", "logging")
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Goes from the warm-up to the speed, from there to the stages, and to the end."""
+        self.iterations += 1
+        now = time.perf_counter()
+        if self.iterations == WARM_UP:
+            self._start, self._first = now, self.iterations
+        elif self.iterations > WARM_UP and now - self._start > self.seconds / 2:
+            if self.sps:
+                trainer.should_stop = True
+                return
+            self.sps = (self.iterations - self._first) * pl_module.data.frames_per_rollout / (now - self._start)
+            self._put_clocks(pl_module)
+            self._start = time.perf_counter()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Adds up, and times the parts alone."""
+        wall = time.perf_counter() - self._start
+        inside = ("environment", "acting", "values and log-probabilities")
+        stages = {stage: self.spent[stage] for stage in inside}
+        stages["storing"] = self.spent["collection"] - sum(stages.values())
+        stages |= {stage: self.spent[stage] for stage in ("advantages", "shuffling", "updates", "logging")}
+        stages["the rest"] = wall - sum(stages.values())
+        self.shares = {stage: value / wall for stage, value in stages.items()}
+        self.floor = floor(pl_module, self._minibatch)
+        self.floor_sps = pl_module.data.frames_per_rollout / sum(self.floor.values())
+
+    @property
+    def fraction(self) -> float:
+        """The floor's time in proportion to the run's."""
+        return self.sps / self.floor_sps
+
+
+def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Times the raw parts of an iteration, each alone: what is left when everything else costs nothing.
+
+    The environments step with random actions and reset themselves where they can; the policy acts on the same observations
+    again and again (choosing actions, and finding log-probabilities and values); the update is repeated on one minibatch, by
+    way of no hook of Lightning's.
+
+    Args:
+        module: In training, as it is at the end of it; its weights are of no use afterwards.
+        minibatch: Tensors [B, ...].
+
+    Returns:
+        Seconds of an iteration by part.
+    """
+    data, agent, hparams = module.data, module.agent, module.hparams
+    env = data._make(data.env.num_envs, first_env=0, stream="train")
+    observation = env.reset_arrays().astype(minibatch["observation"].numpy(force=True).dtype)
+    noise = agent.noise((env.num_envs,)).numpy()
+    with module.trainer.precision_plugin.forward_context(), torch.inference_mode():
+        policy = type(agent).array_policy(agent)
+        acting = data.num_steps * seconds_of(lambda: policy(observation, noise))
+        if policy(observation, noise)[1] is None:
+            acting += seconds_of(functools.partial(type(data.collector)._evaluate, data.collector))
+    stepping = seconds_of(raw_step(env), least=1.0)
+    env.close()
+    optimizer = module.trainer.optimizers[0]
+    rows = hparams.microbatch_size or (agent.rows_in_cache if module.device.type == "cpu" else None)
+    parts = equal_parts(minibatch, rows) if rows else [minibatch]
+
+    def update() -> None:
+        with module.trainer.precision_plugin.forward_context():
+            if module._compiled is not None:
+                module._compiled(parts)
+                return
+            optimizer.zero_grad()
+            for part in parts:
+                (module.loss(part)[0] / len(parts)).backward()
+        torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
+        optimizer.step()
+
+    updates = hparams.update_epochs * hparams.num_minibatches
+    return {
+        "environment": data.num_steps * stepping,
+        "acting": acting,
+        "updates": updates * seconds_of(update, least=1.0),
+    }
+
+
+def raw_step(env: BatchedEnv) -> Callable[[], Any]:
+    """Returns a function that steps what the adapter steps with random actions, without the adapter where that is possible."""
+    envs, spec = env.envs, env.action_spec_unbatched
+    batches = [torch.stack([spec.rand() for _ in range(env.num_envs)]).numpy() for _ in range(100)]
+    if isinstance(envs, list) and hasattr(envs[0], "unwrapped"):
+        chosen = itertools.cycle([batch.tolist() if batch.ndim == 1 else list(batch) for batch in batches])
+
+        def step_each() -> None:
+            for one, its in zip(envs, next(chosen), strict=True):
+                _, _, terminated, truncated, _ = one.step(its)
+                if terminated or truncated:
+                    one.reset()
+
+        return step_each
+    actions = itertools.cycle(batches)
+    if type(env).__name__ in ("EnvPoolEnv", "CartPoleEnv"):
+        typed = itertools.cycle([batch.astype(envs.action_space.dtype) for batch in batches])
+        return lambda: envs.step(next(typed))
+
+    def step_adapter() -> None:
+        *_, terminated, truncated = env.step_arrays(next(actions))
+        if (done := terminated | truncated).any():
+            env.reset_arrays(done)
+
+    return step_adapter
+
+
+def seconds_of(function: Callable[[], Any], least: float = 0.3, rounds: int = 5) -> float:
+    """Returns the median time of a call over rounds that take a given time at least, all together."""
+    function()
+    start = time.perf_counter()
+    function()
+    calls = max(1, int(least / rounds / (time.perf_counter() - start)))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        times.append((time.perf_counter() - start) / calls)
+    return statistics.median(times)
