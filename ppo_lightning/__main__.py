@@ -1,6 +1,31 @@
-"""``python -m ppo_lightning`` is ``ppo-lightning``."""
+"""``python -m ppo_lightning`` and ``ppo-lightning``."""
 
-from ppo_lightning.cli import main
+import sys
+
+HELP = """usage: ppo-lightning COMMAND [--config RECIPE.yaml] [--OPTION VALUE ...]
+
+PPO with TorchRL rollouts and PyTorch Lightning. The commands, each with its own --help:
+
+  fit       train; with --ckpt_path, go on with a run
+  validate  play whole episodes with a trained agent (--ckpt_path)
+  test      the same, under other names
+  predict   the actions of a trained agent for stored observations
+  play      a video of a trained agent
+  profile   where the time of a recipe goes on this machine, and what would make it faster
+
+The first: ppo-lightning fit --config configs/classic/cartpole.yaml
+"""
+
+
+def main() -> None:
+    """Runs the command line; the list of commands is there before anything large is imported."""
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        print(HELP, end="")
+        return
+    from ppo_lightning import cli
+
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``, and ``play``."""
+"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``, ``play`` and ``profile``."""
 
 import inspect
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
-from lightning import Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -103,36 +103,50 @@ def main(args: Sequence[str] | None = None) -> None:
             from ppo_lightning import video
 
             return video.main(args[1:])
+        if args[:1] == ["profile"]:
+            from ppo_lightning import profiling
+
+            return profiling.main(args[1:])
         sys.argv[1:] = _with_checkpoint_config(args)  # what LightningCLI and the processes that a strategy starts read
-        PPOCLI(
-            PPO,
-            RolloutDataModule,
-            subclass_mode_model=True,
-            seed_everything_default=1,
-            auto_configure_optimizers=False,
-            parser_class=Parser,
-            parser_kwargs={
-                "prog": "ppo-lightning",
-                "description": "PPO with TorchRL rollouts and PyTorch Lightning. 'play' writes a video: see play --help.",
-                "allow_abbrev": False,  # otherwise a misspelt flag counts as another one
-                **{command: {"allow_abbrev": False} for command in SUBCOMMANDS},
-            },
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
-            trainer_defaults={
-                "max_epochs": -1,  # data.total_timesteps ends the run
-                "check_val_every_n_epoch": None,
-                "num_sanity_val_steps": 0,
-                "log_every_n_steps": 1,
-                "callbacks": [RolloutProgressBar(), RunSummary(), ActionWriter()],
-            },
-        )
+        run([RolloutProgressBar(), RunSummary(), ActionWriter()])
     except Exception as error:
         cause = _config_error(error)
         if cause is None:
             raise
         print(f"error: {cause}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def run(callbacks: list[Callback], save_config: bool = True) -> None:
+    """Runs a subcommand of Lightning's, as the process's arguments say.
+
+    Args:
+        callbacks: Those that no flag turns on.
+        save_config: Whether training writes ``cli_config.yaml``.
+    """
+    PPOCLI(
+        PPO,
+        RolloutDataModule,
+        subclass_mode_model=True,
+        seed_everything_default=1,
+        auto_configure_optimizers=False,
+        parser_class=Parser,
+        parser_kwargs={
+            "prog": "ppo-lightning",
+            "description": "PPO with TorchRL rollouts and PyTorch Lightning. See also play --help and profile --help.",
+            "allow_abbrev": False,  # otherwise a misspelt flag counts as another one
+            **{command: {"allow_abbrev": False} for command in SUBCOMMANDS},
+        },
+        save_config_callback=SaveRunConfig if save_config else None,
+        save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
+        trainer_defaults={
+            "max_epochs": -1,  # data.total_timesteps ends the run
+            "check_val_every_n_epoch": None,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+            "callbacks": callbacks,
+        },
+    )
 
 
 def _config_error(error: BaseException | None) -> BaseException | None:

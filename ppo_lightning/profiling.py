@@ -1,18 +1,23 @@
 """Where the time of a run goes, and what its parts would take alone: ``ppo-lightning profile``."""
 
+import argparse
 import functools
 import itertools
+import os
 import statistics
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning as L
 import torch
 
+from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.compiled import equal_parts
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.errors import ConfigError, first_line
 
 WARM_UP = 3  # iterations: the first updates are compiled, the caches filled
 
@@ -35,6 +40,7 @@ class StageClock(L.Callback):
         self.iterations, self.sps = 0, 0.0
         self.shares: dict[str, float] = {}
         self.floor: dict[str, float] = {}
+        self.changes: list[tuple[str, ...]] = []  # flags worth trying
 
     def _timed(self, owner: Any, name: str, stage: str) -> None:
         function = getattr(owner, name)
@@ -46,6 +52,17 @@ class StageClock(L.Callback):
             return result
 
         setattr(owner, name, timed)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Refuses what it cannot look into.
+
+        Raises:
+            ConfigError: The environment goes through TorchRL's collector.
+        """
+        if not isinstance(pl_module.data.collector, RolloutCollector):
+            raise ConfigError(
+                "profile times natively batched environments only: leave out data.transforms, or name one by its id."
+            )
 
     def _put_clocks(self, pl_module: Any) -> None:
         data, policy, minibatches = pl_module.data, pl_module.agent.array_policy, pl_module.minibatches
@@ -95,6 +112,7 @@ class StageClock(L.Callback):
         stages["the rest"] = wall - sum(stages.values())
         self.shares = {stage: value / wall for stage, value in stages.items()}
         self.floor = floor(pl_module, self._minibatch)
+        self.changes = changes(pl_module)
         self.floor_sps = pl_module.data.frames_per_rollout / sum(self.floor.values())
 
     @property
@@ -191,3 +209,63 @@ def seconds_of(function: Callable[[], Any], least: float = 0.3, rounds: int = 5)
             function()
         times.append((time.perf_counter() - start) / calls)
     return statistics.median(times)
+
+
+def changes(module: Any) -> list[tuple[str, ...]]:
+    """Returns flags that might make a run faster: another way to compute the same first, more environments last."""
+    data, cpus = module.data, os.cpu_count() or 1
+    found: list[tuple[str, ...]] = []
+    if not module.hparams.compile:
+        found.append(("--model.compile", "true"))
+    if module.device.type == "cpu" and cpus > 1:
+        found.append(("--model.num_threads", str(cpus) if torch.get_num_threads() == 1 else "1"))
+    if module.trainer.precision == "32-true" and data.observation_spec.dtype == torch.uint8:
+        found.append(("--trainer.precision", "bf16-mixed"))
+    if data.backend in ("gymnasium", "envpool") and data.observation_spec.dtype != torch.uint8:
+        found.append(("--data.backend", "envpool" if data.backend == "gymnasium" else "gymnasium"))
+    return [*found, ("--data.num_envs", str(2 * data.num_envs))]
+
+
+def profile(args: Sequence[str], seconds: float) -> StageClock:
+    """Trains for some seconds with the arguments of ``fit``, leaving no file."""
+    from ppo_lightning import cli
+
+    clock = StageClock(seconds)
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    flags = [part for name in quiet for part in (f"--trainer.{name}", "false")]
+    sys.argv[1:] = ["fit", *args, "--data.total_timesteps", str(10**9), "--trainer.limit_val_batches", "0", *flags]
+    cli.run([clock], save_config=False)
+    return clock
+
+
+def main(args: Sequence[str]) -> None:
+    """Runs ``ppo-lightning profile``: prints where the time goes, the floor, and what changes of the settings give.
+
+    Args:
+        args: Its own, and those of ``fit``.
+    """
+    parser = argparse.ArgumentParser(
+        "ppo-lightning profile",
+        description="Where the time of a recipe goes on this machine, and what would make it faster.",
+        epilog="All other arguments are those of fit: --config RECIPE.yaml --model.compile true ...",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="to measure each setting, after its start (default: 10)")
+    parser.add_argument("--no_changes", action="store_true", help="do not try other settings")
+    own, rest = parser.parse_known_args(args)
+    clock = profile(rest, own.seconds)
+    print(f"{clock.sps:.0f} environment steps a second.\n\n| stage | share | µs a step |\n|---|---|---|")
+    for stage, share in clock.shares.items():
+        print(f"| {stage} | {100 * share:.1f} % | {1e6 * share / clock.sps:.2f} |")
+    parts = ", ".join(f"{part} {100 * value / sum(clock.floor.values()):.0f} %" for part, value in clock.floor.items())
+    print(f"\nThe raw parts alone ({parts}) would give {clock.floor_sps:.0f}: this run reaches {clock.fraction:.2f} of that.")
+    if own.no_changes:
+        return
+    print("\n| with | steps a second | ratio |\n|---|---|---|")
+    for change in clock.changes:
+        try:
+            sps = profile([*rest, *change], own.seconds).sps
+            print(f"| {' '.join(change)} | {sps:.0f} | {sps / clock.sps:.2f} |", flush=True)
+        except Exception as error:  # EnvPool has not every environment, for example; the others are worth a try
+            print(f"| {' '.join(change)} | does not work: {first_line(error.__cause__ or error)} | |", flush=True)
+    print("\nMore environments are another algorithm: each policy sees more steps, and there are fewer updates.")

@@ -1,0 +1,88 @@
+"""Where the time goes, and what the parts take alone."""
+
+import time
+
+import pytest
+import torch
+
+from ppo_lightning import CNNAgent, ConfigError, cli
+from ppo_lightning.profiling import StageClock, raw_step, seconds_of
+
+SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 10**9}
+REACH = SMALL | {"env_id": "Reach-v0"}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_stages_add_up_and_the_run_ends(fit, compile):
+    clock = StageClock(0.5)
+    module = fit(REACH, {"norm_reward": True, "compile": compile}, max_epochs=-1, callbacks=[clock])
+    assert 0 < module.env_steps < 10**7
+    assert sum(clock.shares.values()) == pytest.approx(1, abs=1e-6)
+    assert all(0 <= share < 1 for share in clock.shares.values())
+    assert clock.shares["updates"] > clock.shares["advantages"] > 0
+    assert set(clock.floor) == {"environment", "acting", "updates"}
+    assert 0.1 < clock.fraction < 1.5
+    assert clock.changes[0] == (("--model.num_threads", "2") if compile else ("--model.compile", "true"))
+    assert clock.changes[-1] == ("--data.num_envs", "4")
+
+
+def test_a_slow_stage_is_seen_as_such(fit, monkeypatch):
+    from ppo_lightning import PPO
+
+    advantages = PPO.advantages
+
+    def slow(self, rollout):
+        time.sleep(0.1)
+        return advantages(self, rollout)
+
+    monkeypatch.setattr(PPO, "advantages", slow)
+    clock = StageClock(0.5)
+    fit(SMALL, {}, max_epochs=-1, callbacks=[clock])
+    assert clock.shares["advantages"] > 0.5
+    assert clock.fraction < 0.5, "the floor knows nothing of it"
+
+
+def test_pictures_may_be_computed_in_bf16(fit):
+    data = SMALL | {"env_id": "ALE/Breakout-v5", "backend": "envpool", "num_steps": 8}
+    clock = StageClock(0.1)
+    fit(data, {"agent": CNNAgent, "num_minibatches": 2, "update_epochs": 1}, max_epochs=-1, callbacks=[clock])
+    assert ("--trainer.precision", "bf16-mixed") in clock.changes
+    assert clock.shares["values and log-probabilities"] == 0, "they come with the actions"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend", "count"),
+    [("CartPole-v1", "gymnasium", 2), ("CartPole-v1", "gymnasium", 16), ("Pendulum-v1", "envpool", 2)],
+)
+def test_raw_steps_go_on_over_the_ends_of_episodes(env, env_id, backend, count):
+    one = env(env_id, count, backend, max_episode_steps=20)
+    one.reset_arrays()
+    step = raw_step(one)
+    for _ in range(100):
+        step()
+
+
+def test_seconds_are_measured():
+    assert seconds_of(lambda: time.sleep(0.01), least=0.1) == pytest.approx(0.01, rel=0.3)
+
+
+def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    cli.main(
+        ["profile", "--seconds", "0.2", "--data.num_envs", "2", "--data.env_id", "Reach-v0", "--model.num_minibatches", "2"]
+    )
+    out = capsys.readouterr().out
+    assert "environment steps a second." in out and "| updates |" in out and "this run reaches 0." in out
+    for change in ("--model.compile true", "--data.num_envs 4"):
+        sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
+        assert int(sps) > 0 and float(ratio) > 0
+    assert "--data.backend envpool | does not work: env_id 'Reach-v0' is not an environment of EnvPool" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_cannot_look_into_is_refused(fit):
+    from torchrl.envs import StepCounter
+
+    with pytest.raises(ConfigError, match="profile times natively batched environments only"):
+        fit(SMALL | {"transforms": [StepCounter(step_count_key="steps")]}, {}, callbacks=[StageClock(0.1)])
