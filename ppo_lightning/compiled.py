@@ -1,5 +1,6 @@
 """The update of a minibatch: in parts that fit into a cache, and as one compiled graph."""
 
+import types
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -28,6 +29,18 @@ def equal_parts(minibatch: Minibatch, rows: int) -> Sequence[Minibatch]:
         return [minibatch]
     split = zip(*(tensor.chunk(count) for tensor in minibatch.values()), strict=True)
     return [dict(zip(minibatch, tensors, strict=True)) for tensors in split]
+
+
+def compile_anew(method: Callable[..., Any]) -> Any:
+    """Compiles a method for this object alone.
+
+    Graphs belong to the code of a function. Shared by all objects of a class, they would be taken for each other where only a
+    method differs, and after eight of them (runs in a notebook, say) PyTorch compiles no more.
+    """
+    function = method.__func__  # type: ignore[attr-defined]
+    code, about = function.__code__.replace(), (function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(code, function.__globals__, *about)
+    return torch.compile(types.MethodType(copy, method.__self__), fullgraph=True)  # type: ignore[attr-defined]
 
 
 class CompiledUpdate:
@@ -67,9 +80,9 @@ class CompiledUpdate:
         self._constants = (*group["betas"], group["eps"])
         self._lr = torch.zeros((), device=self._params[0].device)
         self._calls, self.drift = 0, 0.0
-        self._whole: Any = torch.compile(self._update, fullgraph=True)
-        self._gradients: Any = torch.compile(self._differentiate, fullgraph=True)
-        self._step: Any = torch.compile(self._apply, fullgraph=True)
+        self._whole: Any = compile_anew(self._update)
+        self._gradients: Any = compile_anew(self._differentiate)
+        self._step: Any = compile_anew(self._apply)
 
     @property
     def ready(self) -> bool:

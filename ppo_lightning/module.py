@@ -12,7 +12,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import losses
 from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
-from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, equal_parts
+from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, compile_anew, equal_parts
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
@@ -242,7 +242,7 @@ class PPO(AgentModule):
             if self.trainer.world_size == 1:
                 self._compiled = CompiledUpdate(self, self.trainer.optimizers[0], self.hparams.max_grad_norm)
             else:
-                self._loss = torch.compile(self.loss, fullgraph=True)
+                self._loss = compile_anew(self.loss)
 
     def on_train_end(self) -> None:
         """Drops what was compiled."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ppo_lightning import PPO, ConfigError, MLPAgent
-from ppo_lightning.compiled import CompiledUpdate, equal_parts
+from ppo_lightning.compiled import CompiledUpdate, compile_anew, equal_parts
 from ppo_lightning.models.mlp import FastTanh
 
 # Some iterations only: float32 rounds differently in a compiled graph, and training amplifies any difference.
@@ -132,6 +132,25 @@ def test_a_graph_that_computes_something_else_is_left_after_its_first_update(fit
         module = fit(REACH, MODEL | {"compile": True}, ppo=Tracing)
     assert len(calls) == 1
     assert len(module.metrics) == 3 * 2 * 2
+
+
+class Adds:
+    def __init__(self, number):
+        self.number = number
+
+    def what(self):
+        return self.number
+
+    def add(self, x):
+        return x + self.what()
+
+
+def test_each_object_has_graphs_of_its_own(monkeypatch):
+    """PyTorch keeps eight graphs of a function's code and then refuses; a notebook may well have more runs."""
+    for number in range(10):
+        assert compile_anew(Adds(number).add)(torch.zeros(2)).tolist() == [number, number]
+    monkeypatch.setattr(Adds, "what", lambda self: 100)
+    assert compile_anew(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100], "not the graph of the method before"
 
 
 def test_the_annealed_coefficients_are_compiled_once(fit):
