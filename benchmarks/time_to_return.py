@@ -1,0 +1,127 @@
+"""Seconds from the start of the process to a mean return of 475 over the last 100 episodes of CartPole-v1.
+
+`python benchmarks/time_to_return.py [--seeds 1 2 3] [--json PATH]`; needs the extra `benchmark` and a machine that does nothing
+else. The programs run one after the other, seed by seed; each is a fresh process, imports and compilation included.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+GOAL = 475.0
+REFERENCE = ["--config", str(Path(__file__).parent.parent / "configs/classic/cartpole.yaml")]
+# Few large updates on many environments: the fastest settings that were found.
+FAST = [
+    *["--data.num_envs", "32", "--data.num_steps", "32", "--data.total_timesteps", "150000", "--model.num_minibatches", "4"],
+    *[
+        "--model.update_epochs",
+        "10",
+        "--model.learning_rate",
+        "2.5e-3",
+        "--model.gae_lambda",
+        "0.8",
+        "--model.gamma",
+        "0.98",
+        "--model.ent_coef",
+        "0",
+    ],
+    *["--model.anneal_clip_coef", "true", "--model.max_grad_norm", "0.5"],
+]
+PROGRAMS = {
+    "ours, reference recipe": REFERENCE,
+    "ours, reference recipe, compiled": [*REFERENCE, "--model.compile", "true"],
+    "ours, fast settings": FAST,
+    "stable-baselines3, the same recipe": None,
+}
+
+
+def ours(flags: list[str], seed: int) -> int:
+    """Trains with the arguments of ``fit``; returns the environment steps until the goal, 0 if it was not reached."""
+    import lightning as L
+
+    from ppo_lightning import cli
+
+    class Goal(L.Callback):
+        steps = 0
+
+        def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+            returns = pl_module.episode_returns
+            if len(returns) == 100 and sum(returns) / 100 >= GOAL:
+                self.steps, trainer.should_stop = pl_module.env_steps, True
+
+    goal = Goal()
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    flags = [*flags, *(part for name in quiet for part in (f"--trainer.{name}", "false"))]
+    sys.argv[1:] = ["fit", *flags, "--seed_everything", str(seed), "--trainer.limit_val_batches", "0"]
+    cli.run([goal], save_config=False)
+    return goal.steps
+
+
+def stable_baselines3(seed: int) -> int:
+    """Does the same with the same hyperparameters."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    class Goal(BaseCallback):
+        steps, over = 0, False
+
+        def _on_rollout_start(self) -> None:
+            episodes = self.model.ep_info_buffer or ()
+            if len(episodes) == 100 and sum(episode["r"] for episode in episodes) / 100 >= GOAL:
+                self.steps, self.over = self.num_timesteps, True
+
+        def _on_step(self) -> bool:
+            return not self.over
+
+    goal = Goal()
+    model = PPO(
+        "MlpPolicy", make_vec_env("CartPole-v1", n_envs=4, seed=seed), learning_rate=lambda left: left * 2.5e-4, n_steps=128,
+        batch_size=128, n_epochs=4, clip_range_vf=0.2, ent_coef=0.01, seed=seed, device="cpu",
+    )  # fmt: skip
+    model.learn(500_000, callback=goal)
+    return goal.steps
+
+
+def main() -> None:
+    """Prints a table, and writes every figure as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        warnings.simplefilter("ignore")
+        flags = PROGRAMS[args.programs[0]]
+        steps = stable_baselines3(args.seeds[0]) if flags is None else ours(flags, args.seeds[0])
+        print("STEPS", steps)
+        return
+    results: dict[str, list[dict[str, float]]] = {program: [] for program in args.programs}
+    for seed in args.seeds:
+        for program, its in results.items():
+            command = [sys.executable, "-W", "ignore", __file__, "--one", "--seeds", str(seed), "--programs", program]
+            start = time.perf_counter()
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{program} failed:\n{done.stderr}")
+            steps = int(done.stdout.rsplit("STEPS ", 1)[1])
+            its.append({"seed": seed, "seconds": time.perf_counter() - start, "env_steps": steps})
+            print(f"{program}: {its[-1]}", file=sys.stderr)
+    print("| | seconds, seed by seed | median | environment steps |\n|---|---|---|---|")
+    for program, its in results.items():
+        seconds = [run["seconds"] for run in its]
+        steps_of = ", ".join(f"{run['env_steps']:.0f}" if run["env_steps"] else "not reached" for run in its)
+        print(f"| {program} | {', '.join(f'{s:.1f}' for s in seconds)} | {statistics.median(seconds):.1f} | {steps_of} |")
+    if args.json:
+        args.json.write_text(json.dumps({"command": sys.argv, "runs": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
