@@ -49,7 +49,8 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
     seen = []
     update = PPO.update
     monkeypatch.setattr(PPO, "update", lambda self, minibatch: seen.append(update(self, minibatch)) or seen[-1])
-    out = run_cli("fit", "--config", ROOT / recipe, *short(recipe))
+    # What is compiled has tests of its own.
+    out = run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.compile", "false")
     assert abs(seen[0]["approx_kl"]) < 1e-6, "also with bfloat16"
     assert seen[0]["clipfrac"] == 0
     assert all(torch.isfinite(value) for metrics in seen for value in metrics.values())
