@@ -34,7 +34,7 @@ class AgentModule(L.LightningModule):
     That is from the data module at ``fit``, ``validate`` and ``test``, and from the checkpoint at
     ``load_from_checkpoint(path)`` and ``predict``, without creating an environment.
 
-    A subclass has the hyperparameters ``num_threads`` and ``num_minibatches``.
+    A subclass has the hyperparameters ``num_threads``, ``num_minibatches`` and ``microbatch_size``.
 
     Args:
         agent: Makes the agent from the specs of observations and actions.
@@ -153,6 +153,11 @@ class AgentModule(L.LightningModule):
             raise ConfigError(f"trainer.max_epochs ended the run with {left} steps to go: set it to -1, and they are trained.")
 
     @property
+    def rows_at_once(self) -> int | None:
+        """How many rows of a minibatch are differentiated at once; None: all."""
+        return self.hparams.microbatch_size or (self.agent.rows_in_cache if self.device.type == "cpu" else None)
+
+    @property
     def tolerance(self) -> float:
         """How far two ways to compute the same numbers may be apart: float32 in another order, or bfloat16."""
         return 1e-3 if self.trainer.precision == "32-true" else 0.1
@@ -161,7 +166,7 @@ class AgentModule(L.LightningModule):
     def check_log_probs(self, rollout: TensorDictBase) -> None:
         """Warns where learning gives the actions of a rollout [N, T] other log-probabilities than acting did."""
         keys = ("observation", "action", "action_log_prob")
-        observation, action, stored = (rollout[key].flatten(0, 1)[: self.agent.rows_in_cache] for key in keys)
+        observation, action, stored = (rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys)
         drift = (self.agent.evaluate(observation, action)[0] - stored).abs().max().item()
         if drift > self.tolerance:
             warnings.warn(

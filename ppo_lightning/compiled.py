@@ -17,18 +17,23 @@ Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
 
 
-def equal_parts(minibatch: Minibatch, rows: int) -> Sequence[Minibatch]:
+def equal_parts(minibatch: Minibatch, rows: int | None) -> Sequence[Minibatch]:
     """Splits a minibatch [B, ...] into as few equal parts as have at most ``rows`` rows.
 
-    Where only more than twice as many parts would be equal, it stays whole.
+    Where only more than twice as many parts would be equal, or ``rows`` is None, it stays whole.
     """
     size = len(minibatch["action"])
-    fewest = -(-size // rows)
+    fewest = -(-size // (rows or size))
     count = next((more for more in range(fewest, 2 * fewest + 1) if size % more == 0), 1)
     if count == 1:
         return [minibatch]
     split = zip(*(tensor.chunk(count) for tensor in minibatch.values()), strict=True)
     return [dict(zip(minibatch, tensors, strict=True)) for tensors in split]
+
+
+def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Averages scalars of the same names."""
+    return {key: torch.stack([each[key] for each in metrics]).mean() for key in metrics[0]}
 
 
 def compile_anew(method: Callable[..., Any]) -> Any:
@@ -118,8 +123,7 @@ class CompiledUpdate:
     @torch.no_grad()
     def _eager(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
         """Returns the parts of the loss as they are without a compiler."""
-        every = [self._holder(part)[1] for part in parts]
-        return {key: torch.stack([metrics[key] for metrics in every]).mean() for key in every[0]}
+        return mean_of([self._holder(part)[1] for part in parts])
 
     @cached_property
     def _state(self) -> State:

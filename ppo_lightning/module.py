@@ -12,7 +12,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import losses
 from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
-from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, compile_anew, equal_parts
+from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, compile_anew, equal_parts, mean_of
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
@@ -183,8 +183,7 @@ class PPO(AgentModule):
         """Takes one optimizer step on a minibatch and returns the parts of its loss."""
         optimizer: Any = self.optimizers()
         # Their gradients are added: the same result, while the activations of many rows would not fit into a cache.
-        rows = self.hparams.microbatch_size or (self.agent.rows_in_cache if self.device.type == "cpu" else None)
-        parts = equal_parts(minibatch, rows) if rows else [minibatch]
+        parts = equal_parts(minibatch, self.rows_at_once)
         if self._compiled is not None and self._compiled.ready:
             optimizer._on_before_step()  # Lightning's count of steps, which optimizer.step() keeps otherwise
             metrics = self._compiled(parts)
@@ -205,7 +204,7 @@ class PPO(AgentModule):
         optimizer.step()
         if self._compiled is not None:
             optimizer.zero_grad()
-        return metrics if len(every) == 1 else {key: torch.stack([m[key] for m in every]).mean() for key in metrics}
+        return every[0] if len(every) == 1 else mean_of(every)
 
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
         """Tells whether the epochs of this iteration end here; all ranks give the same answer."""
@@ -273,7 +272,7 @@ class PPO(AgentModule):
         self.episode_returns.extend(returns.tolist())
         self.env_steps += self.data.frames_per_rollout
         # detail 12
-        values: dict[str, Any] = {f"losses/{key}": torch.stack([m[key] for m in metrics]).mean() for key in metrics[0]}
+        values: dict[str, Any] = {f"losses/{key}": value for key, value in mean_of(metrics).items()}
         values["losses/explained_variance"] = losses.explained_variance(rollout["state_value"], rollout["value_target"])
         if len(returns):
             values["charts/episodic_return"], values["charts/episodic_length"] = returns.mean(), lengths.float().mean()

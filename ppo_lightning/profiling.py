@@ -147,8 +147,7 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
     stepping = seconds_of(raw_step(env), least=1.0)
     env.close()
     optimizer = module.trainer.optimizers[0]
-    rows = hparams.microbatch_size or (agent.rows_in_cache if module.device.type == "cpu" else None)
-    parts = equal_parts(minibatch, rows) if rows else [minibatch]
+    parts = equal_parts(minibatch, module.rows_at_once)
 
     def update() -> None:
         with module.trainer.precision_plugin.forward_context():
