@@ -19,7 +19,7 @@ from ppo_lightning.compiled import equal_parts
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
 
-WARM_UP = 3  # iterations: the first updates are compiled, the caches filled
+WARM_UP, WARM_UP_SECONDS = 3, 20.0  # iterations, until the updates are compiled and the caches filled; fewer long ones
 
 
 class StageClock(L.Callback):
@@ -37,7 +37,7 @@ class StageClock(L.Callback):
     def __init__(self, seconds: float = 10.0) -> None:
         self.seconds = seconds
         self.spent: dict[str, float] = defaultdict(float)
-        self.iterations, self.sps = 0, 0.0
+        self.iterations, self._first, self.sps = 0, 0, 0.0
         self.shares: dict[str, float] = {}
         self.floor: dict[str, float] = {}
         self.changes: list[tuple[str, ...]] = []  # flags worth trying
@@ -63,6 +63,7 @@ class StageClock(L.Callback):
             raise ConfigError(
                 "profile times natively batched environments only: leave out data.transforms, or name one by its id."
             )
+        self._start = time.perf_counter()
 
     def _put_clocks(self, pl_module: Any) -> None:
         data, policy, minibatches = pl_module.data, pl_module.agent.array_policy, pl_module.minibatches
@@ -92,9 +93,10 @@ class StageClock(L.Callback):
         """Goes from the warm-up to the speed, from there to the stages, and to the end."""
         self.iterations += 1
         now = time.perf_counter()
-        if self.iterations == WARM_UP:
-            self._start, self._first = now, self.iterations
-        elif self.iterations > WARM_UP and now - self._start > self.seconds / 2:
+        if not self._first:
+            if self.iterations >= WARM_UP or now - self._start > WARM_UP_SECONDS:
+                self._start, self._first = now, self.iterations
+        elif now - self._start > self.seconds / 2:
             if self.sps:
                 trainer.should_stop = True
                 return
