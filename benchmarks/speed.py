@@ -52,7 +52,11 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     kind = WORKLOADS[workload][1]
     ours: dict[str, Any] = {"ours": ({}, "32-true"), "ours, compiled": ({"compile": True}, "32-true")}
     if kind == "procgen":  # compiling gains nothing there on a CPU
-        return {"ours": ours["ours"], "ours, bf16": ({}, "bf16-mixed"), "without channels-last and parts": without_channels_last}
+        return {
+            "ours": ours["ours"],
+            "ours, bf16": ({}, "bf16-mixed"),
+            "without channels-last and parts": without_channels_last,
+        }
     if kind == "atari":
         ours["ours, compiled, bf16"] = ({"compile": True}, "bf16-mixed")
         return ours | {"stable-baselines3": peers.stable_baselines3}

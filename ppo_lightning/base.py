@@ -9,12 +9,16 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 
+from ppo_lightning import ranks
+from ppo_lightning.callbacks.preemption import Preemption
+from ppo_lightning.checkpoint_io import CheckedCheckpointIO
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.envs.specs import spec_from_plain
 from ppo_lightning.errors import ConfigError, NonFiniteError
@@ -26,6 +30,7 @@ from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check
 
 SMALL_WORK = 10_000_000  # parameters times rows of a minibatch
 SAVE_LOGS_EVERY = 10  # seconds
+CHECK_RANKS_EVERY = 10  # rollouts
 
 
 class AgentModule(L.LightningModule):
@@ -62,15 +67,17 @@ class AgentModule(L.LightningModule):
         return data
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Refuses Trainer options that PPO does not honour (no hook comes before Lightning's own check)."""
+        """Refuses Trainer options that PPO does not honour (no hook comes before Lightning's own check); listens to signals."""
         if self.trainer.gradient_clip_val is not None:
             raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
         if self.trainer.precision not in ("32-true", "bf16-mixed"):
             raise ConfigError(f"trainer.precision is {self.trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
-        return []
+        return [Preemption()]
 
     def setup(self, stage: str) -> None:
-        """Starts the counts of a new run, whatever the module did before."""
+        """Starts the counts of a new run, whatever the module did before; sees to it that checkpoints are whole."""
+        if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()
         if stage == "fit" and self.trainer.ckpt_path is None:
             self.env_steps = 0
             self.episode_returns.clear()
@@ -175,18 +182,37 @@ class AgentModule(L.LightningModule):
                 stacklevel=2,
             )
 
+    def check_ranks(self) -> None:
+        """Compares weights and statistics with those of the other ranks, to the bit.
+
+        Raises:
+            RuntimeError: They are not the same; names the rank and the first parameter.
+        """
+        if ranks.world_size() == 1:
+            return
+        state = {name: tensor for name, tensor in self.state_dict().items() if tensor.numel()}
+        bits = [tensor.contiguous().view(torch.uint8).to(torch.int64) for tensor in state.values()]
+        weights = [torch.arange(1, its.numel() + 1, device=its.device) for its in bits]
+        sums = ranks.gather(torch.stack([(a.flatten() * b).sum() for a, b in zip(bits, weights, strict=True)]).cpu())
+        for name, of_ranks in zip(state, sums.T.tolist(), strict=True):
+            for rank, its in enumerate(of_ranks):
+                if its != of_ranks[0]:
+                    raise RuntimeError(f"{name} of rank {rank} is not the one of rank 0 after {self.env_steps} steps.")
+
     def steps_per_second(self) -> float:
         """Returns the environment steps of all ranks a second, since the start of this fit."""
         return (self.env_steps - self._steps_before) / (time.perf_counter() - self._started)
 
     def log_values(self, values: dict[str, Any]) -> None:
-        """Sends scalars to every logger, at the number of environment steps, and to the callbacks that monitor a metric.
+        """Sends the mean of scalars over the ranks to every logger, at the number of environment steps, and to the callbacks.
 
         ``self.log`` does the same in 3.5 ms an iteration, 7 % of CartPole's, and keeps the x axis in float32.
         """
         rollouts_done = self.env_steps // self.data.frames_per_rollout
+        if rollouts_done % CHECK_RANKS_EVERY == 0:
+            self.check_ranks()
         scalars = [torch.as_tensor(value, dtype=torch.float32, device=self.device) for value in values.values()]
-        together = torch.stack(scalars).cpu()  # one transfer
+        together = ranks.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         for name, value in zip(values, together.tolist(), strict=True):
             if name.startswith("losses/") and not math.isfinite(value) and name != "losses/explained_variance":
                 raise NonFiniteError(f"{name} is {value} after {self.env_steps} steps: lower model.learning_rate, for example.")

@@ -22,6 +22,7 @@ from ppo_lightning.errors import ConfigError, NonFiniteError, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.models.rebuild import read_checkpoint
 from ppo_lightning.module import PPO
+from ppo_lightning.resume import newest_checkpoint
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
@@ -64,6 +65,7 @@ class PPOCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Makes PPO the algorithm where none is named."""
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
+        parser.add_argument("--auto_resume", action="store_true", help="fit: go on from the newest whole checkpoint, if any")
 
     def before_instantiate_classes(self) -> None:
         """Demands a checkpoint where one is needed; honours two flags that Lightning takes otherwise.
@@ -79,6 +81,20 @@ class PPOCLI(LightningCLI):
             self.trainer_defaults["callbacks"] = [c for c in callbacks if not isinstance(c, RolloutProgressBar)]
         if config.trainer.limit_val_batches == 0 and config.trainer.enable_checkpointing is not False:
             self.trainer_defaults["callbacks"] += [ModelCheckpoint(save_on_train_epoch_end=True)]  # the end of the run
+
+    def before_fit(self) -> None:
+        """Finds the checkpoint for ``--auto_resume`` and ``--ckpt_path last``.
+
+        Raises:
+            ConfigError: ``--ckpt_path last``, and there is none.
+        """
+        config = self.config_init.fit
+        if not config.auto_resume and config.ckpt_path != "last":
+            return
+        path = newest_checkpoint(self.trainer, self.config.fit.data.env_id, config.seed_everything)
+        if path is None and config.ckpt_path == "last":
+            raise ConfigError("--ckpt_path last finds no checkpoint of this recipe and seed: start with --auto_resume instead.")
+        config.ckpt_path = path
 
     def _parse_ckpt_path(self) -> None:
         """Does nothing: Lightning 2.6 would put the checkpoint's hyperparameters over the flags given by hand.

@@ -4,6 +4,7 @@ TorchRL's own ``Collector`` spends 300-700 microseconds a step around an environ
 together. This one steps arrays, writes into one preallocated TensorDict and yields that.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,11 +16,14 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.finite import require_finite
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.models.agent import ArrayPolicy
+from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
 from ppo_lightning.seeding import derive_seed
 
+End = tuple[slice, np.ndarray, int, np.ndarray]  # part, which of it ended, at which step, their last observations
 Precision = Callable[[], AbstractContextManager]
 KEYS_OF_ACTING = ("observation", "action", "action_log_prob", "state_value")
 
@@ -73,7 +77,10 @@ class RolloutCollector(BaseCollector):
         self._rows = slice(first_env, first_env + env.num_envs)
         self._total_envs = total_envs or env.num_envs
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
-        self._observation: np.ndarray | None = None
+        starts = itertools.accumulate([0] + [part.num_envs for part in env.parts])
+        self._part_rows = [slice(*pair) for pair in itertools.pairwise(starts)]
+        self._observations: list[np.ndarray | None] = [None] * len(env.parts)
+        self._evaluated = True  # whether the policy gave values and log-probabilities, too
         self._discounted = np.zeros(env.num_envs)  # rewards of the running episodes, for the scaler
         self._raw_rewards = np.zeros((num_steps, env.num_envs))
         self._episode = {name: np.zeros(env.num_envs) for name in ("episode_reward", "step_count")}
@@ -114,55 +121,84 @@ class RolloutCollector(BaseCollector):
     @torch.inference_mode()
     def rollout(self) -> TensorDictBase:
         """Collects one rollout [N, T]."""
-        env, policy, store, raw_rewards, ends = self.env, self.agent.array_policy(), self._store, self._raw_rewards, []
-        observations, actions, log_probs = store["observation"], store["action"], store["action_log_prob"]
-        names = ("reward", "terminated", "truncated", "done", "episode_done")
-        rewards, terminateds, truncateds, dones, overs = (store["next", name][..., 0] for name in names)
-        values, next_observations = store["state_value"][..., 0], store["next", "observation"]
+        env, store, raw_rewards = self.env, self._store, self._raw_rewards
+        observations, dones, overs = (store[key] for key in ("observation", ("next", "done"), ("next", "episode_done")))
+        dones, overs, next_observations = dones[..., 0], overs[..., 0], store["next", "observation"]
         noise: Sequence[np.ndarray | None] = [None] * self.num_steps
         if not self.deterministic:
             drawn = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows]
             noise = list(drawn.numpy())
-        normalizer, log_prob = self.agent.normalizer, None
+        policy, normalizer = self.agent.array_policy(), self.agent.normalizer
         # Copies: they become the model's when the whole rollout has been found to be finite.
         moments = None if normalizer is None else normalizer.arrays()
-
-        def seen(raw: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-            raw = raw if rows is None else raw[rows]
-            require_finite("observation", raw, before + t, self._rows.start, rows)
-            if normalizer is None or moments is None:
-                return raw
-            return normalizer.normalize_array(moments, raw, update=not self.deterministic)
-
-        t, before = 0, self._frames // env.num_envs  # steps of each environment
-        # detail 1
-        observation = seen(env.reset_arrays()) if self._observation is None else self._observation
-        for t in range(self.num_steps):
-            observations[t] = observation
-            action, log_prob, value = policy(observations[t], noise[t])
-            actions[t] = action
-            if log_prob is not None:
-                log_probs[t], values[t] = log_prob, value
-            raw, raw_rewards[t], terminated, truncated = env.step_arrays(action)
-            observation, done = seen(raw), np.logical_or(terminated, truncated, out=dones[t])
-            terminateds[t], truncateds[t], overs[t] = terminated, truncated, env.episodes_over(done)
-            if np.count_nonzero(done):  # which takes a third of the time of any()
-                ends.append((done, t, observation[done]))
-                observation[done] = seen(env.reset_arrays(done), rows=done)
-        require_finite("reward", raw_rewards.T, before, self._rows.start)
-        self._observation = observation
+        ends: list[End] = []
+        walks = [self._walk(part, policy, noise, moments, ends) for part in range(len(env.parts))]
+        for _ in itertools.zip_longest(*walks):
+            pass  # in turn: while one part steps in the background, the actions of the other are chosen
+        require_finite("reward", raw_rewards.T, self._frames // env.num_envs, self._rows.start)
         if normalizer is not None and moments is not None:
             normalizer.store(moments)
-        rewards[:] = self._scaled(env.learning_reward(raw_rewards), dones)
-        if log_prob is None:
+        store["next", "reward"][..., 0] = self._scaled(env.learning_reward(raw_rewards), dones)
+        if not self._evaluated:
             self._evaluate()
-        next_observations[:-1], next_observations[-1] = observations[1:], observation
-        for done, t, last_observation in ends:
-            next_observations[t, done] = last_observation
+        next_observations[:-1] = observations[1:]
+        for rows, observation in zip(self._part_rows, self._observations, strict=True):
+            next_observations[-1, rows] = observation
+        for rows, done, t, last_observation in ends:
+            next_observations[t, rows][done] = last_observation
         for name, steps in (("episode_reward", raw_rewards), ("step_count", np.ones_like(raw_rewards))):
             store["next", name][..., 0] = running_sum(steps, overs, self._episode[name])
         self._frames += self.requested_frames_per_batch
         return self._rollout
+
+    def _walk(
+        self,
+        part: int,
+        policy: ArrayPolicy,
+        noise: Sequence[np.ndarray | None],
+        moments: ArrayMoments | None,
+        ends: list[End],
+    ) -> Iterator[None]:
+        """Takes a part of the environments through a rollout; pauses at each step, when it has begun."""
+        env, rows, normalizer = self.env.parts[part], self._part_rows[part], self.agent.normalizer
+        keys = ("observation", "action", "action_log_prob", "state_value")
+        observations, actions, log_probs, values = (self._store[key][:, rows] for key in keys)
+        names = ("terminated", "truncated", "done", "episode_done")
+        terminateds, truncateds, dones, overs = (self._store["next", name][:, rows, 0] for name in names)
+        raw_rewards, first_env = self._raw_rewards[:, rows], self._rows.start + rows.start
+        t, before = 0, self._frames // self.env.num_envs  # steps of each environment
+
+        def seen(*raws: np.ndarray, rows: np.ndarray | None = None) -> Sequence[np.ndarray]:
+            for raw, its in zip(raws, (None, rows), strict=False):
+                require_finite("observation", raw, before + t, first_env, its)
+            if normalizer is None or moments is None:
+                return raws
+            return normalizer.normalize_arrays(moments, raws, update=not self.deterministic)
+
+        # detail 1
+        observation = self._observations[part]
+        if observation is None:
+            (observation,) = seen(env.reset_arrays())
+        for t in range(self.num_steps):
+            observations[t] = observation
+            its_noise = noise[t]
+            action, log_prob, value = policy(observations[t], None if its_noise is None else its_noise[rows])
+            env.send_arrays(action)
+            yield
+            actions[t] = action
+            if log_prob is not None:
+                log_probs[t], values[t, :, 0] = log_prob, value
+            raw, raw_rewards[t], terminated, truncated = env.recv_arrays()
+            done = np.logical_or(terminated, truncated, out=dones[t])
+            terminateds[t], truncateds[t], overs[t] = terminated, truncated, env.episodes_over(done)
+            if np.count_nonzero(done):  # which takes a third of the time of any()
+                raw = raw.copy()  # the reset may write into it
+                observation, fresh = seen(raw, env.reset_arrays(done)[done], rows=done)
+                ends.append((rows, done, t, observation[done]))
+                observation[done] = fresh
+            else:
+                (observation,) = seen(raw)
+        self._observations[part], self._evaluated = observation, log_prob is not None
 
     def _scaled(self, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
         if self.reward_scaler is None:
@@ -192,13 +228,33 @@ class RolloutCollector(BaseCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
         self._generator.manual_seed(derive_seed(seed, "noise"))
-        self._observation = None
+        self._observations = [None] * len(self.env.parts)
         for running in (self._discounted, *self._episode.values()):
             running[:] = 0
         return self.env.set_seed(seed, static_seed=static_seed)
 
+    def running(self) -> list[Row] | None:
+        """Returns what each environment's episode needs to go on, [N]; None where that cannot be known, or nothing runs."""
+        states = self.env.get_state()
+        if states is None or any(observation is None for observation in self._observations):
+            return None
+        observation: np.ndarray = np.concatenate(self._observations)  # type: ignore[arg-type]
+        sums = {"discounted": self._discounted, **self._episode}
+        return [
+            {"env": state, "observation": to_plain(observation[i]), **{name: float(its[i]) for name, its in sums.items()}}
+            for i, state in enumerate(states)
+        ]
+
+    def resume(self, rows: list[Row]) -> None:
+        """Goes on with the episodes that :meth:`running` returned."""
+        self.env.set_state([row["env"] for row in rows])
+        observation = np.stack([from_plain(row["observation"]) for row in rows])
+        self._observations = [observation[part] for part in self._part_rows]
+        for name, sums in {"discounted": self._discounted, **self._episode}.items():
+            sums[:] = [row[name] for row in rows]
+
     def state_dict(self) -> OrderedDict:
-        """The rollouts collected so far and the state of the action noise; a resumed run starts with fresh episodes."""
+        """The rollouts collected so far and the state of the action noise; :meth:`running` has the episodes."""
         rollouts = self._frames // self.requested_frames_per_batch  # unlike frames, the same on any number of ranks
         return OrderedDict(rollouts=rollouts, generator=self._generator.get_state())
 

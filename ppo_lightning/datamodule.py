@@ -13,8 +13,12 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import TensorSpec
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
+from ppo_lightning import ranks
+from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.envs import make_env
+from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
 from ppo_lightning.envs.make import Backend
+from ppo_lightning.envs.state import to_columns, to_rows
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.evaluation import EvaluationLoader
 from ppo_lightning.make_collector import make_collector
@@ -41,6 +45,9 @@ class RolloutDataModule(L.LightningDataModule):
         transforms: TorchRL transforms to apply; collection then goes through TorchRL's own, slower collector.
         eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch size [N] plays N.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
+        local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows with the ranks.
+        double_buffer: With EnvPool, step one half of the environments while actions are chosen for the other. The agent that
+            acts is the same; its running statistics of the observations, if any, see one half after the other.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -57,33 +64,50 @@ class RolloutDataModule(L.LightningDataModule):
         transforms: list[Transform] | None = None,
         eval_episodes: int = 10,
         predict_observations: str | None = None,
+        local_num_envs: int | None = None,
+        double_buffer: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in (("num_envs", num_envs), ("num_steps", num_steps), ("eval_episodes", eval_episodes)):
-            if value < 1:
+        numbers = {
+            "num_envs": num_envs,
+            "num_steps": num_steps,
+            "eval_episodes": eval_episodes,
+            "local_num_envs": local_num_envs,
+        }
+        for name, value in numbers.items():
+            if value is not None and value < 1:
                 raise ConfigError(f"data.{name} is {value}: it must be at least 1.")
-        if total_timesteps < num_envs * num_steps:
-            raise ConfigError(
-                f"data.total_timesteps is {total_timesteps}, less than one rollout of num_envs * num_steps ="
-                f" {num_envs * num_steps}: raise it, or shorten the rollout."
-            )
+        if double_buffer and (backend != "envpool" or transforms):
+            raise ConfigError("data.double_buffer needs data.backend envpool, and no data.transforms: leave it off.")
         self.save_hyperparameters()
         # Objects have no place in a checkpoint; given through the command line they are plain data already.
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         self.env_id = _imported(env_id) if isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id) else env_id
         self.backend, self.env_kwargs, self.transforms = backend, env_kwargs or {}, transforms
-        self.num_envs, self.num_steps, self.eval_episodes = num_envs, num_steps, eval_episodes
+        self.num_steps, self.eval_episodes, self.total_timesteps = num_steps, eval_episodes, total_timesteps
+        self.local_num_envs, self.double_buffer = local_num_envs, double_buffer
         self.predict_observations = predict_observations
-        self.frames_per_rollout = num_envs * num_steps  # of all ranks
-        self.num_rollouts = total_timesteps // self.frames_per_rollout
+        self._count(num_envs if local_num_envs is None else local_num_envs)
         self.seed = 1
         self.collector: BaseCollector | None = None
         self._env: EnvBase | None = None
+        self._running: dict[str, Any] | None = None  # episodes of a run that this one goes on with
+
+    def _count(self, num_envs: int) -> None:
+        self.num_envs, self.frames_per_rollout = num_envs, num_envs * self.num_steps  # of all ranks
+        self.num_rollouts = self.total_timesteps // self.frames_per_rollout
+        if not self.num_rollouts:
+            raise ConfigError(
+                f"data.total_timesteps is {self.total_timesteps}, less than one rollout of num_envs * num_steps ="
+                f" {self.frames_per_rollout}: raise it, or shorten the rollout."
+            )
 
     def setup(self, stage: str) -> None:
         """Takes rank 0's seed for all ranks: each draws what all need and keeps its own part."""
         self._close()  # what a run that was interrupted left
         assert self.trainer is not None
+        if self.local_num_envs is not None:
+            self._count(self.local_num_envs * self.trainer.world_size)
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
     def _make(self, num_envs: int, first_env: int, stream: Stream) -> EnvBase:
@@ -109,7 +133,10 @@ class RolloutDataModule(L.LightningDataModule):
             if self.num_envs % world_size:
                 raise ConfigError(f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks.")
             local = self.num_envs // world_size
-            self._env = self._make(local, first_env=rank * local, stream="train")
+            if self.double_buffer:
+                self._env = DoubleBufferedEnv(lambda count, first: self._make(count, first, "train"), local, rank * local)
+            else:
+                self._env = self._make(local, first_env=rank * local, stream="train")
         return self._env
 
     @property
@@ -145,7 +172,31 @@ class RolloutDataModule(L.LightningDataModule):
             total_envs=self.num_envs,
             precision=self.trainer.precision_plugin.forward_context,
         )
+        if self.trainer.ckpt_path is not None:
+            self._go_on()
         return self.collector
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the running episodes of the environments of all ranks, which all call it together, if they can go on."""
+        rows = self.collector.running() if isinstance(self.collector, RolloutCollector) else None
+        rows = ranks.chain(rows or [])
+        return {"running": to_columns(rows) if rows else None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps the episodes for the collector, which does not exist yet."""
+        self._running = state_dict["running"]
+
+    def _go_on(self) -> None:
+        assert self.trainer is not None
+        rows, self._running = [] if self._running is None else to_rows(self._running), None
+        if isinstance(self.collector, RolloutCollector) and len(rows) == self.num_envs:
+            first = self.trainer.global_rank * self.collector.env.num_envs
+            self.collector.resume(rows[first : first + self.collector.env.num_envs])
+            said = "each environment goes on with its episode, to the bit."
+        else:
+            said = "the environments start fresh episodes, because the checkpoint does not hold the running ones."
+        if self.trainer.is_global_zero:
+            print(f"Resumed from {self.trainer.ckpt_path}: {said}")
 
     def val_dataloader(self) -> EvaluationLoader:
         """Returns a loader of one batch: ``eval_episodes`` whole episodes in fresh environments."""

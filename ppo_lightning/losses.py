@@ -44,10 +44,16 @@ def gae(
     return advantage, advantage + value
 
 
-def normalize(advantage: Tensor) -> Tensor:
-    """Shifts and scales the advantages of minibatches [..., B] to mean 0 and (unbiased) standard deviation 1."""
+def normalize(advantage: Tensor, of: Tensor | None = None) -> Tensor:
+    """Shifts and scales the advantages of minibatches.
+
+    Args:
+        advantage: [..., B].
+        of: Those whose mean shall be 0 and whose (unbiased) standard deviation shall be 1, [..., M]: where ranks share a
+            minibatch those of all; None: the same.
+    """
     # detail 7
-    std, mean = torch.std_mean(advantage, dim=-1, keepdim=True)
+    std, mean = torch.std_mean(advantage if of is None else of, dim=-1, keepdim=True)
     return (advantage - mean) / (std + 1e-8)
 
 

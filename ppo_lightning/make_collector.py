@@ -42,12 +42,13 @@ def make_collector(
         deterministic: Always take the most probable action, and leave the agent's statistics as they are.
         reward_scaler: Scales the rewards; None: they are stored as they are.
         seed: The run's seed; the action noise derives its own.
-        first_env: As for :class:`RolloutCollector`; through TorchRL's collector each rank draws its own noise.
+        first_env: As for :class:`RolloutCollector`.
         total_envs: As for :class:`RolloutCollector`.
         precision: As for :class:`RolloutCollector`.
 
     Raises:
-        ConfigError: An Atari game has transforms.
+        ConfigError: An Atari game has transforms; or an agent with running statistics would share them with other ranks through
+            TorchRL's collector.
     """
     if isinstance(env, BatchedEnv):
         return RolloutCollector(
@@ -59,6 +60,12 @@ def make_collector(
             "data.transforms do not work with Atari games, whose lives and rewards TorchRL's collector would take wrongly:"
             " leave them out; the preprocessing stands in data.env_kwargs."
         )
+    num_envs = env.batch_size[0]
+    if agent.normalizer is not None and num_envs < (total_envs or 0):
+        raise ConfigError(
+            "model.agent.norm_obs works on several ranks with environments that are named by their id, without data.transforms:"
+            " elsewhere a rank cannot know when the others reset theirs."
+        )
     transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), EpisodeDone(), RewardSum(), StepCounter()]
     if agent.normalizer is not None:
         transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
@@ -66,13 +73,16 @@ def make_collector(
         transforms.append(ScaleReward(reward_scaler))
     if isinstance(spec := env.action_spec_unbatched, Bounded) and spec.dtype.is_floating_point:
         transforms.append(ClipAction(spec.space.low, spec.space.high))
-    frames = env.batch_size[0] * num_steps
+    frames = num_envs * num_steps
     device = agent.critic.weight.device
-    generator = torch.Generator().manual_seed(derive_seed(seed, "noise", first_env))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
+
+    def draw() -> torch.Tensor:
+        return agent.noise((total_envs or num_envs,), generator)[first_env : first_env + num_envs]
 
     def policy(tensordict: TensorDictBase) -> TensorDictBase:
         with precision():
-            return agent.act_on(tensordict, tensordict["observation"], generator)
+            return agent.act_on(tensordict, tensordict["observation"], draw)
 
     return Collector(
         TransformedEnv(env, Compose(*transforms)),

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 
-from ppo_lightning import losses
+from ppo_lightning import losses, ranks
 from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
 from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, compile_anew, equal_parts, mean_of
@@ -154,7 +154,9 @@ class PPO(AgentModule):
         # All of an epoch at once; step by step, as the collector stores it.
         epoch = {key: rollout[key].transpose(0, 1).flatten(0, 1).index_select(0, order) for key in keys}
         if self.hparams.norm_adv:
-            epoch["advantage"] = losses.normalize(epoch["advantage"].view(count, -1)).view(-1, 1)
+            advantage = epoch["advantage"].view(count, -1)
+            of_all_ranks = ranks.gather(advantage).transpose(0, 1).flatten(1)  # [count, B of all]
+            epoch["advantage"] = losses.normalize(advantage, of_all_ranks).view(-1, 1)
         for parts in zip(*(tensor.chunk(count) for tensor in epoch.values()), strict=True):
             yield dict(zip(keys, parts, strict=True))
 
@@ -211,7 +213,7 @@ class PPO(AgentModule):
         # detail A3
         if self.hparams.target_kl is None:
             return False
-        return bool(self.trainer.strategy.reduce(approx_kl, reduce_op="mean") > self.hparams.target_kl)
+        return bool(ranks.gather(approx_kl).mean() > self.hparams.target_kl)
 
     def configure_optimizers(self) -> Any:
         """Returns Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
@@ -268,12 +270,13 @@ class PPO(AgentModule):
         """
         following = rollout["next"]
         done = following["episode_done"]
-        returns, lengths = following["episode_reward"][done], following["step_count"][done]
+        returns, lengths = (ranks.concatenate(following[key][done]) for key in ("episode_reward", "step_count"))
         self.episode_returns.extend(returns.tolist())
         self.env_steps += self.data.frames_per_rollout
         # detail 12
         values: dict[str, Any] = {f"losses/{key}": value for key, value in mean_of(metrics).items()}
-        values["losses/explained_variance"] = losses.explained_variance(rollout["state_value"], rollout["value_target"])
+        pairs = ranks.gather(torch.stack([rollout["state_value"], rollout["value_target"]]))  # [W, 2, N, T, 1]
+        values["losses/explained_variance"] = losses.explained_variance(pairs[:, 0], pairs[:, 1])
         if len(returns):
             values["charts/episodic_return"], values["charts/episodic_length"] = returns.mean(), lengths.float().mean()
         values["charts/learning_rate"] = self.schedule.get_last_lr()[0]

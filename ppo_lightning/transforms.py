@@ -83,8 +83,8 @@ class NormalizeObservation(Transform):
         (normalizer,) = self._shared
         moments, raw = normalizer.arrays(), observation.numpy(force=True)
         if self._update and rows is not None:
-            normalizer.normalize_array(moments, raw[rows.numpy(force=True)], update=True)
-        normalized = normalizer.normalize_array(moments, raw, update=self._update and rows is None)
+            moments.update(raw[rows.numpy(force=True)])
+        (normalized,) = normalizer.normalize_arrays(moments, [raw], update=self._update and rows is None)
         if self._update:
             normalizer.store(moments)
         return torch.from_numpy(normalized.astype(np.float32)).to(observation.device)

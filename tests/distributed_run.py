@@ -1,12 +1,16 @@
 """A short data parallel run; every rank saves what it ended with. Started by test_distributed.py."""
 
+import functools
 import json
 import sys
+import types
 
 import lightning as L
 import torch
 
 import ppo_lightning
+from ppo_lightning import losses
+from ppo_lightning.models import normalizers
 
 options = json.loads(sys.argv[1])
 
@@ -18,7 +22,12 @@ class Run(ppo_lightning.PPO):
 
     def training_step(self, rollout, batch_idx):
         self.last_observation = rollout["observation"].clone()
-        return super().training_step(rollout, batch_idx)
+        if batch_idx == 1:
+            self.first = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
+        if batch_idx == 1 and options["spoil"] == self.global_rank:
+            with torch.no_grad():
+                self.agent.critic.bias += 1e-6
+        super().training_step(rollout, batch_idx)
 
     def update(self, minibatch):
         metrics = super().update(minibatch)
@@ -27,19 +36,41 @@ class Run(ppo_lightning.PPO):
         return metrics
 
 
+def make_local(what):
+    """Undoes one of the exchanges between ranks."""
+    if what == "seeds":
+        make = ppo_lightning.RolloutDataModule._make
+        ppo_lightning.RolloutDataModule._make = lambda self, num_envs, first_env, stream: make(self, num_envs, 0, stream)
+    if what == "statistics":
+        normalizers.ranks = types.SimpleNamespace(world_size=lambda: 1, gather_array=lambda array: array[None])
+    if what == "advantages":
+        normalize = losses.normalize
+        losses.normalize = lambda advantage, of: normalize(advantage)
+    if what == "kl":
+        Run.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     L.seed_everything(1)
-    module = Run(**options["model"], learning_rate=1e-3)
+    make_local(options["local"])
+    ppo_lightning.base.CHECK_RANKS_EVERY = options["check_every"]
+    agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
+    module = Run(**{"learning_rate": 1e-3} | options["model"], agent=agent)
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", devices=options["devices"], strategy="ddp" if options["devices"] > 1 else "auto",
         logger=False, enable_checkpointing=False, enable_progress_bar=False, limit_val_batches=0,
-        default_root_dir=options["folder"],
+        enable_model_summary=False, default_root_dir=options["folder"],
     )  # fmt: skip
-    trainer.fit(module, ppo_lightning.RolloutDataModule(num_envs=4, num_steps=16, total_timesteps=4 * 16 * 3))
+    data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
+    trainer.fit(module, ppo_lightning.RolloutDataModule(**data))
     result = {
         "weights": torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach(),
+        "statistics": dict(module.named_buffers()),
+        "metrics": {k: v.item() for k, v in trainer.callback_metrics.items() if k != "charts/SPS"},
+        "returns": list(module.episode_returns),
         "initial": module.initial,
+        "first": module.first,
         "observation": module.last_observation,
         "env_steps": module.env_steps,
         "global_step": trainer.global_step,

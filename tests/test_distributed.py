@@ -1,4 +1,4 @@
-"""Data parallel training in real processes (gloo)."""
+"""Data parallel training in real processes (gloo): N ranks do what one rank with all the environments does."""
 
 import contextlib
 import json
@@ -11,41 +11,113 @@ from pathlib import Path
 import pytest
 import torch
 
+from ppo_lightning import ConfigError, RolloutDataModule
+
 SCRIPT = Path(__file__).parent / "distributed_run.py"
+DEFAULTS = {
+    "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
+}  # fmt: skip
+# Every statistic there is, and environments that end soon and not together.
+HOPPER = {
+    "data": {"env_id": "Hopper-v5"}, "agent": {"norm_obs": True}, "model": {"norm_reward": True, "target_kl": 0.01},
+}  # fmt: skip
 
 
-def run(folder, devices, model=None, kl_of_ranks=None):
-    """Trains in `devices` processes; returns what each rank ended with."""
-    options = {"folder": str(folder), "devices": devices, "model": model or {}, "kl_of_ranks": kl_of_ranks}
+def start(folder, devices, **options):
+    """Starts a run in `devices` processes."""
     folder.mkdir()
+    settings = DEFAULTS | {"folder": str(folder), "devices": devices} | options
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
-    process = subprocess.Popen([sys.executable, str(SCRIPT), json.dumps(options)], env=env, start_new_session=True)
+    command = [sys.executable, str(SCRIPT), json.dumps(settings)]
+    return subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process, timeout=120):
+    """Returns the exit code and what was printed as errors; the other ranks are killed, too, if one of them hangs."""
     try:
-        assert process.wait(timeout=120) == 0
+        _, errors = process.communicate(timeout=timeout)
+        return process.returncode, errors
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the other ranks too, if one of them hangs
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(folder, devices, **options):
+    """Trains in `devices` processes; returns what each rank ended with."""
+    code, errors = finish(start(folder, devices, **options))
+    assert code == 0, errors
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(devices)]
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """One rank with all the environments, after three iterations."""
+    (result,) = run(tmp_path_factory.mktemp("one") / "run", 1, **HOPPER)
+    assert (result["weights"] - result["initial"]).abs().max() > 1e-3
+    assert len(result["returns"]) > 2, "or nothing was reset"
+    return result
+
+
+def difference(ranks, one, when="weights"):
+    """The largest difference between the weights of several ranks and of one, in proportion to how far the one has learnt."""
+    return ((ranks[0][when] - one[when]).abs().max() / (one[when] - one["initial"]).abs().max()).item()
+
+
 @pytest.mark.detail("A2")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_two_ranks_do_what_one_rank_with_all_environments_does(tmp_path, compiled):
-    """Each rank has its own environments and noise; averaging the gradients gives the whole batch's."""
-    model = {"norm_adv": False}  # its statistics are still each rank's own
-    (one,), two = run(tmp_path / "one", 1, model), run(tmp_path / "two", 2, model | {"compile": compiled})
-    assert torch.equal(two[0]["weights"], two[1]["weights"])
-    assert not torch.equal(two[0]["observation"], two[1]["observation"])
-    torch.testing.assert_close(torch.cat([rank["observation"] for rank in two]), one["observation"])
-    torch.testing.assert_close(two[0]["weights"], one["weights"], atol=2e-5, rtol=1e-4)
-    assert (one["weights"] - one["initial"]).abs().max() > 1e-3
-    assert two[0]["env_steps"] == one["env_steps"] == 4 * 16 * 3
+@pytest.mark.parametrize(("devices", "compiled"), [(2, False), (2, True), (4, False)])
+def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, devices, compiled):
+    several = run(tmp_path / "several", devices, **HOPPER | {"model": HOPPER["model"] | {"compile": compiled}})
+    assert difference(several, one, "first") < 0.001
+    assert difference(several, one) < 0.01
+    for rank in several:
+        assert torch.equal(rank["weights"], several[0]["weights"])
+        assert rank["env_steps"] == one["env_steps"] == 4 * 16 * 3
+        assert rank["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-4)
+        assert rank["returns"] == pytest.approx(one["returns"], rel=1e-4)
+        for name, value in one["statistics"].items():
+            assert torch.equal(rank["statistics"][name], several[0]["statistics"][name]), name
+            torch.testing.assert_close(rank["statistics"][name], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("what", ["seeds", "statistics", "advantages"])
+def test_that_is_not_so_when_something_is_local_again(tmp_path, one, what):
+    two = run(tmp_path / "two", 2, **HOPPER, local=what)
+    assert difference(two, one) > 0.1
 
 
 @pytest.mark.detail("A3")
 @pytest.mark.parametrize(("target_kl", "epochs"), [(0.4, 1), (0.6, 4)])
 def test_ranks_agree_on_the_early_stop(tmp_path, target_kl, epochs):
     """Only rank 1 is far from its old policy: the mean, 0.5, decides for both, and neither waits for the other."""
-    ranks = run(tmp_path / "run", 2, {"target_kl": target_kl}, kl_of_ranks=[0.0, 1.0])
+    ranks = run(tmp_path / "run", 2, model={"target_kl": target_kl}, kl_of_ranks=[0.0, 1.0])
     assert [rank["global_step"] for rank in ranks] == [3 * epochs * 4] * 2
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+
+
+def test_a_local_early_stop_would_not_end_well(tmp_path):
+    process = start(tmp_path / "run", 2, model={"target_kl": 0.5}, kl_of_ranks=[0.0, 1.0], local="kl")
+    try:
+        code, _ = finish(process, timeout=30)
+    except subprocess.TimeoutExpired:
+        code = "hangs"
+    assert code != 0
+
+
+def test_ranks_that_part_are_stopped(tmp_path):
+    code, errors = finish(start(tmp_path / "run", 2, spoil=1, check_every=1, rollouts=4))
+    assert code != 0
+    assert "agent.critic.bias of rank 1 is not the one of rank 0 after 128 steps" in errors
+
+
+def test_the_arithmetic_of_ranks(tmp_path):
+    """CleanRL's multi-GPU example: 2 ranks with 4 environments each are a batch of 8 x 128, in minibatches of 256."""
+    ranks = run(tmp_path / "run", 2, data={"local_num_envs": 4, "num_steps": 128, "total_timesteps": 2048})
+    assert [rank["env_steps"] for rank in ranks] == [2048] * 2
+    assert [rank["global_step"] for rank in ranks] == [2 * 4 * 4] * 2
+    assert ranks[0]["observation"].shape == (4, 128, 4)
+
+
+def test_too_short_a_run_for_the_ranks_is_refused():
+    with pytest.raises(ConfigError, match=r"data.total_timesteps is 100, less than one rollout"):
+        RolloutDataModule(local_num_envs=4, num_steps=128, total_timesteps=100)

@@ -4,9 +4,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.wrappers import AtariPreprocessing
 
 from ppo_lightning.envs.atari import AtariEnv
+from ppo_lightning.envs.state import set_wrapper_attributes, wrapper_attributes
 from ppo_lightning.errors import import_extra
 
 
@@ -49,8 +51,12 @@ class EnvPoolAtari(AtariEnv):
         frames, _, _, _, info = self.envs.step(np.zeros(len(rows), np.int32), rows.astype(np.int32))
         return frames[np.argsort(info["env_id"])]
 
+    def _begin(self, action: np.ndarray) -> None:
+        """See :meth:`BatchedEnv._begin`."""
+        self.envs.send(action.astype(np.int32))
+
     def _step_games(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        frames, reward, _, truncated, info = self.envs.step(action.astype(np.int32))
+        frames, reward, _, truncated, info = self.envs.recv()
         return frames, reward, info["terminated"].astype(bool), truncated, info["lives"]
 
 
@@ -148,6 +154,33 @@ class GymnasiumAtari(AtariEnv):
         """See :meth:`BatchedEnv.render`: the screen as the console draws it."""
         game: Any = self.envs[0].unwrapped
         return game.ale.getScreenRGB()
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """See :meth:`BatchedEnv.get_state`: the emulator's own state, and what is around it."""
+        assert self.episode_done is not None
+        return [
+            {
+                "ale": torch.frombuffer(
+                    bytearray(game.unwrapped.ale.cloneState(include_rng=True).serialize()), dtype=torch.uint8
+                ),
+                "stack": torch.from_numpy(self._stack[i].copy()),
+                "counts": torch.tensor([self._lives[i], self._frames_played[i], self.episode_done[i]]),
+                "wrappers": wrapper_attributes(game),
+            }
+            for i, game in enumerate(self.envs)
+        ]
+
+    def set_state(self, states: list[dict[str, Any]]) -> None:
+        """See :meth:`BatchedEnv.set_state`."""
+        assert self.episode_done is not None
+        self._seeds_to_use, ale_py = None, import_extra("ale_py", extra="atari")
+        for i, (game, saved) in enumerate(zip(self.envs, states, strict=True)):
+            game.reset()
+            emulator: Any = game.unwrapped
+            emulator.ale.restoreState(ale_py.ALEState(saved["ale"].numpy().tobytes()))
+            self._stack[i] = saved["stack"].numpy()
+            self._lives[i], self._frames_played[i], self.episode_done[i] = saved["counts"].tolist()
+            set_wrapper_attributes(game, saved["wrappers"])
 
     def _frame(self, game: Any) -> np.ndarray:
         """Returns the present screen, [C, H, W]."""

@@ -34,6 +34,8 @@ class BatchedEnv(EnvBase):
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
+        self.spaces = observation_space, action_space
+        self.parts: list[BatchedEnv] = [self]  # which a collector steps in turn, one while it acts for the other
         self.is_closed = False  # TorchRL says so at its own first reset only, and a closed environment is not closed again
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
@@ -69,11 +71,21 @@ class BatchedEnv(EnvBase):
             Observation [N, ...] (the real last one where an episode ended), reward [N], terminated [N] and
             truncated [N]; valid until the next call. An environment that finished must be reset before the next step.
         """
+        self.send_arrays(action)
+        return self.recv_arrays()
+
+    def send_arrays(self, action: np.ndarray) -> None:
+        """Begins what :meth:`step_arrays` does, and :meth:`recv_arrays` ends."""
         if self._bounds is not None:
             low, high = self._bounds
             # detail 27
             action = np.minimum(np.maximum(action, low), high)
-        return self._step_arrays(action)
+        self._action = action
+        self._begin(action)
+
+    def recv_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Returns what :meth:`step_arrays` does, for the actions that were sent."""
+        return self._step_arrays(self._action)
 
     def episodes_over(self, done: np.ndarray) -> np.ndarray:
         """Returns whose episode ended with the last step, [N], of those that are ``done`` [N]."""
@@ -86,6 +98,9 @@ class BatchedEnv(EnvBase):
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
         """Returns what the agent learns from, for the rewards [N] of a step; returns of episodes are of ``reward``."""
         return reward
+
+    def _begin(self, action: np.ndarray) -> None:
+        """Lets the environments start in the background, if they can; :meth:`_step_arrays` then waits for them."""
 
     @abstractmethod
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -122,6 +137,14 @@ class BatchedEnv(EnvBase):
     @abstractmethod
     def reseed(self, seeds: list[int]) -> None:
         """Makes the next full reset start from these seeds, one an environment."""
+
+    def get_state(self) -> list[dict[str, Any]] | None:
+        """Returns what each environment needs to go on with its episode, [N], in tensors and plain types; None: it cannot."""
+        return None
+
+    def set_state(self, states: list[dict[str, Any]]) -> None:
+        """Takes back what :meth:`get_state` returned, in the place of a first reset."""
+        raise NotImplementedError
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environments and stops their threads."""

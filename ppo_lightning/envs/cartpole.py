@@ -4,6 +4,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.utils.seeding import np_random
 
 from ppo_lightning.envs.batched import BatchedEnv
@@ -51,3 +52,16 @@ class CartPoleEnv(BatchedEnv):
         """See :meth:`BatchedEnv._step_arrays`."""
         self.envs.prev_done[:] = False  # what it would reset
         return self.envs.step(action)[:4]
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """See :meth:`BatchedEnv.get_state`."""
+        return [
+            {"state": torch.from_numpy(self.envs.state[:, i].copy()), "steps": int(self.envs.steps[i]), "random": its}
+            for i, its in enumerate(generator.bit_generator.state for generator in self._generators)
+        ]
+
+    def set_state(self, states: list[dict[str, Any]]) -> None:
+        """See :meth:`BatchedEnv.set_state`."""
+        for i, saved in enumerate(states):
+            self.envs.state[:, i], self.envs.steps[i] = saved["state"].numpy(), saved["steps"]
+            self._generators[i].bit_generator.state = saved["random"]

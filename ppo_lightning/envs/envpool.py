@@ -65,9 +65,13 @@ class EnvPoolEnv(BatchedEnv):
         self._observation[info["env_id"]] = self._flat(fresh)
         return self._observation
 
+    def _begin(self, action: np.ndarray) -> None:
+        """See :meth:`BatchedEnv._begin`."""
+        self.envs.send(action.astype(self._action_dtype, copy=False))
+
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv._step_arrays`."""
-        observation, reward, terminated, truncated, info = self.envs.step(action.astype(self._action_dtype, copy=False))
+        observation, reward, terminated, truncated, info = self.envs.recv()
         self._observation = self._flat(observation)
         if self._limit is not None:  # some of EnvPool's environments (Catch) take a limit and ignore it
             truncated = truncated | (info["elapsed_step"] >= self._limit)

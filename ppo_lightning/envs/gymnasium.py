@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation
 
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.state import Row, restore, state_of
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 
@@ -68,6 +69,17 @@ class GymnasiumEnv(BatchedEnv):
         for i, row in enumerate(observation):
             self._observation[i] = row
         return self._observation, np.array(reward, np.float64), np.array(terminated, bool), np.array(truncated, bool)
+
+    def get_state(self) -> list[Row] | None:
+        """See :meth:`BatchedEnv.get_state`: of classic control and MuJoCo."""
+        states = [state_of(env) for env in self.envs]
+        return None if None in states else states  # type: ignore[return-value]
+
+    def set_state(self, states: list[Row]) -> None:
+        """See :meth:`BatchedEnv.set_state`."""
+        self._seeds_to_use = None
+        for env, state in zip(self.envs, states, strict=True):
+            restore(env, state)
 
     def render(self) -> np.ndarray | None:
         """See :meth:`BatchedEnv.render`; it needs ``render_mode="rgb_array"``."""

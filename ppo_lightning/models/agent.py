@@ -1,5 +1,6 @@
 """The agent: what acts in the environment and what the losses differentiate."""
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -140,13 +141,17 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     def forward(self, tensordict: TensorDictBase, generator: torch.Generator | None = None) -> TensorDictBase:
         """Acts on a TensorDict of any batch size; deterministically under ``ExplorationType.DETERMINISTIC``."""
-        return self.act_on(tensordict, self.normalize(tensordict["observation"]), generator)
+        draw = functools.partial(self.noise, (tensordict.numel(),), generator)
+        return self.act_on(tensordict, self.normalize(tensordict["observation"]), draw)
 
-    def act_on(self, tensordict: TensorDictBase, observation: Tensor, generator: torch.Generator | None) -> TensorDictBase:
-        """Acts on normalised observations [*batch, ...] and writes the result into a TensorDict of that batch size."""
+    def act_on(self, tensordict: TensorDictBase, observation: Tensor, draw: Callable[[], Tensor]) -> TensorDictBase:
+        """Acts on normalised observations [*batch, ...] and writes the result into a TensorDict of that batch size.
+
+        Noise for all of the batch comes from ``draw``, if there is any.
+        """
         observation = observation.reshape(-1, *observation.shape[tensordict.ndim :])
         deterministic = exploration_type() == ExplorationType.DETERMINISTIC
-        noise = None if deterministic else self.noise((len(observation),), generator).to(observation.device)
+        noise = None if deterministic else draw().to(observation.device)
         action, log_prob, value = (out.reshape(tensordict.shape + out.shape[1:]) for out in self.act(observation, noise))
         tensordict["action"], tensordict["action_log_prob"] = action, log_prob
         tensordict["state_value"] = value.unsqueeze(-1)

@@ -5,12 +5,16 @@ Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979). Unlike
 pseudo-observations are mixed in: after one batch they are the moments of that batch.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ppo_lightning import ranks
+
+Summary = tuple[float, np.ndarray, np.ndarray | float]  # size, mean, sum of squared deviations
 EPSILON = 1e-8  # added to a variance before its root is taken
 
 
@@ -63,24 +67,27 @@ class ArrayMoments:
 
     def update(self, batch: np.ndarray) -> None:
         """Merges a batch [B, ...]."""
-        size, before = len(batch), self.count
+        self.merge(*summary(batch))
+
+    def merge(self, size: float, mean: np.ndarray, m2: np.ndarray | float) -> None:
+        """Merges a batch by its size, mean and sum of squared deviations."""
+        before = self.count
         self.count = before + size
-        batch_mean = batch[0] if size == 1 else np.add.reduce(batch, axis=0, dtype=np.float64) / size
-        delta = batch_mean - self.mean
+        delta = mean - self.mean
         self.mean = self.mean + delta * (size / self.count)
-        self.m2 = self.m2 + delta * delta * (before * size / self.count)
-        if size > 1:
-            deviation = batch - batch_mean
-            self.m2 += np.add.reduce(deviation * deviation, axis=0)
+        self.m2 = self.m2 + delta * delta * (before * size / self.count) + m2
 
     def update_each(self, batches: np.ndarray) -> np.ndarray:
-        """Merges batches of scalars [T, B], one after the other; returns the standard deviation after each, [T]."""
-        size = batches.shape[1]
+        """Merges batches of scalars [T, B] of all ranks, one after the other; returns the std after each, [T]."""
         means = batches.mean(axis=1)
+        own = np.stack([means, np.square(batches - means[:, None]).sum(axis=1)])
+        of_ranks = ranks.gather_array(own)  # [W, 2, T]
+        size, means = batches.shape[1] * len(of_ranks), of_ranks[:, 0].mean(axis=0)
+        between = batches.shape[1] * np.square(of_ranks[:, 0] - means).sum(axis=0)
         counts = self.count + size * np.arange(1, len(batches) + 1)
         mean_after = (self.mean * self.count + size * np.cumsum(means)) / counts
         delta = means - np.concatenate([[self.mean], mean_after[:-1]])
-        steps = np.square(batches - means[:, None]).sum(axis=1) + delta * delta * ((counts - size) * size / counts)
+        steps = of_ranks[:, 1].sum(axis=0) + between + delta * delta * ((counts - size) * size / counts)
         m2 = self.m2 + np.cumsum(steps)
         self.count, self.mean, self.m2 = counts[-1], mean_after[-1], m2[-1]
         return np.sqrt(m2 / counts + EPSILON)
@@ -89,6 +96,33 @@ class ArrayMoments:
     def std(self) -> np.ndarray:
         """The standard deviation, with epsilon; 1 before any data."""
         return np.sqrt(self.m2 / self.count + EPSILON) if self.count else np.ones_like(self.m2)
+
+
+def summary(batch: np.ndarray) -> Summary:
+    """Returns size, mean and sum of squared deviations of a batch [B, ...] over its rows."""
+    size = len(batch)
+    if size == 1:
+        return 1, batch[0], 0.0
+    mean = np.add.reduce(batch, axis=0, dtype=np.float64) / size
+    deviation = batch - mean
+    return size, mean, np.add.reduce(deviation * deviation, axis=0)
+
+
+def summaries_of_ranks(batches: Sequence[np.ndarray]) -> list[list[Summary]]:
+    """Returns the summaries of a step's observations, and of those after the resets, of every rank that has any.
+
+    Args:
+        batches: This rank's, one or two; a rank without resets waits for those of the others all the same.
+    """
+    shape = batches[0].shape[1:]
+    flat = np.zeros((2, 1 + 2 * int(np.prod(shape))))
+    for row, batch in zip(flat, batches, strict=False):
+        size, mean, m2 = summary(batch)
+        row[0], row[1:] = size, np.stack([mean, np.broadcast_to(m2, shape)]).ravel()
+    return [
+        [(row[0], *row[1:].reshape(2, *shape)) for row in of_ranks if row[0]]
+        for of_ranks in ranks.gather_array(flat).swapaxes(0, 1)
+    ]
 
 
 class ObservationNormalizer(Moments):
@@ -107,23 +141,34 @@ class ObservationNormalizer(Moments):
         """Normalises raw observations [B, ...] by the present statistics, to float32."""
         return ((observation.double() - self.mean) / self.std).clamp(-self.clip, self.clip).float()
 
-    def normalize_array(self, moments: ArrayMoments, observation: np.ndarray, update: bool) -> np.ndarray:
+    def normalize_arrays(self, moments: ArrayMoments, batches: Sequence[np.ndarray], update: bool) -> list[np.ndarray]:
         """Does what :meth:`forward` does, with the collector's own copy of the statistics.
 
         Args:
             moments: From :meth:`arrays`.
-            observation: Raw, [B, ...].
-            update: Merge the observations into ``moments`` first, as CleanRL's wrappers do at each step.
+            batches: Raw observations, each [B, ...]: those of a step, and perhaps those that follow resets.
+            update: Merge each batch into ``moments`` before it is normalised, as CleanRL's wrappers do at each step; on
+                several ranks those of all, which all call this together.
 
         Returns:
-            [B, ...] float64.
+            [B, ...] float64, of each batch.
         """
         # detail 28
-        if update:
-            moments.update(observation)
-        normalized = (observation - moments.mean) / moments.std
-        # detail 29
-        return np.minimum(np.maximum(normalized, -self.clip), self.clip)
+        if not update:
+            merges: list[list[Summary]] = [[] for _ in batches]
+        elif ranks.world_size() == 1:
+            merges = [[summary(batch)] for batch in batches]
+        else:
+            merges = summaries_of_ranks(batches)
+        normalized = []
+        for i, summaries in enumerate(merges):
+            for each in summaries:
+                moments.merge(*each)
+            if i < len(batches):
+                scaled = (batches[i] - moments.mean) / moments.std
+                # detail 29
+                normalized.append(np.minimum(np.maximum(scaled, -self.clip), self.clip))
+        return normalized
 
 
 class RewardScaler(Moments):

@@ -1,0 +1,66 @@
+"""Ending a run that is asked to end, without losing a step."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from ppo_lightning import ranks
+
+EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM ended
+
+
+class Preemption(L.Callback):
+    """At SIGTERM, and at SIGUSR1 under SLURM, saves at the end of the iteration and ends the process with code 143.
+
+    The signal may reach any rank: all ranks agree at the end of each iteration. ``fit --auto_resume`` goes on from the
+    checkpoint, ``preempted.ckpt`` beside those of ``ModelCheckpoint``; without that callback nothing is saved.
+
+    Lightning's own handler is replaced while a run trains: it exchanges data with the other ranks inside the handler, where
+    they may be in the middle of another exchange, and under SLURM it saves there, too.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Listens, in the main thread: no other may."""
+        self.asked = trainer.received_sigterm
+        if threading.current_thread() is not threading.main_thread():
+            return
+        signals = [signal.SIGTERM] + [signal.SIGUSR1] * ("SLURM_JOB_ID" in os.environ)
+        self._before = {number: signal.signal(number, self._ask) for number in signals}
+
+    def _ask(self, number: int, frame: Any) -> None:
+        self.asked = True
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Saves and ends, if any rank was asked to.
+
+        Raises:
+            SystemExit: With code 143.
+        """
+        if not ranks.gather(torch.tensor(self.asked)).any():
+            return
+        folder, said = getattr(trainer.checkpoint_callback, "dirpath", None), "no checkpoint: there is no ModelCheckpoint"
+        if folder is not None:
+            path = Path(folder) / "preempted.ckpt"
+            trainer.save_checkpoint(path)
+            said = str(path)
+        if trainer.is_global_zero:
+            print(f"\nAsked to end after {pl_module.env_steps} environment steps: {said}", flush=True)
+        raise SystemExit(EXIT_CODE)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Gives the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Gives the signals back."""
+        self.on_train_end(trainer, pl_module)
