@@ -164,7 +164,7 @@ class GymnasiumAtari(AtariEnv):
                     bytearray(game.unwrapped.ale.cloneState(include_rng=True).serialize()), dtype=torch.uint8
                 ),
                 "stack": torch.from_numpy(self._stack[i].copy()),
-                "counts": torch.tensor([self._lives[i], self._frames_played[i], self.episode_done[i]]),
+                "counts": torch.tensor([int(its[i]) for its in (self._lives, self._frames_played, self.episode_done)]),
                 "wrappers": wrapper_attributes(game),
             }
             for i, game in enumerate(self.envs)
