@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -12,7 +13,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import losses, ranks
 from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
-from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, compile_anew, equal_parts, mean_of
+from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, compile_anew, equal_parts, mean_of, take
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
@@ -148,11 +149,11 @@ class PPO(AgentModule):
         """
         (num_envs, num_steps), count = rollout.batch_size, self.hparams.num_minibatches
         # detail 6
-        steps = self.uniform(num_envs, num_steps).argsort(dim=1)
-        order = steps.mul_(num_envs).add_(torch.arange(num_envs).unsqueeze(1)).T.flatten().to(rollout.device)
+        steps = self.uniform(num_envs, num_steps).numpy().argsort(axis=1)  # in a seventh of PyTorch's time
+        order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
         # All of an epoch at once; step by step, as the collector stores it.
-        epoch = {key: rollout[key].transpose(0, 1).flatten(0, 1).index_select(0, order) for key in keys}
+        epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
         if self.hparams.norm_adv:
             advantage = epoch["advantage"].view(count, -1)
             of_all_ranks = ranks.gather(advantage).transpose(0, 1).flatten(1)  # [count, B of all]

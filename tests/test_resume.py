@@ -1,12 +1,21 @@
 """Runs that go on: with the episodes they were in, and after being asked to end or killed."""
 
+import contextlib
 import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 
 from ppo_lightning import MLPAgent
+from ppo_lightning.callbacks.preemption import EXIT_CODE
 from ppo_lightning.models import CNNAgent
 
 
@@ -52,3 +61,143 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, 
     assert list(resumed.episode_returns) == list(whole.episode_returns)
     metrics = [{k: v for k, v in run.trainer.callback_metrics.items() if k != "charts/SPS"} for run in (whole, resumed)]
     assert metrics[0] == metrics[1] or not whole.episode_returns
+
+
+ROOT = Path(__file__).parent.parent
+RUN = [
+    "--config", str(ROOT / "configs/classic/cartpole.yaml"), "--data.eval_episodes", "1", "--trainer.val_check_interval", "3",
+]  # fmt: skip
+
+
+def left_of(group):
+    """The processes of a group that still run, number to command."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
+    return found
+
+
+class Runs:
+    """Real processes of the command line in a folder."""
+
+    def __init__(self, folder):
+        self.folder, self.processes = folder, []
+        folder.mkdir()
+
+    def start(self, *flags, total=15_360, devices=1):
+        ranks = ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"] if devices > 1 else []
+        command = [sys.executable, "-m", "ppo_lightning", "fit", *RUN, "--data.total_timesteps", str(total), *ranks, *flags]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        self.processes.append(subprocess.Popen(command, cwd=self.folder, env=env, **pipes))
+        return self.processes[-1]
+
+    def wait(self, process, timeout=120):
+        """Returns exit code and output; no process of the run may be left."""
+        out, errors = process.communicate(timeout=timeout)
+        end = time.time() + 10
+        while left_of(process.pid) and time.time() < end:
+            time.sleep(0.1)
+        assert not left_of(process.pid)
+        return process.returncode, out + errors
+
+    def final(self, steps):
+        """The state that the last checkpoint holds."""
+        paths = sorted(self.folder.glob("runs/cartpole/*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime)
+        checkpoint = torch.load(paths[-1], weights_only=True)
+        assert checkpoint["env_steps"] == steps
+        return checkpoint
+
+
+@pytest.fixture
+def runs(tmp_path):
+    made = []
+
+    def make(name):
+        made.append(Runs(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for process in each.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for_a_checkpoint(runs, process, timeout=120):
+    """Waits until the run has saved itself; returns whether it still runs."""
+    end = time.time() + timeout
+    while time.time() < end and process.poll() is None and not [*runs.folder.glob("runs/cartpole/*/checkpoints/*.ckpt")]:
+        time.sleep(0.02)
+    return process.poll() is None
+
+
+def same(a, b):
+    return all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices):
+    """Sent to one process of the run; the run that goes on ends as the uninterrupted one, to the bit."""
+    whole, broken = runs("whole"), runs("broken")
+    uninterrupted = whole.start(devices=devices)
+    process = broken.start(devices=devices)
+    assert wait_for_a_checkpoint(broken, process)
+    process.send_signal(signal.SIGTERM)
+    code, said = broken.wait(process)
+    assert code == EXIT_CODE == 143, said
+    assert "Asked to end after" in said
+    assert "preempted.ckpt" in said
+    code, said = broken.wait(broken.start("--auto_resume", devices=devices))
+    assert code == 0, said
+    assert "preempted.ckpt: each environment goes on with its episode, to the bit" in said
+    code, said = whole.wait(uninterrupted)
+    assert code == 0, said
+    assert same(whole.final(15_360), broken.final(15_360))
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
+    broken = runs("broken")
+    process = broken.start("--auto_resume")
+    assert wait_for_a_checkpoint(broken, process)
+    process.kill()
+    process.communicate()
+    newest = max(broken.folder.glob("runs/cartpole/*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime)
+    (newest.parent / "torn.ckpt").write_bytes(newest.read_bytes()[:1000])
+    code, said = broken.wait(broken.start("--auto_resume"))
+    assert code == 0, said
+    assert "passed over: ckpt_path" in said
+    assert f"Resumed from {newest.relative_to(broken.folder)}" in said
+    broken.final(15_360)
+    code, said = broken.wait(broken.start("--ckpt_path", "last", "--seed_everything", "2"))
+    assert code == 2
+    assert "finds no checkpoint of this recipe and seed" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "devices"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)])
+def test_twenty_signals_at_random_moments(runs, number, devices):
+    """At any moment, from the first import on, to any rank: the run goes on, and ends as if nothing had been."""
+    whole, broken = runs("whole"), runs("broken")
+    total, generator, codes = 500_000, random.Random(devices), []
+    uninterrupted = whole.start(total=total, devices=devices)
+    while len(codes) < 20:
+        process = broken.start("--auto_resume", total=total, devices=devices)
+        time.sleep(generator.uniform(0, 15))
+        if living := left_of(process.pid):
+            os.kill(generator.choice(list(living)), number)
+        code, said = broken.wait(process)
+        codes.append(code)
+        assert (code == 0) == ("checkpoint: /" in said), said
+    print(codes, [path.name for path in broken.folder.glob("runs/cartpole/*/checkpoints/*")])
+    code, said = broken.wait(broken.start("--auto_resume", total=total, devices=devices), timeout=600)
+    assert code == 0, said
+    code, said = whole.wait(uninterrupted, timeout=600)
+    steps = total // 512 * 512
+    ends = whole.final(steps), broken.final(steps)
+    assert same(*ends)
+    assert ends[0]["episode_returns"] == ends[1]["episode_returns"]
+    assert sum(ends[1]["episode_returns"]) / 100 > 450
