@@ -48,6 +48,8 @@ class RolloutDataModule(L.LightningDataModule):
         local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows with the ranks.
         double_buffer: With EnvPool, step one half of the environments while actions are chosen for the other. The agent that
             acts is the same; its running statistics of the observations, if any, see one half after the other.
+        step_timeout: Seconds after which a step of the environments that does not return ends the run with a traceback; None:
+            it may take for ever.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -66,6 +68,7 @@ class RolloutDataModule(L.LightningDataModule):
         predict_observations: str | None = None,
         local_num_envs: int | None = None,
         double_buffer: bool = False,
+        step_timeout: float | None = 600.0,
     ) -> None:
         super().__init__()
         numbers = {
@@ -77,6 +80,8 @@ class RolloutDataModule(L.LightningDataModule):
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise ConfigError(f"data.{name} is {value}: it must be at least 1.")
+        if step_timeout is not None and not step_timeout > 0:
+            raise ConfigError(f"data.step_timeout is {step_timeout}: it must be above 0, or null.")
         if double_buffer and (backend != "envpool" or transforms):
             raise ConfigError("data.double_buffer needs data.backend envpool, and no data.transforms: leave it off.")
         self.save_hyperparameters()
@@ -85,7 +90,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.env_id = _imported(env_id) if isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id) else env_id
         self.backend, self.env_kwargs, self.transforms = backend, env_kwargs or {}, transforms
         self.num_steps, self.eval_episodes, self.total_timesteps = num_steps, eval_episodes, total_timesteps
-        self.local_num_envs, self.double_buffer = local_num_envs, double_buffer
+        self.local_num_envs, self.double_buffer, self.step_timeout = local_num_envs, double_buffer, step_timeout
         self.predict_observations = predict_observations
         self._count(num_envs if local_num_envs is None else local_num_envs)
         self.seed = 1
@@ -171,6 +176,7 @@ class RolloutDataModule(L.LightningDataModule):
             first_env=self.trainer.global_rank * self.env.batch_size[0],
             total_envs=self.num_envs,
             precision=self.trainer.precision_plugin.forward_context,
+            step_timeout=self.step_timeout,
         )
         if self.trainer.ckpt_path is not None:
             self._go_on()

@@ -30,6 +30,7 @@ def make_collector(
     first_env: int = 0,
     total_envs: int | None = None,
     precision: Precision = nullcontext,
+    step_timeout: float | None = None,
 ) -> BaseCollector:
     """Chooses the collector for an environment of batch size [N].
 
@@ -45,15 +46,15 @@ def make_collector(
         first_env: As for :class:`RolloutCollector`.
         total_envs: As for :class:`RolloutCollector`.
         precision: As for :class:`RolloutCollector`.
+        step_timeout: As for :class:`RolloutCollector`; TorchRL's collector does not watch.
 
     Raises:
         ConfigError: An Atari game has transforms; or an agent with running statistics would share them with other ranks through
             TorchRL's collector.
     """
     if isinstance(env, BatchedEnv):
-        return RolloutCollector(
-            env, agent, num_steps, num_rollouts, seed, deterministic, reward_scaler, first_env, total_envs, precision
-        )
+        options = (deterministic, reward_scaler, first_env, total_envs, precision, step_timeout)
+        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, *options)
     base: Any = env.base_env if isinstance(env, TransformedEnv) else env
     if isinstance(base, BatchedEnv) and base.episode_done is not None:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import sys
 import types
 
@@ -11,6 +12,7 @@ import torch
 import ppo_lightning
 from ppo_lightning import losses
 from ppo_lightning.models import normalizers
+from tests import environments
 
 options = json.loads(sys.argv[1])
 
@@ -54,6 +56,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     L.seed_everything(1)
     make_local(options["local"])
+    if options["trouble_on"] not in (None, int(os.environ.get("LOCAL_RANK", 0))):
+        environments.Trouble.made = 100
     ppo_lightning.base.CHECK_RANKS_EVERY = options["check_every"]
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
     module = Run(**{"learning_rate": 1e-3} | options["model"], agent=agent)

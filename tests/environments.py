@@ -1,5 +1,7 @@
 """Small environments whose right answer is known."""
 
+import time
+
 import gymnasium as gym
 import numpy as np
 
@@ -134,6 +136,37 @@ class Reach(gym.Env):
         return self.observation(action), reward, self.time == self.length, False, {}
 
 
+class Trouble(Counter):
+    """Counts as Counter does; at step ``at`` of ``env``, by its seeds' order of creation, it raises, hangs or gives NaN."""
+
+    made = 0
+
+    def __init__(self, kind, at, env=0):
+        super().__init__(None)
+        self.kind, self.at, self.mine = kind, at, Trouble.made == env
+        Trouble.made += 1
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        if self.mine and self.time == self.at:
+            if self.kind == "raises":
+                raise RuntimeError("the simulator is broken")
+            if self.kind == "exits":
+                raise SystemExit(3)
+            while self.kind == "hangs":
+                time.sleep(1)
+            if self.kind == "nan":
+                reward = float("nan")
+        return observation, reward, *rest
+
+
 gym.register("Twin-v0", Reach)
-for name, entry in (("Counter", Counter), ("Forever", Forever), ("Probe", Probe), ("Script", Script), ("Reach", Reach)):
+for name, entry in (
+    ("Counter", Counter),
+    ("Forever", Forever),
+    ("Probe", Probe),
+    ("Script", Script),
+    ("Reach", Reach),
+    ("Trouble", Trouble),
+):
     gym.register(f"{name}-v0", entry)

@@ -16,6 +16,7 @@ from ppo_lightning import ConfigError, RolloutDataModule
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 DEFAULTS = {
     "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
+    "trouble_on": None,
 }  # fmt: skip
 # Every statistic there is, and environments that end soon and not together.
 HOPPER = {

@@ -104,10 +104,14 @@ class Runs:
         assert not left_of(process.pid)
         return process.returncode, out + errors
 
+    def newest(self):
+        """The checkpoint that was written last, if any."""
+        paths = self.folder.glob("runs/cartpole/*/checkpoints/*.ckpt")
+        return max(paths, key=lambda path: path.stat().st_mtime, default=None)
+
     def final(self, steps):
         """The state that the last checkpoint holds."""
-        paths = sorted(self.folder.glob("runs/cartpole/*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime)
-        checkpoint = torch.load(paths[-1], weights_only=True)
+        checkpoint = torch.load(self.newest(), weights_only=True)
         assert checkpoint["env_steps"] == steps
         return checkpoint
 
@@ -130,7 +134,7 @@ def runs(tmp_path):
 def wait_for_a_checkpoint(runs, process, timeout=120):
     """Waits until the run has saved itself; returns whether it still runs."""
     end = time.time() + timeout
-    while time.time() < end and process.poll() is None and not [*runs.folder.glob("runs/cartpole/*/checkpoints/*.ckpt")]:
+    while time.time() < end and process.poll() is None and runs.newest() is None:
         time.sleep(0.02)
     return process.poll() is None
 
@@ -165,7 +169,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
     assert wait_for_a_checkpoint(broken, process)
     process.kill()
     process.communicate()
-    newest = max(broken.folder.glob("runs/cartpole/*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime)
+    newest = broken.newest()
     (newest.parent / "torn.ckpt").write_bytes(newest.read_bytes()[:1000])
     code, said = broken.wait(broken.start("--auto_resume"))
     assert code == 0, said
@@ -187,12 +191,12 @@ def test_twenty_signals_at_random_moments(runs, number, devices):
     while len(codes) < 20:
         process = broken.start("--auto_resume", total=total, devices=devices)
         time.sleep(generator.uniform(0, 15))
-        if living := left_of(process.pid):
-            os.kill(generator.choice(list(living)), number)
+        if living := [each for each, command in left_of(process.pid).items() if "ppo_lightning" in command]:
+            os.kill(generator.choice(living) if devices > 1 else process.pid, number)
         code, said = broken.wait(process)
         codes.append(code)
+        print(code, broken.newest(), flush=True)
         assert (code == 0) == ("checkpoint: /" in said), said
-    print(codes, [path.name for path in broken.folder.glob("runs/cartpole/*/checkpoints/*")])
     code, said = broken.wait(broken.start("--auto_resume", total=total, devices=devices), timeout=600)
     assert code == 0, said
     code, said = whole.wait(uninterrupted, timeout=600)
