@@ -81,8 +81,8 @@ class StageClock(L.Callback):
                 start = time.perf_counter()
 
         pl_module.agent.array_policy, pl_module.minibatches = timed_policy, timed_minibatches
-        self._timed(data.env, "step_arrays", "environment")
-        self._timed(data.env, "reset_arrays", "environment")
+        for part, name in itertools.product(data.env.parts, ("send_arrays", "recv_arrays", "reset_arrays")):
+            self._timed(part, name, "environment")
         self._timed(data.collector, "_evaluate", "values and log-probabilities")
         self._timed(data.collector, "rollout", "collection")
         self._timed(pl_module, "advantages", "advantages")
