@@ -1,5 +1,8 @@
 """``python -m ppo_lightning`` and ``ppo-lightning``."""
 
+import ctypes
+import os
+import signal
 import sys
 
 HELP = """usage: ppo-lightning COMMAND [--config RECIPE.yaml] [--OPTION VALUE ...]
@@ -22,9 +25,19 @@ def main() -> None:
     if sys.argv[1:] in (["--help"], ["-h"]):
         print(HELP, end="")
         return
+    end_with_the_launcher()
     from ppo_lightning import cli
 
     cli.main()
+
+
+def end_with_the_launcher() -> None:
+    """Lets a rank that another process has started end with that process, whatever it waits for (on Linux).
+
+    Otherwise one whose launcher is killed before they have met waits half an hour for it.
+    """
+    if "LOCAL_RANK" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

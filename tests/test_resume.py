@@ -163,6 +163,16 @@ def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, dev
     assert same(whole.final(15_360), broken.final(15_360))
 
 
+def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(runs):
+    broken = runs("broken")
+    process = broken.start(devices=2)
+    while len([each for each in left_of(process.pid).values() if "ppo_lightning" in each]) < 2:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.kill()
+    broken.wait(process, timeout=20)
+
+
 def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
     broken = runs("broken")
     process = broken.start("--auto_resume")
@@ -190,7 +200,7 @@ def test_twenty_signals_at_random_moments(runs, number, devices):
     uninterrupted = whole.start(total=total, devices=devices)
     while len(codes) < 20:
         process = broken.start("--auto_resume", total=total, devices=devices)
-        time.sleep(generator.uniform(0, 15))
+        time.sleep(generator.uniform(0, 20))
         if living := [each for each, command in left_of(process.pid).items() if "ppo_lightning" in command]:
             os.kill(generator.choice(living) if devices > 1 else process.pid, number)
         code, said = broken.wait(process)

@@ -28,9 +28,14 @@ class Preemption(L.Callback):
         self.asked = False
         self._before: dict[int, Any] = {}
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Takes the place of Lightning's handler, which it will register before the run trains."""
+        self.asked = False
+        if stage == "fit":
+            trainer._signal_connector._sigterm_notifier_fn = self._ask  # type: ignore[method-assign, assignment]
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listens, in the main thread: no other may."""
-        self.asked = trainer.received_sigterm
         if threading.current_thread() is not threading.main_thread():
             return
         signals = [signal.SIGTERM] + [signal.SIGUSR1] * ("SLURM_JOB_ID" in os.environ)

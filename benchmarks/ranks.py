@@ -1,0 +1,80 @@
+"""Two ranks against one on the same processors, each rank on one thread: environment steps a second.
+
+`python benchmarks/ranks.py [--workloads NAME ...] [--repeats 5] [--seconds 10] [--json PATH]`; the workloads are those of
+`speed.py`, which says how speed is measured. The ranks share the environments: the algorithm is the same.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import peers
+from speed import RECIPES, WORKLOADS
+
+
+def one(workload: str, devices: int, seconds: float) -> None:
+    """Trains, in this process and those that Lightning starts; rank 0 prints the speed."""
+    import lightning as L
+
+    from ppo_lightning import PPO, CNNAgent, MLPAgent, RolloutDataModule
+
+    warnings.simplefilter("ignore")
+    env_id, kind, backend, num_envs, num_steps, least = WORKLOADS[workload]
+    watch = peers.Stopwatch(max(seconds, least))
+
+    class Until(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+            over = watch.lap()
+            trainer.should_stop = trainer.strategy.broadcast(over)
+
+    agent: Any = functools.partial(CNNAgent) if kind == "atari" else functools.partial(MLPAgent, norm_obs=kind == "mujoco")
+    kwargs = {"num_threads": 1} if backend == "envpool" else {}  # EnvPool's
+    data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, total_timesteps=10**9, env_kwargs=kwargs)  # type: ignore[arg-type]
+    trainer = L.Trainer(
+        max_epochs=-1, accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+        callbacks=[Until()],
+    )  # fmt: skip
+    trainer.fit(PPO(**RECIPES[kind], num_threads=1, agent=agent), data)
+    if trainer.is_global_zero:
+        print("RESULT", watch.rate(num_envs * num_steps))
+
+
+def main() -> None:
+    """Prints the speeds and their ratio, run by run in alternation."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["cartpole-64x128", "breakout-8x128"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        one(args.workloads[0], args.one, args.seconds)
+        return
+    results: dict[str, dict[int, list[float]]] = {}
+    for workload in args.workloads:
+        results[workload] = {1: [], 2: []}
+        for _ in range(args.repeats):
+            for devices, speeds in results[workload].items():
+                command = [sys.executable, "-W", "ignore", __file__, "--one", str(devices), "--workloads", workload]
+                command += ["--seconds", str(args.seconds)]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                speeds.append(float(done.stdout.rsplit("RESULT", 1)[1]))
+                print(workload, devices, f"{speeds[-1]:.0f}", file=sys.stderr)
+        ratios = [two / single for single, two in zip(*results[workload].values(), strict=True)]
+        medians = [statistics.median(speeds) for speeds in results[workload].values()]
+        ratio = statistics.median(ratios)
+        print(f"{workload}: one rank {medians[0]:.0f}, two ranks {medians[1]:.0f} steps a second, ratio {ratio:.2f}")
+        if args.json:
+            args.json.write_text(json.dumps({"command": sys.argv, "runs": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
