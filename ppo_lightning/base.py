@@ -1,6 +1,7 @@
 """What every algorithm here needs of Lightning: an agent that is built late, evaluated, asked for actions, and saved."""
 
 import math
+import sys
 import time
 import warnings
 from collections import deque
@@ -228,7 +229,10 @@ class AgentModule(L.LightningModule):
         if time.perf_counter() - self._logs_saved > SAVE_LOGS_EVERY:
             self._logs_saved = time.perf_counter()
             for logger in self.loggers:
-                logger.save()  # CSVLogger's own rule, (step + 1) % 100 == 0, does not fit environment steps
+                try:
+                    logger.save()  # CSVLogger's own rule, (step + 1) % 100 == 0, does not fit environment steps
+                except OSError as error:
+                    print(f"\nMETRICS cannot be written: {error}. Training goes on.", file=sys.stderr, flush=True)
 
     # Evaluation
 

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
 from ppo_lightning.datamodule import RolloutDataModule
-from ppo_lightning.errors import ConfigError, NonFiniteError, nearest
+from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.models.rebuild import read_checkpoint
 from ppo_lightning.module import PPO
@@ -54,9 +54,18 @@ class SaveRunConfig(SaveConfigCallback):
     """Keeps the settings of runs that train; ``validate`` and the others would put theirs into the current folder."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Writes ``cli_config.yaml`` at ``fit``."""
-        if stage == "fit":
+        """Writes ``cli_config.yaml`` at ``fit``.
+
+        Raises:
+            ConfigError: The folder of the run cannot be written.
+        """
+        if stage != "fit":
+            return
+        try:
             super().setup(trainer, pl_module, stage)
+        except (OSError, TypeError) as error:  # jsonargparse has a TypeError for it
+            folder = trainer.log_dir or trainer.default_root_dir
+            raise ConfigError(f"The folder of the run, {folder}, cannot be written: {first_line(error)}.") from error
 
 
 class PPOCLI(LightningCLI):

@@ -61,10 +61,11 @@ if __name__ == "__main__":
     ppo_lightning.base.CHECK_RANKS_EVERY = options["check_every"]
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
     module = Run(**{"learning_rate": 1e-3} | options["model"], agent=agent)
+    several = options["devices"] * options["nodes"] > 1
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", devices=options["devices"], strategy="ddp" if options["devices"] > 1 else "auto",
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, limit_val_batches=0,
-        enable_model_summary=False, default_root_dir=options["folder"],
+        max_epochs=1, accelerator="cpu", devices=options["devices"], num_nodes=options["nodes"],
+        strategy="ddp" if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        limit_val_batches=0, enable_model_summary=False, default_root_dir=options["folder"],
     )  # fmt: skip
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
     trainer.fit(module, ppo_lightning.RolloutDataModule(**data))

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from ppo_lightning import ConfigError, RolloutDataModule
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 DEFAULTS = {
     "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
-    "trouble_on": None,
+    "trouble_on": None, "nodes": 1,
 }  # fmt: skip
 # Every statistic there is, and environments that end soon and not together.
 HOPPER = {
@@ -24,12 +25,12 @@ HOPPER = {
 }  # fmt: skip
 
 
-def start(folder, devices, **options):
+def start(folder, devices, launcher=(), **options):
     """Starts a run in `devices` processes."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     settings = DEFAULTS | {"folder": str(folder), "devices": devices} | options
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
-    command = [sys.executable, str(SCRIPT), json.dumps(settings)]
+    command = [sys.executable, *launcher, str(SCRIPT), json.dumps(settings)]
     return subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
 
 
@@ -79,6 +80,24 @@ def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, device
             assert torch.equal(rank["statistics"][name], several[0]["statistics"][name]), name
             torch.testing.assert_close(rank["statistics"][name], value, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3)
+
+
+def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
+    """Two launchers with node ranks of their own, as on two hosts, which meet at an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    nodes = []
+    for node in "01":
+        flags = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", node]
+        torchrun = ["-m", "torch.distributed.run", *flags, "--master_addr", "127.0.0.1", "--master_port", port]
+        nodes.append(start(tmp_path / "run", 1, torchrun, nodes=2, **HOPPER))
+    for node in nodes:
+        code, errors = finish(node)
+        assert code == 0, errors
+    ranks = [torch.load(tmp_path / "run" / f"rank{rank}.pt") for rank in range(2)]
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    assert difference(ranks, one) < 0.01
 
 
 @pytest.mark.parametrize("what", ["seeds", "statistics", "advantages"])

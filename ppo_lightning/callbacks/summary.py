@@ -32,4 +32,7 @@ class RunSummary(L.Callback):
             )
         print(f"wall time: {seconds:.1f} s for {steps} environment steps, {steps / seconds:.0f} steps per second")
         path = getattr(trainer.checkpoint_callback, "best_model_path", "")
-        print(f"checkpoint: {Path(path).resolve()}" if path else "checkpoint: none was written")
+        if path and not Path(path).is_file():
+            print(f"checkpoint: NOT WRITTEN; {Path(path).resolve().parent} may have older ones")
+        else:
+            print(f"checkpoint: {Path(path).resolve()}" if path else "checkpoint: none was written")
