@@ -10,7 +10,7 @@ train: $(VENV)/.installed  ## Train CartPole-v1; more options: make train ARGS="
 	$(BIN)/ppo-lightning fit --config $(CONFIG) $(ARGS)
 
 test: $(VENV)/.installed-dev  ## The tests (minutes)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-dev  ## The learning runs
 	$(BIN)/python -m pytest -m slow $(ARGS)

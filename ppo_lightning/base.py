@@ -28,6 +28,7 @@ from ppo_lightning.finite import require_finite_state
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent, check_same_state
+from ppo_lightning.seeding import derive_seed
 
 SMALL_WORK = 10_000_000  # parameters times rows of a minibatch
 SAVE_LOGS_EVERY = 10  # seconds
@@ -58,6 +59,7 @@ class AgentModule(L.LightningModule):
         self.env_steps = 0  # of all ranks
         self.episode_returns: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # how to build the agent again
+        self._shuffle = torch.Generator()
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,6 +86,8 @@ class AgentModule(L.LightningModule):
         """Starts the counts of a new run, whatever the module did before; sees to it that checkpoints are whole."""
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()
+        if stage == "fit":
+            self._shuffle.manual_seed(derive_seed(self.data.seed, "shuffle"))
         if stage == "fit" and self.trainer.ckpt_path is None:
             self.env_steps = 0
             self.episode_returns.clear()
@@ -109,6 +113,7 @@ class AgentModule(L.LightningModule):
         checkpoint["seed"] = self.data.seed
         checkpoint["env_steps"], checkpoint["frames_per_rollout"] = self.env_steps, self.data.frames_per_rollout
         checkpoint["episode_returns"] = list(self.episode_returns)
+        checkpoint["shuffle"] = self._shuffle.get_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes it back; builds the agent if there is none, and otherwise demands the same one.
@@ -138,6 +143,12 @@ class AgentModule(L.LightningModule):
                 )
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
+        self._shuffle.set_state(checkpoint["shuffle"].cpu())
+
+    def uniform(self, num_envs: int, *shape: int) -> Tensor:
+        """Draws from U(0, 1), [num_envs, *shape]: every rank draws for the environments of all and keeps those of its own."""
+        rows = self.trainer.global_rank * num_envs
+        return torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)[rows : rows + num_envs]
 
     # Logging
 

@@ -25,6 +25,7 @@ from ppo_lightning.finite import require_finite
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import ArrayPolicy
 from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
+from ppo_lightning.running_sum import running_sum
 from ppo_lightning.seeding import derive_seed
 
 End = tuple[slice, np.ndarray, int, np.ndarray]  # part, which of it ended, at which step, their last observations
@@ -286,22 +287,3 @@ class RolloutCollector(BaseCollector):
         """Closes the environments."""
         if close_env and not self.env.is_closed:
             self.env.close()
-
-
-def running_sum(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.ndarray:
-    """Sums over time, starting again after each end of an episode.
-
-    Args:
-        steps: What each step adds, [T, N].
-        done: [T, N] bool.
-        carry: The sum before the first step, [N]; replaced by the one to carry into the next call.
-
-    Returns:
-        The sum up to and including each step, [T, N].
-    """
-    total = np.cumsum(steps, axis=0, dtype=np.float64) + carry
-    ends = np.maximum.accumulate(np.where(done, np.arange(len(done))[:, None], -1), axis=0)
-    before = np.concatenate([np.full((1, len(carry)), -1), ends[:-1]])  # the last end before each step
-    total -= np.where(before < 0, 0, np.take_along_axis(total, before, axis=0))
-    carry[:] = np.where(done[-1], 0, total[-1])
-    return total

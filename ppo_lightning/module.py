@@ -16,7 +16,6 @@ from ppo_lightning.checks import check_hyperparameters, check_minibatches
 from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, compile_anew, equal_parts, mean_of, take
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.seeding import derive_seed
 
 CHECK_EVERY = 100  # rollouts
 
@@ -92,7 +91,6 @@ class PPO(AgentModule):
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
         self.clip_coef: float | Tensor = clip_coef  # of this iteration; a tensor where a compiled graph reads it
-        self._shuffle = torch.Generator()
         self._compiled: CompiledUpdate | None = None
         self._loss: Loss = self.loss  # compiled, on several ranks
 
@@ -160,11 +158,6 @@ class PPO(AgentModule):
             epoch["advantage"] = losses.normalize(advantage, of_all_ranks).view(-1, 1)
         for parts in zip(*(tensor.chunk(count) for tensor in epoch.values()), strict=True):
             yield dict(zip(keys, parts, strict=True))
-
-    def uniform(self, num_envs: int, *shape: int) -> Tensor:
-        """Draws from U(0, 1), [num_envs, *shape]: every rank draws for the environments of all and keeps those of its own."""
-        rows = self.trainer.global_rank * num_envs
-        return torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)[rows : rows + num_envs]
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the total loss of a minibatch and its detached parts, by tensor operations only: it may be compiled."""
@@ -288,15 +281,4 @@ class PPO(AgentModule):
         """Checks, before any environment is created, that the rollout can be split into minibatches."""
         super().setup(stage)
         if stage == "fit":
-            self._shuffle.manual_seed(derive_seed(self.data.seed, "shuffle"))
             check_minibatches(self.hparams, self.data.num_envs, self.data.num_steps, self.trainer.world_size)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the state of the shuffling."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["shuffle"] = self._shuffle.get_state()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes it back."""
-        super().on_load_checkpoint(checkpoint)
-        self._shuffle.set_state(checkpoint["shuffle"].cpu())
