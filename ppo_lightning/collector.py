@@ -142,12 +142,12 @@ class RolloutCollector(BaseCollector):
         moments = None if normalizer is None else normalizer.arrays()
         ends: list[End] = []
         walks = [self._walk(part, policy, noise, moments, ends) for part in range(len(env.parts))]
-        for _ in itertools.zip_longest(*walks):
-            self._watch()
+        try:
             # In turn: while one part steps in the background, the actions of the other are chosen.
-        if self.step_timeout is not None:
-            faulthandler.cancel_dump_traceback_later()
-            self._watched = -math.inf
+            for _ in itertools.zip_longest(*walks):
+                self._watch()
+        finally:
+            self._stop_watching()
         require_finite("reward", raw_rewards.T, self._frames // env.num_envs, self._rows.start)
         if normalizer is not None and moments is not None:
             normalizer.store(moments)
@@ -170,6 +170,11 @@ class RolloutCollector(BaseCollector):
         if self.step_timeout is not None and now - self._watched > self.step_timeout / 10:
             faulthandler.dump_traceback_later(self.step_timeout, exit=True, file=sys.__stderr__ or 2)
             self._watched = now
+
+    def _stop_watching(self) -> None:
+        if self.step_timeout is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._watched = -math.inf
 
     def _walk(
         self,

@@ -10,8 +10,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning import PPO, ConfigError, RolloutDataModule
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
+from ppo_lightning.make_collector import make_collector
+from tests.environments import Trouble
 from tests.test_distributed import finish, start
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
@@ -117,6 +119,17 @@ def test_an_environment_that_raises_or_gives_nan_ends_the_run_with_its_traceback
     code, errors = finish(run_with(trouble, tmp_path / "run"))
     assert code == 1
     assert message in errors
+
+
+def test_after_an_error_nobody_waits_for_the_step_any_more():
+    """Or the process (a notebook, say) would end some minutes later."""
+    env = make_env("tests.environments:Trouble-v0", 1, kind="raises", at=3, env=Trouble.made)
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    collector = make_collector(env, agent, 8, step_timeout=0.5)
+    with pytest.raises(RuntimeError, match="the simulator is broken"):
+        collector.rollout()
+    time.sleep(1)
+    collector.shutdown()
 
 
 @pytest.mark.parametrize("trouble", ["raises", "exits", "hangs"])
