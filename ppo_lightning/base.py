@@ -199,6 +199,13 @@ class AgentModule(L.LightningModule):
                 stacklevel=2,
             )
 
+    def agree_on_valid(self, rollout: TensorDictBase) -> TensorDictBase:
+        """Adds ``valid`` [N, T], all true, where a rollout [N, T] of another rank has steps that are not."""
+        masked = "valid" in rollout.keys()  # noqa: SIM118  (a TensorDict)
+        if ranks.gather(torch.tensor(masked)).any() and not masked:
+            rollout["valid"] = torch.ones(rollout.batch_size, dtype=torch.bool, device=rollout.device)
+        return rollout
+
     def check_ranks(self) -> None:
         """Compares weights and statistics with those of the other ranks, to the bit.
 

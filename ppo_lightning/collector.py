@@ -4,11 +4,7 @@ TorchRL's own ``Collector`` spends 300-700 microseconds a step around an environ
 together. This one steps arrays, writes into one preallocated TensorDict and yields that.
 """
 
-import faulthandler
 import itertools
-import math
-import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,8 +21,9 @@ from ppo_lightning.finite import require_finite
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import ArrayPolicy
 from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
-from ppo_lightning.running_sum import running_sum
+from ppo_lightning.running_sum import before_breaks, running_sum
 from ppo_lightning.seeding import derive_seed
+from ppo_lightning.watch import StepWatch
 
 End = tuple[slice, np.ndarray, int, np.ndarray]  # part, which of it ended, at which step, their last observations
 Precision = Callable[[], AbstractContextManager]
@@ -39,7 +36,8 @@ class RolloutCollector(BaseCollector):
     A rollout holds ``observation``, ``action``, ``action_log_prob``, ``state_value`` and, under ``next``,
     ``observation`` (where an episode ended: its real last one), ``reward``, ``done``, ``terminated``, ``truncated``,
     ``episode_done``, ``episode_reward`` and ``step_count`` (the running sums of the episode so far). ``done`` cuts the
-    learning and ``episode_done`` the episode; they differ where an Atari game goes on after a life is lost. Episodes go on
+    learning and ``episode_done`` the episode; they differ where an Atari game goes on after a life is lost. Where an
+    environment failed and was made anew, ``valid`` [N, T] is false for the steps of its episode. Episodes go on
     from one rollout to the next. The memory is reused: a yielded rollout is valid until the next one is asked for.
 
     Observations are stored as the agent saw them: normalised, if it has a normaliser, by the statistics up to that step.
@@ -78,8 +76,7 @@ class RolloutCollector(BaseCollector):
     ) -> None:
         super().__init__()
         self.env, self.agent, self.num_steps, self.deterministic = env, agent, num_steps, deterministic
-        self.reward_scaler, self.precision, self.step_timeout = reward_scaler, precision, step_timeout
-        self._watched = -math.inf  # when a step that hangs was last given its time
+        self.reward_scaler, self.precision, self._watch = reward_scaler, precision, StepWatch(step_timeout)
         self.requested_frames_per_batch = env.num_envs * num_steps
         self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
         self._frames = 0
@@ -141,13 +138,14 @@ class RolloutCollector(BaseCollector):
         # Copies: they become the model's when the whole rollout has been found to be finite.
         moments = None if normalizer is None else normalizer.arrays()
         ends: list[End] = []
-        walks = [self._walk(part, policy, noise, moments, ends) for part in range(len(env.parts))]
+        broken = np.zeros_like(overs)
+        walks = [self._walk(part, policy, noise, moments, ends, broken) for part in range(len(env.parts))]
         try:
             # In turn: while one part steps in the background, the actions of the other are chosen.
             for _ in itertools.zip_longest(*walks):
-                self._watch()
+                self._watch.step_begins()
         finally:
-            self._stop_watching()
+            self._watch.stop()
         require_finite("reward", raw_rewards.T, self._frames // env.num_envs, self._rows.start)
         if normalizer is not None and moments is not None:
             normalizer.store(moments)
@@ -162,19 +160,11 @@ class RolloutCollector(BaseCollector):
         for name, steps in (("episode_reward", raw_rewards), ("step_count", np.ones_like(raw_rewards))):
             store["next", name][..., 0] = running_sum(steps, overs, self._episode[name])
         self._frames += self.requested_frames_per_batch
-        return self._rollout
-
-    def _watch(self) -> None:
-        """Gives the next step its time, now and then: it costs 40 microseconds."""
-        now = time.monotonic()
-        if self.step_timeout is not None and now - self._watched > self.step_timeout / 10:
-            faulthandler.dump_traceback_later(self.step_timeout, exit=True, file=sys.__stderr__ or 2)
-            self._watched = now
-
-    def _stop_watching(self) -> None:
-        if self.step_timeout is not None:
-            faulthandler.cancel_dump_traceback_later()
-            self._watched = -math.inf
+        if not broken.any():
+            return self._rollout
+        overs &= ~broken  # no episode that counts
+        valid = torch.from_numpy(~before_breaks(broken, dones)).T
+        return self._rollout.copy().set("valid", valid)
 
     def _walk(
         self,
@@ -183,6 +173,7 @@ class RolloutCollector(BaseCollector):
         noise: Sequence[np.ndarray | None],
         moments: ArrayMoments | None,
         ends: list[End],
+        broken: np.ndarray,
     ) -> Iterator[None]:
         """Takes a part of the environments through a rollout; pauses at each step, when it has begun."""
         env, rows, normalizer = self.env.parts[part], self._part_rows[part], self.agent.normalizer
@@ -214,6 +205,8 @@ class RolloutCollector(BaseCollector):
             if log_prob is not None:
                 log_probs[t], values[t, :, 0] = log_prob, value
             raw, raw_rewards[t], terminated, truncated = env.recv_arrays()
+            if env.broken is not None:
+                broken[t, rows] = env.broken
             done = np.logical_or(terminated, truncated, out=dones[t])
             terminateds[t], truncateds[t], overs[t] = terminated, truncated, env.episodes_over(done)
             if np.count_nonzero(done):  # which takes a third of the time of any()

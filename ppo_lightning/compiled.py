@@ -1,47 +1,20 @@
-"""The update of a minibatch: in parts that fit into a cache, and as one compiled graph."""
+"""The update of a minibatch as one compiled graph."""
 
 import types
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.minibatches import Minibatch, mean_of
 
-Minibatch = dict[str, Tensor]
 State = dict[str, list[Tensor]]
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
-
-
-def equal_parts(minibatch: Minibatch, rows: int | None) -> Sequence[Minibatch]:
-    """Splits a minibatch [B, ...] into as few equal parts as have at most ``rows`` rows.
-
-    Where only more than twice as many parts would be equal, or ``rows`` is None, it stays whole.
-    """
-    size = len(minibatch["action"])
-    fewest = -(-size // (rows or size))
-    count = next((more for more in range(fewest, 2 * fewest + 1) if size % more == 0), 1)
-    if count == 1:
-        return [minibatch]
-    split = zip(*(tensor.chunk(count) for tensor in minibatch.values()), strict=True)
-    return [dict(zip(minibatch, tensors, strict=True)) for tensors in split]
-
-
-def take(rows: Tensor, order: np.ndarray) -> Tensor:
-    """Returns ``rows[order]``, [B, ...]; on the CPU by NumPy, in a tenth of the time where rows are short."""
-    if rows.device.type == "cpu":
-        return torch.from_numpy(rows.numpy().take(order, axis=0))
-    return rows.index_select(0, torch.from_numpy(order).to(rows.device))
-
-
-def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Averages scalars of the same names."""
-    return {key: torch.stack([each[key] for each in metrics]).mean() for key in metrics[0]}
 
 
 def compile_anew(method: Callable[..., Any]) -> Any:

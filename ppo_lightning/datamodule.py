@@ -50,6 +50,8 @@ class RolloutDataModule(L.LightningDataModule):
             acts is the same; its running statistics of the observations, if any, see one half after the other.
         step_timeout: Seconds after which a step of the environments that does not return ends the run with a traceback; None:
             it may take for ever.
+        max_restarts: How often in all, on each rank, an environment that raises, or gives an observation or a reward that is
+            not finite, is made anew; the steps of its episode are left out of the update. With ``backend: gymnasium``.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -69,6 +71,7 @@ class RolloutDataModule(L.LightningDataModule):
         local_num_envs: int | None = None,
         double_buffer: bool = False,
         step_timeout: float | None = 600.0,
+        max_restarts: int = 0,
     ) -> None:
         super().__init__()
         numbers = {
@@ -80,6 +83,9 @@ class RolloutDataModule(L.LightningDataModule):
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise ConfigError(f"data.{name} is {value}: it must be at least 1.")
+        if max_restarts < 0:
+            raise ConfigError(f"data.max_restarts is {max_restarts}: it must be at least 0.")
+        self.max_restarts = max_restarts
         if step_timeout is not None and not step_timeout > 0:
             raise ConfigError(f"data.step_timeout is {step_timeout}: it must be above 0, or null.")
         if double_buffer and (backend != "envpool" or transforms):
@@ -142,6 +148,10 @@ class RolloutDataModule(L.LightningDataModule):
                 self._env = DoubleBufferedEnv(lambda count, first: self._make(count, first, "train"), local, rank * local)
             else:
                 self._env = self._make(local, first_env=rank * local, stream="train")
+            if self.max_restarts and not getattr(self._env, "can_restart", False):
+                raise ConfigError("data.max_restarts needs environments of the backend 'gymnasium', without data.transforms.")
+            if self.max_restarts:
+                self._env.max_restarts = self.max_restarts
         return self._env
 
     @property

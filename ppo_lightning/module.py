@@ -13,7 +13,8 @@ from torchrl.data import TensorSpec
 from ppo_lightning import losses, ranks
 from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
-from ppo_lightning.compiled import CompiledUpdate, Loss, Minibatch, compile_anew, equal_parts, mean_of, take
+from ppo_lightning.compiled import CompiledUpdate, Loss, compile_anew
+from ppo_lightning.minibatches import Minibatch, equal_parts, mean_of, take, valid_minibatches
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 
@@ -106,11 +107,11 @@ class PPO(AgentModule):
         self.clip_coef = self.clip_coef.fill_(clip_coef) if isinstance(self.clip_coef, Tensor) else clip_coef
         if batch_idx % CHECK_EVERY == 0:
             self.check_log_probs(rollout)
-        rollout = self.advantages(rollout)
+        rollout = self.advantages(self.agree_on_valid(rollout))
         metrics = []
         for _ in range(self.hparams.update_epochs):
             metrics += [self.update(minibatch) for minibatch in self.minibatches(rollout)]
-            if self.kl_exceeded(metrics[-1]["approx_kl"]):
+            if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                 break
         self.log_rollout(rollout, metrics)
         self.schedule.step()
@@ -140,7 +141,7 @@ class PPO(AgentModule):
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yields the rollout in random minibatches of tensors [B, ...], their advantages normalised; each transition once.
+        """Yields the rollout in random minibatches of tensors [B, ...], their advantages normalised; each valid step once.
 
         Every environment is shuffled by itself and the columns are dealt out, so that (if ``num_minibatches`` divides T) a
         minibatch has equally many steps of each environment: split over ranks, it is the union of their minibatches.
@@ -152,6 +153,10 @@ class PPO(AgentModule):
         keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
         # All of an epoch at once; step by step, as the collector stores it.
         epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
+        if "valid" in rollout.keys():  # noqa: SIM118  (a TensorDict)
+            valid = take(rollout["valid"].T.flatten(), order)
+            yield from valid_minibatches(epoch, valid, count, self.hparams.norm_adv)
+            return
         if self.hparams.norm_adv:
             advantage = epoch["advantage"].view(count, -1)
             of_all_ranks = ranks.gather(advantage).transpose(0, 1).flatten(1)  # [count, B of all]
@@ -180,7 +185,8 @@ class PPO(AgentModule):
         optimizer: Any = self.optimizers()
         # Their gradients are added: the same result, while the activations of many rows would not fit into a cache.
         parts = equal_parts(minibatch, self.rows_at_once)
-        if self._compiled is not None and self._compiled.ready:
+        usual = self.data.frames_per_rollout // ranks.world_size() // self.hparams.num_minibatches  # what the graph is made for
+        if self._compiled is not None and self._compiled.ready and len(minibatch["action"]) == usual:
             optimizer._on_before_step()  # Lightning's count of steps, which optimizer.step() keeps otherwise
             metrics = self._compiled(parts)
             optimizer._on_after_step()
@@ -268,7 +274,7 @@ class PPO(AgentModule):
         self.episode_returns.extend(returns.tolist())
         self.env_steps += self.data.frames_per_rollout
         # detail 12
-        values: dict[str, Any] = {f"losses/{key}": value for key, value in mean_of(metrics).items()}
+        values: dict[str, Any] = {f"losses/{key}": value for key, value in mean_of(metrics).items()} if metrics else {}
         pairs = ranks.gather(torch.stack([rollout["state_value"], rollout["value_target"]]))  # [W, 2, N, T, 1]
         values["losses/explained_variance"] = losses.explained_variance(pairs[:, 0], pairs[:, 1])
         if len(returns):

@@ -15,9 +15,9 @@ import lightning as L
 import torch
 
 from ppo_lightning.collector import RolloutCollector
-from ppo_lightning.compiled import equal_parts
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.minibatches import equal_parts
 
 WARM_UP, WARM_UP_SECONDS = 3, 20.0  # iterations, until the updates are compiled and the caches filled; fewer long ones
 

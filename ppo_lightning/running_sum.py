@@ -1,4 +1,4 @@
-"""Sums over episodes that go on from one rollout to the next."""
+"""What is counted along episodes, [T, N] at a time."""
 
 import numpy as np
 
@@ -20,3 +20,16 @@ def running_sum(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.nd
     total -= np.where(before < 0, 0, np.take_along_axis(total, before, axis=0))
     carry[:] = np.where(done[-1], 0, total[-1])
     return total
+
+
+def before_breaks(broken: np.ndarray, done: np.ndarray) -> np.ndarray:
+    """Returns which steps belong to an episode that broke, from the first of them in the rollout to the one that failed.
+
+    Args:
+        broken: The steps that failed, [T, N] bool.
+        done: The ends of episodes, those steps among them, [T, N] bool.
+    """
+    marked = broken.copy()
+    for t in range(len(marked) - 2, -1, -1):
+        marked[t] |= marked[t + 1] & ~done[t]
+    return marked

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ppo_lightning import PPO, ConfigError, MLPAgent
-from ppo_lightning.compiled import CompiledUpdate, compile_anew, equal_parts
+from ppo_lightning.compiled import CompiledUpdate, compile_anew
+from ppo_lightning.minibatches import equal_parts
 from ppo_lightning.models.mlp import FastTanh
 
 # Some iterations only: float32 rounds differently in a compiled graph, and training amplifies any difference.

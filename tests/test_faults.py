@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
 from ppo_lightning.make_collector import make_collector
+from ppo_lightning.models.normalizers import RewardScaler
 from tests.environments import Trouble
 from tests.test_distributed import finish, start
 
@@ -138,3 +139,88 @@ def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble):
     process = start(tmp_path / "run", 2, data=data, rollouts=4, trouble_on=1)
     code, errors = finish(process, timeout=90)
     assert code != 0, errors
+
+
+# Restarts
+
+
+def troubled(kind, num_envs=3, at=20, **options):
+    """Environments of which the second fails at its step ``at``; the other episodes have 24 steps."""
+    env = make_env("tests.environments:Trouble-v0", num_envs, kind=kind, at=at, env=Trouble.made + 1, max_episode_steps=24)
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched, **options)
+    return env, agent
+
+
+@pytest.mark.parametrize(("kind", "said"), [("raises", "RuntimeError .the simulator is broken"), ("nan", "is not finite")])
+def test_an_environment_that_fails_is_made_anew_and_its_episode_left_out(kind, said):
+    env, agent = troubled(kind, norm_obs=True)
+    env.max_restarts = 1
+    collector = make_collector(env, agent, 8, reward_scaler=RewardScaler(0.99))
+    with pytest.warns(UserWarning, match=f"Environment 1 .*{said}.*restart 1 of 1"):
+        rollouts = [collector.rollout().clone() for _ in range(4)]
+    assert ["valid" in rollout.keys() for rollout in rollouts] == [False, False, True, False]  # noqa: SIM118
+    left_out = ~rollouts[2]["valid"]
+    assert left_out.nonzero().tolist() == [[1, t] for t in range(4)], "steps 17 to 20, which this rollout has of the episode"
+    assert rollouts[2]["next", "done"][1, 3]
+    assert not rollouts[2]["next", "episode_done"][1].any(), "not an episode that counts"
+    counts = rollouts[2]["next", "step_count"][..., 0]
+    assert counts[1].tolist() == [17, 18, 19, 20, 1, 2, 3, 4], "and a new one begins"
+    assert counts[0].tolist() == [17, 18, 19, 20, 21, 22, 23, 24]
+    assert all(value.isfinite().all() for rollout in rollouts for value in rollout.values(True, True))
+    collector.shutdown()
+
+
+def test_the_quota_of_restarts_ends():
+    env, agent = troubled("raises")
+    env.max_restarts = 1
+    for each in env.envs:
+        each.unwrapped.mine = True
+    collector = make_collector(env, agent, 24)
+    with (
+        pytest.warns(UserWarning, match="Environment 0 .*restart 1 of 1"),
+        pytest.raises(RuntimeError, match="simulator is broken"),
+    ):
+        collector.rollout()
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_adv": False}, {"compile": True}])
+def test_the_update_sees_every_step_but_those_left_out(fit, options):
+    seen = []
+
+    class Watch(PPO):
+        def update(self, minibatch):
+            if self.rollouts_done == 2:
+                seen.append({key: value.clone() for key, value in minibatch.items()})
+            return super().update(minibatch)
+
+        def training_step(self, rollout, batch_idx):
+            self.rollout = rollout
+            return super().training_step(rollout, batch_idx)
+
+    data = {"env_id": "tests.environments:Trouble-v0", "num_envs": 3, "num_steps": 8, "total_timesteps": 24 * 3}
+    data["env_kwargs"] = {"kind": "raises", "at": 20, "env": Trouble.made + 1}
+    model = {"update_epochs": 2, "num_minibatches": 2} | options
+    with pytest.warns(UserWarning, match="restart 1 of 2"):
+        module = fit(data | {"max_restarts": 2}, model, ppo=Watch)
+    assert sum(len(minibatch["action"]) for minibatch in seen) == 2 * (24 - 4)
+    kept = module.rollout["observation"][module.rollout["valid"]].flatten().sort().values
+    for epoch in (seen[:2], seen[2:]):
+        assert torch.equal(torch.cat([each["observation"] for each in epoch]).flatten().sort().values, kept)
+    if options.get("norm_adv", True):
+        assert all(abs(each["advantage"].mean()) < 1e-5 and abs(each["advantage"].std() - 1) < 1e-3 for each in seen)
+
+
+def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit):
+    with pytest.raises(ConfigError, match=r"data.max_restarts needs environments of the backend 'gymnasium'"):
+        fit({"env_id": "CartPole-v1", "backend": "envpool", "max_restarts": 1})
+
+
+def test_a_restart_on_one_rank_is_borne_by_all(tmp_path):
+    """The other rank leaves out nothing, and waits for nothing."""
+    data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": {"kind": "raises", "at": 20}, "max_restarts": 1}
+    code, errors = finish(start(tmp_path / "run", 2, data=data, rollouts=4, trouble_on=1, check_every=1))
+    assert code == 0, errors
+    assert "restart 1 of 1" in errors
+    ranks = [torch.load(tmp_path / "run" / f"rank{rank}.pt") for rank in range(2)]
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])

@@ -30,6 +30,7 @@ class BatchedEnv(EnvBase):
 
     envs: Any  # what a subclass steps: one vector environment, or a list of single ones
     action_names: Sequence[str] | None = None  # of discrete actions
+    can_restart = False  # whether `max_restarts` is honoured
     render_fps = 30.0  # makes a video as fast as the game
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
@@ -47,6 +48,9 @@ class BatchedEnv(EnvBase):
         # Whose episode ended with the last step, [N], where those are others than the ones that are done: the loss of a
         # life ends what the agent learns from, and the game goes on. None: the ones that are done.
         self.episode_done: np.ndarray | None = None
+        # How often, of all environments together, one that fails is made anew; and whose last step did, [N], None: nobody's.
+        self.max_restarts = 0
+        self.broken: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
 

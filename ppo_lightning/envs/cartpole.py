@@ -29,6 +29,8 @@ class CartPoleEnv(BatchedEnv):
         ConfigError: The options do not fit.
     """
 
+    can_restart = True  # if it ever had to
+
     def __init__(self, env_id: str, seeds: list[int], **env_kwargs: Any) -> None:
         GymnasiumEnv(env_id, seeds[:1], **env_kwargs).close()  # which checks the options
         mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT

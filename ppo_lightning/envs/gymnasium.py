@@ -1,5 +1,7 @@
 """Gymnasium environments, stepped one after the other in this process: the fastest way for a few cheap ones."""
 
+import contextlib
+import warnings
 from typing import Any
 
 import gymnasium
@@ -10,6 +12,7 @@ from gymnasium.wrappers import FlattenObservation
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.state import Row, restore, state_of
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.seeding import derive_seed
 
 
 class GymnasiumEnv(BatchedEnv):
@@ -30,12 +33,15 @@ class GymnasiumEnv(BatchedEnv):
         ConfigError: No such environment, or a package that it needs is missing.
     """
 
+    can_restart = True
+
     def __init__(self, env_id: str, seeds: list[int], **env_kwargs: Any) -> None:
         if env_id.startswith("dm_control/"):
             import_extra("dm_control", extra="dm-control")
             import_extra("shimmy", extra="dm-control")  # registers the ids
+        self._make = lambda: _flat(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs))
         try:
-            self.envs = [_flat(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)) for _ in seeds]
+            self.envs = [self._make() for _ in seeds]
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {first_line(error)}") from error
         except (TypeError, ValueError, AssertionError, OSError) as error:
@@ -52,6 +58,7 @@ class GymnasiumEnv(BatchedEnv):
 
     def reseed(self, seeds: list[int]) -> None:
         """See :meth:`BatchedEnv.reseed`."""
+        self._seeds, self._restarts = list(seeds), 0
         self._seeds_to_use: list[int] | None = list(seeds)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -64,11 +71,41 @@ class GymnasiumEnv(BatchedEnv):
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv._step_arrays`."""
         chosen = action.tolist() if action.ndim == 1 else action  # a Python number is understood sooner
-        steps = [env.step(its) for env, its in zip(self.envs, chosen, strict=True)]
+        if self.max_restarts:
+            self.broken = None
+            steps = [self._careful_step(i, its) for i, its in enumerate(chosen)]
+        else:
+            steps = [env.step(its) for env, its in zip(self.envs, chosen, strict=True)]
         observation, reward, terminated, truncated, _ = zip(*steps, strict=True)
         for i, row in enumerate(observation):
             self._observation[i] = row
         return self._observation, np.array(reward, np.float64), np.array(terminated, bool), np.array(truncated, bool)
+
+    def _careful_step(self, i: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Steps one environment; one that raises, or gives what is not finite, is made anew, as long as the quota lasts."""
+        step = None
+        try:
+            step = self.envs[i].step(action)
+            if np.isfinite(step[0]).all() and np.isfinite(step[1]):
+                return step
+            fault = "gave an observation or a reward that is not finite"
+        except Exception as error:
+            if self._restarts >= self.max_restarts:
+                raise
+            fault = f"raised {type(error).__name__} ({first_line(error)})"
+        if step is not None and self._restarts >= self.max_restarts:
+            return step  # the collector says what is not finite
+        self._restarts += 1
+        count = f"restart {self._restarts} of {self.max_restarts}"
+        warnings.warn(f"Environment {i} {fault}: it is made anew ({count}), its episode is left out.", stacklevel=2)
+        with contextlib.suppress(Exception):
+            self.envs[i].close()
+        self.envs[i] = self._make()
+        self.envs[i].reset(seed=derive_seed(self._seeds[i], "train", self._restarts))
+        if self.broken is None:
+            self.broken = np.zeros(self.num_envs, bool)
+        self.broken[i] = True
+        return self._observation[i].copy(), 0.0, False, True, {}
 
     def get_state(self) -> list[Row] | None:
         """See :meth:`BatchedEnv.get_state`: of classic control and MuJoCo."""

@@ -1,0 +1,33 @@
+"""A clock for steps that may hang."""
+
+import faulthandler
+import math
+import sys
+import time
+
+
+class StepWatch:
+    """Ends the process, with code 1 and the Python tracebacks of all threads, when a step takes too long.
+
+    ``faulthandler`` keeps the time outside of Python, so that it works where C code holds the interpreter.
+
+    Args:
+        timeout: In seconds; None: a step may take for ever.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self._set = -math.inf  # when the clock was last set
+
+    def step_begins(self) -> None:
+        """Sets the clock, unless it was set just now: that takes 40 microseconds."""
+        now = time.monotonic()
+        if self.timeout is not None and now - self._set > self.timeout / 10:
+            faulthandler.dump_traceback_later(self.timeout, exit=True, file=sys.__stderr__ or 2)
+            self._set = now
+
+    def stop(self) -> None:
+        """Stops the clock."""
+        if self.timeout is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._set = -math.inf
