@@ -15,7 +15,7 @@ from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from ppo_lightning import ranks
 from ppo_lightning.collector import RolloutCollector
-from ppo_lightning.envs import make_env
+from ppo_lightning.envs import BatchedEnv, make_env
 from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
 from ppo_lightning.envs.make import Backend
 from ppo_lightning.envs.state import to_columns, to_rows
@@ -148,9 +148,11 @@ class RolloutDataModule(L.LightningDataModule):
                 self._env = DoubleBufferedEnv(lambda count, first: self._make(count, first, "train"), local, rank * local)
             else:
                 self._env = self._make(local, first_env=rank * local, stream="train")
-            if self.max_restarts and not getattr(self._env, "can_restart", False):
-                raise ConfigError("data.max_restarts needs environments of the backend 'gymnasium', without data.transforms.")
             if self.max_restarts:
+                if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
+                    raise ConfigError(
+                        "data.max_restarts needs the backend 'gymnasium' (and no game of Atari), without data.transforms."
+                    )
                 self._env.max_restarts = self.max_restarts
         return self._env
 

@@ -212,7 +212,7 @@ def test_the_update_sees_every_step_but_those_left_out(fit, options):
 
 
 def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit):
-    with pytest.raises(ConfigError, match=r"data.max_restarts needs environments of the backend 'gymnasium'"):
+    with pytest.raises(ConfigError, match=r"data.max_restarts needs the backend 'gymnasium'"):
         fit({"env_id": "CartPole-v1", "backend": "envpool", "max_restarts": 1})
 
 

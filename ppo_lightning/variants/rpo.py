@@ -8,8 +8,8 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from ppo_lightning.minibatches import Minibatch
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.minibatches import Minibatch
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
 from ppo_lightning.module import PPO
 
