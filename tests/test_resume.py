@@ -87,10 +87,10 @@ class Runs:
         self.folder, self.processes = folder, []
         folder.mkdir()
 
-    def start(self, *flags, total=15_360, devices=1):
+    def start(self, *flags, total=15_360, devices=1, **environment):
         ranks = ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"] if devices > 1 else []
         command = [sys.executable, "-m", "ppo_lightning", "fit", *RUN, "--data.total_timesteps", str(total), *ranks, *flags]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
         self.processes.append(subprocess.Popen(command, cwd=self.folder, env=env, **pipes))
         return self.processes[-1]
@@ -161,6 +161,19 @@ def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, dev
     code, said = whole.wait(uninterrupted)
     assert code == 0, said
     assert same(whole.final(15_360), broken.final(15_360))
+
+
+def test_under_slurm_sigusr1_does_the_same(runs):
+    """Lightning would save inside of the handler and call ``scontrol``."""
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    broken = runs("broken")
+    process = broken.start(**job, SLURM_NODEID="0", SLURM_NODELIST="localhost", SLURM_NTASKS_PER_NODE="1")
+    assert wait_for_a_checkpoint(broken, process)
+    process.send_signal(signal.SIGUSR1)
+    code, said = broken.wait(process)
+    assert code == EXIT_CODE, said
+    assert "preempted.ckpt" in said
+    assert "scontrol" not in said
 
 
 def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(runs):
