@@ -5,43 +5,25 @@
 """
 
 import argparse
-import functools
 import json
 import statistics
 import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import peers
-from speed import RECIPES, WORKLOADS
+from speed import WORKLOADS, train
 
 
 def one(workload: str, devices: int, seconds: float) -> None:
     """Trains, in this process and those that Lightning starts; rank 0 prints the speed."""
-    import lightning as L
-
-    from ppo_lightning import PPO, CNNAgent, MLPAgent, RolloutDataModule
-
     warnings.simplefilter("ignore")
-    env_id, kind, backend, num_envs, num_steps, least = WORKLOADS[workload]
+    _, _, backend, num_envs, num_steps, least = WORKLOADS[workload]
     watch = peers.Stopwatch(max(seconds, least))
-
-    class Until(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-            over = watch.lap()
-            trainer.should_stop = trainer.strategy.broadcast(over)
-
-    agent: Any = functools.partial(CNNAgent) if kind == "atari" else functools.partial(MLPAgent, norm_obs=kind == "mujoco")
     kwargs = {"num_threads": 1} if backend == "envpool" else {}  # EnvPool's
-    data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, total_timesteps=10**9, env_kwargs=kwargs)  # type: ignore[arg-type]
-    trainer = L.Trainer(
-        max_epochs=-1, accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
-        callbacks=[Until()],
-    )  # fmt: skip
-    trainer.fit(PPO(**RECIPES[kind], num_threads=1, agent=agent), data)
+    strategy = "ddp" if devices > 1 else "auto"
+    trainer = train(workload, watch, {"num_threads": 1}, kwargs, accelerator="cpu", devices=devices, strategy=strategy)
     if trainer.is_global_zero:
         print("RESULT", watch.rate(num_envs * num_steps))
 

@@ -65,50 +65,58 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     return ours | {"stable-baselines3": peers.stable_baselines3, "torchrl": peers.torchrl_loop}
 
 
-def ours(workload: str, options: dict[str, Any], precision: Any, seconds: float, device: str) -> dict[str, Any]:
-    """Trains; returns speed, shares of time and floor."""
+def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any = None, **trainer: Any) -> Any:
+    """Trains ours without logs and files until the callback ends it.
+
+    Args:
+        workload: Of ``WORKLOADS``.
+        callback: A callback of Lightning's, or a stopwatch.
+        options: For ``PPO``, beside those of the workload.
+        env_kwargs: For the environment.
+        **trainer: For Lightning's Trainer.
+
+    Returns:
+        The Trainer.
+    """
     import lightning as L
 
     from ppo_lightning import PPO, CNNAgent, MLPAgent, RolloutDataModule
-    from ppo_lightning.profiling import StageClock
+
+    class Until(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+            trainer.should_stop = trainer.strategy.broadcast(callback.lap())
 
     env_id, kind, backend, num_envs, num_steps, _ = WORKLOADS[workload]
-    clock = StageClock(seconds)
     agent: Any = functools.partial(MLPAgent, norm_obs=kind == "mujoco")
     if kind in ("atari", "procgen"):
         agent = functools.partial(CNNAgent, body="impala" if kind == "procgen" else "nature")
-    trainer = L.Trainer(
-        max_epochs=-1, accelerator=device, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0, callbacks=[clock], precision=precision,
+    made = L.Trainer(
+        max_epochs=-1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        limit_val_batches=0, callbacks=[Until() if isinstance(callback, peers.Stopwatch) else callback], **trainer,
     )  # fmt: skip
-    data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, total_timesteps=10**9)  # type: ignore[arg-type]
-    trainer.fit(PPO(**RECIPES[kind], **options, agent=agent), data)
+    data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, 10**9, env_kwargs)  # type: ignore[arg-type]
+    made.fit(PPO(**RECIPES[kind], **options, agent=agent), data)
+    return made
+
+
+def ours(workload: str, options: dict[str, Any], precision: str, seconds: float, device: str) -> dict[str, Any]:
+    """Trains; returns speed, shares of time and floor."""
+    from ppo_lightning.profiling import StageClock
+
+    clock = StageClock(seconds)
+    train(workload, clock, options, precision=precision, accelerator=device)
     return {"sps": clock.sps, "fraction": clock.fraction, "floor_sps": clock.floor_sps, "shares": clock.shares}
 
 
 def without_channels_last(env_id: str, recipe: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:
-    """Trains without the layout that convolutions on the CPU prefer, and without parts; returns the speed."""
-    import lightning as L
-
-    from ppo_lightning import PPO, CNNAgent, RolloutDataModule
+    """Trains Starpilot without the layout that convolutions on the CPU prefer, and without parts; returns the speed."""
     from ppo_lightning.models import cnn
 
     cnn.channels_last = lambda network: network
     cnn.scaled = lambda observation: observation.float() / 255
-    watch = peers.Stopwatch(seconds)
-
-    class Until(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-            trainer.should_stop = watch.lap()
-
-    trainer = L.Trainer(
-        max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0, callbacks=[Until()],
-    )  # fmt: skip
-    data: Any = RolloutDataModule(env_id, "procgen", num_envs, num_steps, total_timesteps=10**9)
-    agent: Any = functools.partial(CNNAgent, body="impala")
-    trainer.fit(PPO(**recipe, microbatch_size=num_envs * num_steps, agent=agent), data)
-    return watch.rate(num_envs * num_steps)
+    watch, frames = peers.Stopwatch(seconds), num_envs * num_steps
+    train("starpilot-64x256", watch, {"microbatch_size": frames}, accelerator="cpu")
+    return watch.rate(frames)
 
 
 def one(competitor: str, workload: str, seconds: float, device: str) -> None:

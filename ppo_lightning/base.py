@@ -161,8 +161,8 @@ class AgentModule(L.LightningModule):
         self._started = self._logs_saved = time.perf_counter()
         self._steps_before = self.env_steps
         self._threads_before, size = torch.get_num_threads(), sum(p.numel() for p in self.agent.parameters())
-        rows = self.data.frames_per_rollout // self.trainer.world_size // self.hparams.num_minibatches
-        default = 1 if size * rows < SMALL_WORK else self._threads_before
+        self._minibatch_rows = self.data.frames_per_rollout // self.trainer.world_size // self.hparams.num_minibatches
+        default = 1 if size * self._minibatch_rows < SMALL_WORK else self._threads_before
         torch.set_num_threads(self.hparams.num_threads or default)
 
     def on_fit_end(self) -> None:

@@ -130,10 +130,9 @@ class RolloutCollector(BaseCollector):
         env, store, raw_rewards = self.env, self._store, self._raw_rewards
         observations, dones, overs = (store[key] for key in ("observation", ("next", "done"), ("next", "episode_done")))
         dones, overs, next_observations = dones[..., 0], overs[..., 0], store["next", "observation"]
-        noise: Sequence[np.ndarray | None] = [None] * self.num_steps
+        noise: np.ndarray | None = None  # [T, N, ...]
         if not self.deterministic:
-            drawn = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows]
-            noise = list(drawn.numpy())
+            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].numpy()
         policy, normalizer = self.agent.array_policy(), self.agent.normalizer
         # Copies: they become the model's when the whole rollout has been found to be finite.
         moments = None if normalizer is None else normalizer.arrays()
@@ -170,7 +169,7 @@ class RolloutCollector(BaseCollector):
         self,
         part: int,
         policy: ArrayPolicy,
-        noise: Sequence[np.ndarray | None],
+        noise: np.ndarray | None,
         moments: ArrayMoments | None,
         ends: list[End],
         broken: np.ndarray,
@@ -197,8 +196,7 @@ class RolloutCollector(BaseCollector):
             (observation,) = seen(env.reset_arrays())
         for t in range(self.num_steps):
             observations[t] = observation
-            its_noise = noise[t]
-            action, log_prob, value = policy(observations[t], None if its_noise is None else its_noise[rows])
+            action, log_prob, value = policy(observations[t], None if noise is None else noise[t, rows])
             env.send_arrays(action)
             yield
             actions[t] = action
@@ -259,13 +257,13 @@ class RolloutCollector(BaseCollector):
         observation: np.ndarray = np.concatenate(self._observations)  # type: ignore[arg-type]
         sums = {"discounted": self._discounted, **self._episode}
         return [
-            {"env": state, "observation": to_plain(observation[i]), **{name: float(its[i]) for name, its in sums.items()}}
+            {**state, "observation": to_plain(observation[i]), **{name: float(its[i]) for name, its in sums.items()}}
             for i, state in enumerate(states)
         ]
 
     def resume(self, rows: list[Row]) -> None:
         """Goes on with the episodes that :meth:`running` returned."""
-        self.env.set_state([row["env"] for row in rows])
+        self.env.set_state(rows)
         observation = np.stack([from_plain(row["observation"]) for row in rows])
         self._observations = [observation[part] for part in self._part_rows]
         for name, sums in {"discounted": self._discounted, **self._episode}.items():

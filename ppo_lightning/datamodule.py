@@ -85,7 +85,6 @@ class RolloutDataModule(L.LightningDataModule):
                 raise ConfigError(f"data.{name} is {value}: it must be at least 1.")
         if max_restarts < 0:
             raise ConfigError(f"data.max_restarts is {max_restarts}: it must be at least 0.")
-        self.max_restarts = max_restarts
         if step_timeout is not None and not step_timeout > 0:
             raise ConfigError(f"data.step_timeout is {step_timeout}: it must be above 0, or null.")
         if double_buffer and (backend != "envpool" or transforms):
@@ -96,9 +95,10 @@ class RolloutDataModule(L.LightningDataModule):
         self.env_id = _imported(env_id) if isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id) else env_id
         self.backend, self.env_kwargs, self.transforms = backend, env_kwargs or {}, transforms
         self.num_steps, self.eval_episodes, self.total_timesteps = num_steps, eval_episodes, total_timesteps
-        self.local_num_envs, self.double_buffer, self.step_timeout = local_num_envs, double_buffer, step_timeout
+        self.local_num_envs, self.double_buffer = local_num_envs, double_buffer
+        self.step_timeout, self.max_restarts = step_timeout, max_restarts
         self.predict_observations = predict_observations
-        self._count(num_envs if local_num_envs is None else local_num_envs)
+        self._count(local_num_envs or num_envs)
         self.seed = 1
         self.collector: BaseCollector | None = None
         self._env: EnvBase | None = None
@@ -198,11 +198,11 @@ class RolloutDataModule(L.LightningDataModule):
         """Returns the running episodes of the environments of all ranks, which all call it together, if they can go on."""
         rows = self.collector.running() if isinstance(self.collector, RolloutCollector) else None
         rows = ranks.chain(rows or [])
-        return {"running": to_columns(rows) if rows else None}
+        return {"backend": self.backend, "running": to_columns(rows) if rows else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the episodes for the collector, which does not exist yet."""
-        self._running = state_dict["running"]
+        """Keeps the episodes for the collector, which does not exist yet; another backend cannot go on with them."""
+        self._running = state_dict["running"] if state_dict["backend"] == self.backend else None
 
     def _go_on(self) -> None:
         assert self.trainer is not None

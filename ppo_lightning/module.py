@@ -185,8 +185,8 @@ class PPO(AgentModule):
         optimizer: Any = self.optimizers()
         # Their gradients are added: the same result, while the activations of many rows would not fit into a cache.
         parts = equal_parts(minibatch, self.rows_at_once)
-        usual = self.data.frames_per_rollout // ranks.world_size() // self.hparams.num_minibatches  # what the graph is made for
-        if self._compiled is not None and self._compiled.ready and len(minibatch["action"]) == usual:
+        usual = len(minibatch["action"]) == self._minibatch_rows  # what the graph is made for
+        if self._compiled is not None and self._compiled.ready and usual:
             optimizer._on_before_step()  # Lightning's count of steps, which optimizer.step() keeps otherwise
             metrics = self._compiled(parts)
             optimizer._on_after_step()
@@ -270,7 +270,8 @@ class PPO(AgentModule):
         """
         following = rollout["next"]
         done = following["episode_done"]
-        returns, lengths = (ranks.concatenate(following[key][done]) for key in ("episode_reward", "step_count"))
+        episodes = torch.stack([following[key][done].float() for key in ("episode_reward", "step_count")], dim=-1)
+        returns, lengths = ranks.concatenate(episodes).unbind(-1)
         self.episode_returns.extend(returns.tolist())
         self.env_steps += self.data.frames_per_rollout
         # detail 12
@@ -278,7 +279,7 @@ class PPO(AgentModule):
         pairs = ranks.gather(torch.stack([rollout["state_value"], rollout["value_target"]]))  # [W, 2, N, T, 1]
         values["losses/explained_variance"] = losses.explained_variance(pairs[:, 0], pairs[:, 1])
         if len(returns):
-            values["charts/episodic_return"], values["charts/episodic_length"] = returns.mean(), lengths.float().mean()
+            values["charts/episodic_return"], values["charts/episodic_length"] = returns.mean(), lengths.mean()
         values["charts/learning_rate"] = self.schedule.get_last_lr()[0]
         values["charts/SPS"] = self.steps_per_second()
         self.log_values(values)

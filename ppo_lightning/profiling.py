@@ -20,15 +20,18 @@ from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.minibatches import equal_parts
 
 WARM_UP, WARM_UP_SECONDS = 3, 20.0  # iterations, until the updates are compiled and the caches filled; fewer long ones
+ROUNDS = 3  # of speed and floor in turn
 
 
 class StageClock(L.Callback):
     """Times the stages of a run with the fast collector, from outside, and ends it.
 
-    Afterwards ``sps`` has the environment steps a second, ``shares`` the share of time of each stage, and ``floor`` the
-    seconds that an iteration's environment steps, choices of actions and minibatch updates take alone.
+    Afterwards ``sps`` has the environment steps a second, ``shares`` the share of time of each stage, ``floor`` the
+    seconds that an iteration's environment steps, choices of actions and minibatch updates take alone, and ``fraction`` the
+    floor's time in proportion to the run's.
 
-    The speed is measured before the clocks are put in, which cost some per cent themselves.
+    The speed is measured before the clocks are put in, which cost some per cent themselves, and the floor right after each
+    stretch of it: the machine's own speed drifts.
 
     Args:
         seconds: How long to measure after the warm-up, at least one iteration without and one with clocks.
@@ -37,9 +40,10 @@ class StageClock(L.Callback):
     def __init__(self, seconds: float = 10.0) -> None:
         self.seconds = seconds
         self.spent: dict[str, float] = defaultdict(float)
-        self.iterations, self._first, self.sps = 0, 0, 0.0
+        self._iterations, self._warm, self._clocked, self._measured = 0, False, False, 0.0
+        self._speeds: list[float] = []
+        self._floors: list[dict[str, float]] = []
         self.shares: dict[str, float] = {}
-        self.floor: dict[str, float] = {}
         self.changes: list[tuple[str, ...]] = []  # flags worth trying
 
     def _timed(self, owner: Any, name: str, stage: str) -> None:
@@ -75,9 +79,9 @@ class StageClock(L.Callback):
 
         def timed_minibatches(rollout: Any) -> Iterator[Any]:
             start = time.perf_counter()
-            for self._minibatch in minibatches(rollout):
+            for minibatch in minibatches(rollout):
                 self.spent["shuffling"] += time.perf_counter() - start
-                yield self._minibatch
+                yield minibatch
                 start = time.perf_counter()
 
         pl_module.agent.array_policy, pl_module.minibatches = timed_policy, timed_minibatches
@@ -89,23 +93,30 @@ class StageClock(L.Callback):
         self._timed(pl_module, "update", "updates")
         self._timed(pl_module, "log_rollout", "logging")
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Goes from the warm-up to the speed, from there to the stages, and to the end."""
-        self.iterations += 1
-        now = time.perf_counter()
-        if not self._first:
-            if self.iterations >= WARM_UP or now - self._start > WARM_UP_SECONDS:
-                self._start, self._first = now, self.iterations
-        elif now - self._start > self.seconds / 2:
-            if self.sps:
-                trainer.should_stop = True
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Goes from the warm-up to speed and floor, from there to the stages, and to the end."""
+        self._iterations += 1
+        elapsed = time.perf_counter() - self._start
+        if not self._warm:
+            self._warm = self._iterations >= WARM_UP or elapsed > WARM_UP_SECONDS
+            if not self._warm:
                 return
-            self.sps = (self.iterations - self._first) * pl_module.data.frames_per_rollout / (now - self._start)
-            self._put_clocks(pl_module)
-            self._start = time.perf_counter()
+        elif self._clocked:
+            trainer.should_stop = elapsed > self.seconds / 2
+            return
+        elif elapsed > self.seconds / 2 / ROUNDS:
+            self._speeds.append(self._iterations * pl_module.data.frames_per_rollout / elapsed)
+            self._floors.append(floor(pl_module, next(pl_module.minibatches(pl_module.advantages(batch)))))
+            self._measured += elapsed
+            self._clocked = self._measured > self.seconds / 2
+            if self._clocked:
+                self._put_clocks(pl_module)
+        else:
+            return
+        self._iterations, self._start = 0, time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Adds up, and times the parts alone."""
+        """Adds up."""
         wall = time.perf_counter() - self._start
         inside = ("environment", "acting", "values and log-probabilities")
         stages = {stage: self.spent[stage] for stage in inside}
@@ -113,14 +124,13 @@ class StageClock(L.Callback):
         stages |= {stage: self.spent[stage] for stage in ("advantages", "shuffling", "updates", "logging")}
         stages["the rest"] = wall - sum(stages.values())
         self.shares = {stage: value / wall for stage, value in stages.items()}
-        self.floor = floor(pl_module, self._minibatch)
+        self.sps = statistics.median(self._speeds)
+        self.floor = {part: statistics.median(its[part] for its in self._floors) for part in self._floors[0]}
+        frames = pl_module.data.frames_per_rollout
+        self.floor_sps = frames / sum(self.floor.values())
+        fractions = [speed * sum(its.values()) / frames for speed, its in zip(self._speeds, self._floors, strict=True)]
+        self.fraction = statistics.median(fractions)
         self.changes = changes(pl_module)
-        self.floor_sps = pl_module.data.frames_per_rollout / sum(self.floor.values())
-
-    @property
-    def fraction(self) -> float:
-        """The floor's time in proportion to the run's."""
-        return self.sps / self.floor_sps
 
 
 def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -131,7 +141,7 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
     way of no hook of Lightning's.
 
     Args:
-        module: In training, as it is at the end of it; its weights are of no use afterwards.
+        module: In training; its weights stay, Adam's moments do not.
         minibatch: Tensors [B, ...].
 
     Returns:
@@ -146,9 +156,11 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
         acting = data.num_steps * seconds_of(lambda: policy(observation, noise))
         if policy(observation, noise)[1] is None:
             acting += seconds_of(functools.partial(type(data.collector)._evaluate, data.collector))
-    stepping = seconds_of(raw_step(env), least=1.0)
+    stepping = seconds_of(raw_step(env), least=0.5)
     env.close()
     optimizer = module.trainer.optimizers[0]
+    (group,) = optimizer.param_groups
+    lr, group["lr"] = group["lr"], 0.0
     parts = equal_parts(minibatch, module.rows_at_once)
 
     def update() -> None:
@@ -162,12 +174,9 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
         torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
         optimizer.step()
 
-    updates = hparams.update_epochs * hparams.num_minibatches
-    return {
-        "environment": data.num_steps * stepping,
-        "acting": acting,
-        "updates": updates * seconds_of(update, least=1.0),
-    }
+    updating = hparams.update_epochs * hparams.num_minibatches * seconds_of(update, least=0.5)
+    group["lr"] = lr
+    return {"environment": data.num_steps * stepping, "acting": acting, "updates": updating}
 
 
 def raw_step(env: BatchedEnv) -> Callable[[], Any]:
@@ -197,19 +206,14 @@ def raw_step(env: BatchedEnv) -> Callable[[], Any]:
     return step_adapter
 
 
-def seconds_of(function: Callable[[], Any], least: float = 0.3, rounds: int = 5) -> float:
-    """Returns the median time of a call over rounds that take a given time at least, all together."""
+def seconds_of(function: Callable[[], Any], least: float = 0.3) -> float:
+    """Returns the mean time of a call over a time at least: a mean, as a run's speed is, with the machine's hiccups in both."""
     function()
-    start = time.perf_counter()
-    function()
-    calls = max(1, int(least / rounds / (time.perf_counter() - start)))
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times)
+    calls, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < least:
+        function()
+        calls += 1
+    return elapsed / calls
 
 
 def changes(module: Any) -> list[tuple[str, ...]]:

@@ -63,6 +63,14 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, 
     assert metrics[0] == metrics[1] or not whole.episode_returns
 
 
+def test_another_backend_starts_fresh_episodes(fit, tmp_path, capsys):
+    data = {"num_envs": 3, "num_steps": 20, "total_timesteps": 240}
+    fit(data, {"num_minibatches": 2}, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
+    resumed = fit(data | {"backend": "envpool"}, {"num_minibatches": 2}, ckpt_path=tmp_path / "middle.ckpt")
+    assert "the environments start fresh episodes" in capsys.readouterr().out
+    assert resumed.rollouts_done == 4
+
+
 ROOT = Path(__file__).parent.parent
 RUN = [
     "--config", str(ROOT / "configs/classic/cartpole.yaml"), "--data.eval_episodes", "1", "--trainer.val_check_interval", "3",

@@ -148,7 +148,7 @@ class BatchedEnv(EnvBase):
 
     def set_state(self, states: list[dict[str, Any]]) -> None:
         """Takes back what :meth:`get_state` returned, in the place of a first reset."""
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} has no state to go on from")
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environments and stops their threads."""

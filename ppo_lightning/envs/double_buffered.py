@@ -31,14 +31,15 @@ class DoubleBufferedEnv(BatchedEnv):
         half = num_envs // 2
         halves = [make(half, first_env), make(half, first_env + half)]
         super().__init__(*halves[0].spaces, seeds=[0] * num_envs)
-        self.parts, self._half = halves, half
+        self.parts = halves
         self._observations: list[Any] = [None, None]
         self.envs = halves
         self.action_names, self.render_fps = halves[0].action_names, halves[0].render_fps
 
     def reseed(self, seeds: list[int]) -> None:
         """See :meth:`BatchedEnv.reseed`."""
-        for part, its in zip(self.parts, (seeds[: self._half], seeds[self._half :]), strict=True):
+        half = self.num_envs // 2
+        for part, its in zip(self.parts, (seeds[:half], seeds[half:]), strict=True):
             part.reseed(its)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:

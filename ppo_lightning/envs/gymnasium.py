@@ -83,18 +83,15 @@ class GymnasiumEnv(BatchedEnv):
 
     def _careful_step(self, i: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Steps one environment; one that raises, or gives what is not finite, is made anew, as long as the quota lasts."""
-        step = None
+        if self._restarts >= self.max_restarts:
+            return self.envs[i].step(action)  # the collector says what is not finite
         try:
             step = self.envs[i].step(action)
             if np.isfinite(step[0]).all() and np.isfinite(step[1]):
                 return step
             fault = "gave an observation or a reward that is not finite"
         except Exception as error:
-            if self._restarts >= self.max_restarts:
-                raise
             fault = f"raised {type(error).__name__} ({first_line(error)})"
-        if step is not None and self._restarts >= self.max_restarts:
-            return step  # the collector says what is not finite
         self._restarts += 1
         count = f"restart {self._restarts} of {self.max_restarts}"
         warnings.warn(f"Environment {i} {fault}: it is made anew ({count}), its episode is left out.", stacklevel=2)
