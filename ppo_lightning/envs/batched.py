@@ -31,6 +31,7 @@ class BatchedEnv(EnvBase):
     envs: Any  # what a subclass steps: one vector environment, or a list of single ones
     action_names: Sequence[str] | None = None  # of discrete actions
     can_restart = False  # whether `max_restarts` is honoured
+    _action: np.ndarray  # that was sent
     render_fps = 30.0  # makes a video as fast as the game
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
@@ -84,7 +85,7 @@ class BatchedEnv(EnvBase):
             low, high = self._bounds
             # detail 27
             action = np.minimum(np.maximum(action, low), high)
-        self._action = action
+        vars(self)["_action"] = action  # PyTorch's own way to set an attribute takes 1.7 microseconds
         self._begin(action)
 
     def recv_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

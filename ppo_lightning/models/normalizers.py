@@ -74,8 +74,12 @@ class ArrayMoments:
         before = self.count
         self.count = before + size
         delta = mean - self.mean
-        self.mean = self.mean + delta * (size / self.count)
-        self.m2 = self.m2 + delta * delta * (before * size / self.count) + m2
+        self.mean += delta * (size / self.count)
+        delta *= delta
+        delta *= before * size / self.count
+        self.m2 += delta
+        if size > 1:
+            self.m2 += m2
 
     def update_each(self, batches: np.ndarray) -> np.ndarray:
         """Merges batches of scalars [T, B] of all ranks, one after the other; returns the std after each, [T]."""
@@ -165,9 +169,10 @@ class ObservationNormalizer(Moments):
             for each in summaries:
                 moments.merge(*each)
             if i < len(batches):
-                scaled = (batches[i] - moments.mean) / moments.std
+                scaled = batches[i] - moments.mean
+                scaled /= moments.std
                 # detail 29
-                normalized.append(np.minimum(np.maximum(scaled, -self.clip), self.clip))
+                normalized.append(np.minimum(np.maximum(scaled, -self.clip, out=scaled), self.clip, out=scaled))
         return normalized
 
 
