@@ -85,7 +85,7 @@ class BatchedEnv(EnvBase):
             low, high = self._bounds
             # detail 27
             action = np.minimum(np.maximum(action, low), high)
-        vars(self)["_action"] = action  # PyTorch's own way to set an attribute takes 1.7 microseconds
+        self.__dict__["_action"] = action  # PyTorch's own way to set an attribute takes 1.7 microseconds
         self._begin(action)
 
     def recv_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
