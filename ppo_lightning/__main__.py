@@ -1,9 +1,8 @@
 """``python -m ppo_lightning`` and ``ppo-lightning``."""
 
-import ctypes
-import os
-import signal
 import sys
+
+from ppo_lightning.watch import end_with_the_launcher
 
 HELP = """usage: ppo-lightning COMMAND [--config RECIPE.yaml] [--OPTION VALUE ...]
 
@@ -29,15 +28,6 @@ def main() -> None:
     from ppo_lightning import cli
 
     cli.main()
-
-
-def end_with_the_launcher() -> None:
-    """Lets a rank that another process has started end with that process, whatever it waits for (on Linux).
-
-    Otherwise one whose launcher is killed before they have met waits half an hour for it.
-    """
-    if "LOCAL_RANK" in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

@@ -24,11 +24,12 @@ from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.envs.specs import spec_from_plain
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.evaluation import episode_statistics
-from ppo_lightning.finite import require_finite_state
+from ppo_lightning.finite import Snapshot, require_finite_state
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent, check_same_state
 from ppo_lightning.seeding import derive_seed
+from ppo_lightning.watch import end_with_the_launcher
 
 SMALL_WORK = 10_000_000  # parameters times rows of a minibatch
 SAVE_LOGS_EVERY = 10  # seconds
@@ -41,7 +42,7 @@ class AgentModule(L.LightningModule):
     That is from the data module at ``fit``, ``validate`` and ``test``, and from the checkpoint at
     ``load_from_checkpoint(path)`` and ``predict``, without creating an environment.
 
-    A subclass has the hyperparameters ``num_threads``, ``num_minibatches`` and ``microbatch_size``.
+    A subclass has the hyperparameters ``nonfinite``, ``num_threads``, ``num_minibatches`` and ``microbatch_size``.
 
     Args:
         agent: Makes the agent from the specs of observations and actions.
@@ -80,6 +81,7 @@ class AgentModule(L.LightningModule):
             raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
         if self.trainer.precision not in ("32-true", "bf16-mixed"):
             raise ConfigError(f"trainer.precision is {self.trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
+        end_with_the_launcher()  # before the ranks meet
         return [Preemption()]
 
     def setup(self, stage: str) -> None:
@@ -206,22 +208,14 @@ class AgentModule(L.LightningModule):
             rollout["valid"] = torch.ones(rollout.batch_size, dtype=torch.bool, device=rollout.device)
         return rollout
 
-    def check_ranks(self) -> None:
-        """Compares weights and statistics with those of the other ranks, to the bit.
-
-        Raises:
-            RuntimeError: They are not the same; names the rank and the first parameter.
-        """
-        if ranks.world_size() == 1:
-            return
-        state = {name: tensor for name, tensor in self.state_dict().items() if tensor.numel()}
-        bits = [tensor.contiguous().view(torch.uint8).to(torch.int64) for tensor in state.values()]
-        weights = [torch.arange(1, its.numel() + 1, device=its.device) for its in bits]
-        sums = ranks.gather(torch.stack([(a.flatten() * b).sum() for a, b in zip(bits, weights, strict=True)]).cpu())
-        for name, of_ranks in zip(state, sums.T.tolist(), strict=True):
-            for rank, its in enumerate(of_ranks):
-                if its != of_ranks[0]:
-                    raise RuntimeError(f"{name} of rank {rank} is not the one of rank 0 after {self.env_steps} steps.")
+    def take_back(self, before: Snapshot) -> list[dict[str, Tensor]]:
+        """Undoes an update that gave weights that are not finite; returns what is left of its metrics, which is nothing."""
+        before.restore()
+        end = self.hparams.nonfinite == "stop"
+        self.trainer.should_stop = self.trainer.should_stop or end
+        said = f"A weight was NaN or infinite after {self.env_steps + self.data.frames_per_rollout} environment steps"
+        warnings.warn(f"{said}: the update is taken back, and the run {'ends' if end else 'goes on'}.", stacklevel=2)
+        return []
 
     def steps_per_second(self) -> float:
         """Returns the environment steps of all ranks a second, since the start of this fit."""
@@ -234,7 +228,7 @@ class AgentModule(L.LightningModule):
         """
         rollouts_done = self.env_steps // self.data.frames_per_rollout
         if rollouts_done % CHECK_RANKS_EVERY == 0:
-            self.check_ranks()
+            ranks.require_same(self.state_dict(), self.env_steps)
         scalars = [torch.as_tensor(value, dtype=torch.float32, device=self.device) for value in values.values()]
         together = ranks.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         for name, value in zip(values, together.tolist(), strict=True):

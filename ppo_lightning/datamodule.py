@@ -218,7 +218,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> EvaluationLoader:
         """Returns a loader of one batch: ``eval_episodes`` whole episodes in fresh environments."""
-        return EvaluationLoader(lambda: self._make(self.eval_episodes, first_env=0, stream="eval"), self._agent())
+        make = lambda: self._make(self.eval_episodes, first_env=0, stream="eval")  # noqa: E731
+        return EvaluationLoader(make, self._agent(), self.step_timeout)
 
     test_dataloader = val_dataloader
 

@@ -14,7 +14,7 @@ MAX_EPISODE_STEPS = 30_000
 
 
 @torch.random.fork_rng(devices=[])  # TorchRL's collector draws from the global generator
-def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDictBase:
+def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout: float | None = None) -> TensorDictBase:
     """Plays one whole episode in each environment, always taking the most probable action.
 
     Every environment counts once, so that short episodes are not over-represented. Nothing in the agent, and no random
@@ -25,11 +25,12 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64) -> TensorDic
         agent: The agent.
         env: N fresh environments, batch size [N]; the caller closes them.
         num_steps: Steps collected at a time.
+        step_timeout: As for :class:`~ppo_lightning.RolloutCollector`.
 
     Returns:
         ``episode_reward`` and ``step_count`` of the N episodes, batch size [N].
     """
-    collector = make_collector(env, agent, num_steps, deterministic=True)
+    collector = make_collector(env, agent, num_steps, deterministic=True, step_timeout=step_timeout)
     episodes = TensorDict(episode_reward=torch.zeros(env.batch_size), step_count=torch.zeros(env.batch_size, dtype=torch.int64))
     episodes.batch_size = env.batch_size
     playing = torch.ones(env.batch_size, dtype=torch.bool)
@@ -72,10 +73,11 @@ class EvaluationLoader:
     Args:
         make_env: Creates fresh environments.
         agent: Plays them.
+        step_timeout: As for :func:`evaluate`.
     """
 
-    def __init__(self, make_env: Callable[[], EnvBase], agent: ActorCritic) -> None:
-        self.make_env, self.agent = make_env, agent
+    def __init__(self, make_env: Callable[[], EnvBase], agent: ActorCritic, step_timeout: float | None = None) -> None:
+        self.make_env, self.agent, self.step_timeout = make_env, agent, step_timeout
 
     def __len__(self) -> int:
         return 1
@@ -83,7 +85,7 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[TensorDictBase]:
         env = self.make_env()
         try:
-            yield evaluate(self.agent, env)
+            yield evaluate(self.agent, env, step_timeout=self.step_timeout)
         finally:
             if not env.is_closed:
                 env.close()

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from ppo_lightning import losses, ranks
 from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
 from ppo_lightning.compiled import CompiledUpdate, Loss, compile_anew
+from ppo_lightning.finite import Snapshot
 from ppo_lightning.minibatches import Minibatch, equal_parts, mean_of, take, valid_minibatches
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
@@ -52,6 +53,8 @@ class PPO(AgentModule):
         compile: Compile the update: one graph for loss, gradients, clipping and Adam on a single device, the loss alone on
             several ranks. It takes some ten seconds at the start and needs a C++ compiler, and the weights are those of
             the uncompiled update to float tolerance. On a single device, Lightning's hooks around the optimizer do not run.
+        nonfinite: What an update does that makes a weight NaN or infinite: end the run with an ``error``; or be taken back, all
+            of its iteration, whose rollout is then left out (``skip``), or is the last (``stop``).
         num_threads: PyTorch's threads on the CPU while it trains; None: one where parameters times rows of a minibatch are
             fewer than ten million, otherwise as many as PyTorch has.
         agent: Makes the agent from the specs of observations and actions.
@@ -82,6 +85,7 @@ class PPO(AgentModule):
         bootstrap_truncated: bool = True,
         microbatch_size: int | None = None,
         compile: bool = False,
+        nonfinite: Literal["error", "skip", "stop"] = "error",
         num_threads: int | None = None,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
     ) -> None:
@@ -108,11 +112,14 @@ class PPO(AgentModule):
         if batch_idx % CHECK_EVERY == 0:
             self.check_log_probs(rollout)
         rollout = self.advantages(self.agree_on_valid(rollout))
+        before = None if self.hparams.nonfinite == "error" else Snapshot(self.trainer.optimizers[0])
         metrics = []
         for _ in range(self.hparams.update_epochs):
             metrics += [self.update(minibatch) for minibatch in self.minibatches(rollout)]
             if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                 break
+        if before is not None and before.spoilt():
+            metrics = self.take_back(before)
         self.log_rollout(rollout, metrics)
         self.schedule.step()
         if self.rollouts_done >= self.data.num_rollouts:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,28 @@ def chain(items: list[Any]) -> list[Any]:
     if world_size() > 1:
         dist.all_gather_object(lists, items, group=_cpu_group(dist.group.WORLD))
     return list(itertools.chain.from_iterable(lists))
+
+
+def require_same(state: Mapping[str, Tensor], step: int) -> None:
+    """Compares tensors with those of the other ranks, to the bit.
+
+    Args:
+        state: By name.
+        step: For the message.
+
+    Raises:
+        RuntimeError: They are not the same; names the rank and the first tensor.
+    """
+    if world_size() == 1:
+        return
+    tensors = {name: tensor for name, tensor in state.items() if tensor.numel()}
+    bits = [tensor.contiguous().view(torch.uint8).to(torch.int64) for tensor in tensors.values()]
+    weights = [torch.arange(1, its.numel() + 1, device=its.device) for its in bits]
+    sums = gather(torch.stack([(a.flatten() * b).sum() for a, b in zip(bits, weights, strict=True)]).cpu())
+    for name, of_ranks in zip(tensors, sums.T.tolist(), strict=True):
+        for rank, its in enumerate(of_ranks):
+            if its != of_ranks[0]:
+                raise RuntimeError(f"{name} of rank {rank} is not the one of rank 0 after {step} steps.")
 
 
 @functools.lru_cache(maxsize=1)

@@ -3,15 +3,20 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
+import warnings
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
+from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models.normalizers import RewardScaler
 from tests.environments import Trouble
@@ -133,12 +138,86 @@ def test_after_an_error_nobody_waits_for_the_step_any_more():
     collector.shutdown()
 
 
+def test_an_environment_that_hangs_in_an_evaluation_ends_the_run_with_its_traceback(tmp_path):
+    script = f"""
+import lightning as L, tests.environments
+from ppo_lightning import PPO, RolloutDataModule
+kwargs = {{"kind": "hangs", "at": 3, "env": 4}}
+data = RolloutDataModule("Trouble-v0", num_envs=4, eval_episodes=2, env_kwargs=kwargs, step_timeout=2.0)
+L.Trainer(logger=False, accelerator="cpu", default_root_dir={str(tmp_path)!r}).validate(PPO(), data)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "Timeout (0:00:02)!" in done.stderr
+    assert "environments.py" in done.stderr.split("most recent call first", 1)[1], "says where it hangs"
+
+
 @pytest.mark.parametrize("trouble", ["raises", "exits", "hangs"])
 def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble):
     data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": {"kind": trouble, "at": 20}, "step_timeout": 3.0}
     process = start(tmp_path / "run", 2, data=data, rollouts=4, trouble_on=1)
     code, errors = finish(process, timeout=90)
     assert code != 0, errors
+
+
+# Updates
+
+
+class Spoilt(PPO):
+    """The gradient of the second iteration is NaN, from its second minibatch on."""
+
+    def update(self, minibatch):
+        if self.rollouts_done == 1 and self.spoils:
+            minibatch["advantage"] = minibatch["advantage"] * torch.nan
+        self.spoils = True
+        return super().update(minibatch)
+
+    def training_step(self, rollout, batch_idx):
+        self.spoils, before = False, self.everything()
+        super().training_step(rollout, batch_idx)
+        self.changed = [not torch.equal(a, b) for a, b in zip(self.everything(), before, strict=True)]
+
+    def everything(self):
+        weights = list(self.agent.parameters())
+        states = [value for entries in self.trainer.optimizers[0].state.values() for value in entries.values()]
+        return [tensor.detach().clone() for tensor in weights + states]
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(("nonfinite", "iterations"), [("skip", 4), ("stop", 2)])
+def test_an_update_that_gives_nan_is_taken_back(fit, tmp_path, nonfinite, iterations, compile):
+    changed = {}
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            changed[batch_idx] = pl_module.changed
+
+    options = {"callbacks": [Watch(), ModelCheckpoint(tmp_path, every_n_train_steps=1)], "enable_checkpointing": True}
+    with pytest.warns(UserWarning, match="A weight was NaN or infinite after 64 environment steps: the update is taken back"):
+        module = fit(SMALL, {"nonfinite": nonfinite, "compile": compile}, ppo=Spoilt, max_epochs=-1, **options)
+    assert module.rollouts_done == len(changed) == iterations
+    assert not any(changed[1]), "weights and Adam's state are those from before"
+    assert all(all(its) for step, its in changed.items() if step not in (0, 1)), "it learns on"
+    assert "losses/value_loss" in module.trainer.callback_metrics
+    assert all(tensor.isfinite().all() for tensor in module.everything())
+    (path,) = tmp_path.glob("*.ckpt")
+    assert PPO.load_from_checkpoint(path).env_steps == 32 * iterations
+
+
+def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
+    with pytest.raises(NonFiniteError, match="losses/policy_loss is nan after 64 steps"):
+        fit(SMALL, ppo=Spoilt)
+
+
+def test_the_first_update_can_be_taken_back(fit):
+    class Worse(Spoilt):
+        rollouts_done = property(lambda self: 1 if self.env_steps == 0 else 2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        taken_back = fit(SMALL | {"total_timesteps": 32}, {"nonfinite": "skip"}, ppo=Worse)
+    assert not any(taken_back.changed)
+    assert not any(tensor.any() for tensor in taken_back.everything()[-1:]), "Adam begins again"
 
 
 # Restarts

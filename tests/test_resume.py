@@ -17,6 +17,7 @@ import torch
 from ppo_lightning import MLPAgent
 from ppo_lightning.callbacks.preemption import EXIT_CODE
 from ppo_lightning.models import CNNAgent
+from tests.test_distributed import finish, start
 
 
 class SaveAfter(L.Callback):
@@ -192,6 +193,20 @@ def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(runs):
     time.sleep(0.5)
     process.kill()
     broken.wait(process, timeout=20)
+
+
+def test_no_rank_of_a_users_script_outlives_its_launcher(tmp_path):
+    process = start(tmp_path / "run", 2)
+    while len(left_of(process.pid)) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(10)  # the other rank imports everything, and waits for this one
+    process.kill()
+    process.wait()
+    time.sleep(1)
+    left = left_of(process.pid)
+    finish(process)
+    assert not left
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
