@@ -175,7 +175,7 @@ class Spoilt(PPO):
     def training_step(self, rollout, batch_idx):
         self.spoils, before = False, self.everything()
         super().training_step(rollout, batch_idx)
-        self.changed = [not torch.equal(a, b) for a, b in zip(self.everything(), before, strict=True)]
+        self.changed = [not torch.equal(a, b) for a, b in zip(self.everything(), before, strict=False)]
 
     def everything(self):
         weights = list(self.agent.parameters())
