@@ -31,7 +31,7 @@ def test_a_slow_stage_is_seen_as_such(fit, monkeypatch):
     advantages = PPO.advantages
 
     def slow(self, rollout):
-        time.sleep(0.1)
+        time.sleep(0.3)
         return advantages(self, rollout)
 
     monkeypatch.setattr(PPO, "advantages", slow)
