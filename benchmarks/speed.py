@@ -1,6 +1,7 @@
 """Environment steps a second of ours, of Stable-Baselines3 and of TorchRL's own loop, beside what the raw parts allow.
 
-`python benchmarks/speed.py [--workloads NAME ...] [--repeats 5] [--seconds 10] [--quick] [--device cuda] [--json PATH]`; needs
+`python benchmarks/speed.py [--workloads NAME ...] [--repeats 5] [--seconds 10] [--quick] [--competitors NAME ...] [--device cuda]
+[--json PATH]`; needs
 the extra `benchmark` and a machine that does nothing else. Every run is a process of its own, in alternation, with the same
 environment, network and hyperparameters. Its speed is that of whole iterations (collection and update) after the first ones, so
 that start-up and compilation do not count. A step is a decision of the agent: of Atari four frames. The floor is what the
@@ -180,6 +181,7 @@ def main() -> None:
     """Prints two tables, and writes every figure as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=None)
+    parser.add_argument("--competitors", nargs="+", help='for example "ours, compiled" stable-baselines3; all, if left out')
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=None)
     parser.add_argument("--quick", action="store_true", help="the small ones, once, in less than three minutes")
@@ -194,7 +196,8 @@ def main() -> None:
         one(args.one, names[0], args.seconds, args.device)
         return
     results: dict[str, dict[str, list[dict[str, Any]]]] = {
-        name: {who: [] for who in competitors(name, args.device)} for name in names
+        name: {who: [] for who in competitors(name, args.device) if not args.competitors or who in args.competitors}
+        for name in names
     }
     for workload, runs in results.items():
         for _ in range(args.repeats):
