@@ -13,7 +13,12 @@ PPO with TorchRL rollouts and PyTorch Lightning. The commands, each with its own
   test      the same, under other names
   predict   the actions of a trained agent for stored observations
   play      a video of a trained agent
+  export    a trained agent as ONNX, or for the Hugging Face Hub
   profile   where the time of a recipe goes on this machine, and what would make it faster
+  details   the implementation details as a recipe or a checkpoint has them; where two checkpoints differ
+  benchmark recipes by seeds: a table beside published results, learning curves
+  compare   whether the runs of one benchmark are worse than those of another
+  ablate    a recipe without some of the implementation details, beside the recipe
 
 The first: ppo-lightning fit --config configs/classic/cartpole.yaml
 """

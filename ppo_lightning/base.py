@@ -21,6 +21,7 @@ from ppo_lightning import ranks
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
 from ppo_lightning.datamodule import RolloutDataModule
+from ppo_lightning.details import manifest
 from ppo_lightning.envs.specs import spec_from_plain
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.evaluation import episode_statistics
@@ -111,7 +112,7 @@ class AgentModule(L.LightningModule):
             NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
         """
         require_finite_state(checkpoint)
-        checkpoint["agent"] = self._recipe
+        checkpoint["agent"], checkpoint["details"] = self._recipe, manifest(self)
         checkpoint["seed"] = self.data.seed
         checkpoint["env_steps"], checkpoint["frames_per_rollout"] = self.env_steps, self.data.frames_per_rollout
         checkpoint["episode_returns"] = list(self.episode_returns)

@@ -1,5 +1,6 @@
-"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``, ``play`` and ``profile``."""
+"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``, and the other commands."""
 
+import importlib
 import inspect
 import json
 import logging
@@ -25,6 +26,15 @@ from ppo_lightning.module import PPO
 from ppo_lightning.resume import newest_checkpoint
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
+OTHER_COMMANDS = {  # where their main functions are
+    "play": "video",
+    "profile": "profiling",
+    "details": "details",
+    "export": "export",
+    "benchmark": "benchmark.command",
+    "compare": "benchmark.compare",
+    "ablate": "benchmark.ablate",
+}
 
 
 class Parser(LightningArgumentParser):
@@ -124,14 +134,8 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
     try:
-        if args[:1] == ["play"]:
-            from ppo_lightning import video
-
-            return video.main(args[1:])
-        if args[:1] == ["profile"]:
-            from ppo_lightning import profiling
-
-            return profiling.main(args[1:])
+        if args and args[0] in OTHER_COMMANDS:
+            return importlib.import_module(f"ppo_lightning.{OTHER_COMMANDS[args[0]]}").main(args[1:])
         sys.argv[1:] = _with_checkpoint_config(args)  # what LightningCLI and the processes that a strategy starts read
         run([RolloutProgressBar(), RunSummary(), ActionWriter()])
     except Exception as error:

@@ -16,11 +16,9 @@ from ppo_lightning.envs.make import Backend
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.heads import CategoricalHead
-from ppo_lightning.models.rebuild import agent_from_plain, check_same_spaces, read_checkpoint
+from ppo_lightning.models.rebuild import check_same_spaces, read_checkpoint, trained_agent
 from ppo_lightning.overlay import draw
 from ppo_lightning.seeding import derive_seed
-
-MAX_FRAMES = 10_000  # of one episode
 
 
 @torch.no_grad()
@@ -32,6 +30,7 @@ def record_video(
     seed: int = 1,
     backend: Backend = "gymnasium",
     overlay: bool = False,
+    max_frames: int = 10_000,
     **env_kwargs: Any,
 ) -> list[float]:
     """Plays episodes with the most probable actions, and writes every frame to a file.
@@ -40,11 +39,12 @@ def record_video(
         agent: The agent.
         env_id: An environment of Gymnasium, or one of Procgen; agents trained through another backend play there too.
         path: Ends in ``.mp4`` or ``.gif``.
-        episodes: How many, one after the other; each ends after 10 000 steps at the latest.
+        episodes: How many, one after the other.
         seed: Decides the episodes, which (but for Procgen) are those of an evaluation with this seed.
         backend: ``gymnasium`` or ``procgen``.
         overlay: Draw the probabilities of the actions (of continuous actions: their means), the value and the return so far
             beside the picture.
+        max_frames: Ends an episode that has not ended by itself.
         **env_kwargs: For ``gymnasium.make``, or as for :func:`~ppo_lightning.envs.make.make_env`.
 
     Returns:
@@ -79,8 +79,8 @@ def record_video(
                     frame = _frame(env, agent, observation, 0.0, overlay)
                 video.append_data(frame)
                 total = 0.0
-                for _ in range(MAX_FRAMES):
-                    action = agent.mode(torch.tensor(observation))
+                for _ in range(max_frames):
+                    action = agent.mode(torch.tensor(observation, device=agent.critic.weight.device))
                     observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
                     total += float(reward[0])
                     video.append_data(_frame(env, agent, observation, total, overlay))
@@ -108,7 +108,7 @@ def _frame(env: BatchedEnv, agent: ActorCritic, observation: np.ndarray, total: 
         raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
     if not overlay:
         return picture
-    value, numbers, lengths = (each[0].numpy(force=True) for each in agent.explain(torch.tensor(observation)))
+    value, numbers, lengths = (each[0].numpy(force=True) for each in agent.explain(torch.tensor(observation, device=agent.critic.weight.device)))
     names = env.action_names or [f"action {index}" for index in range(len(numbers))]
     chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
     texts = [f"{number:.2f}" for number in numbers]
@@ -138,9 +138,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--env_id", help="an environment of Gymnasium (default: the checkpoint's)")
     options = parser.parse_args(args)
     checkpoint = read_checkpoint(options.ckpt_path)
-    agent, data = agent_from_plain(checkpoint["agent"]), checkpoint["datamodule_hyper_parameters"]
-    state, prefix = checkpoint["state_dict"], "agent."
-    agent.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
+    agent, data = trained_agent(checkpoint), checkpoint["datamodule_hyper_parameters"]
     backend: Backend = "procgen" if data["backend"] == "procgen" else "gymnasium"
     if options.env_id is None and data["backend"] != backend:
         print(f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment")

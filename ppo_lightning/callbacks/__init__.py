@@ -1,8 +1,20 @@
 """What is shown while a run goes on and when it ends, and how it ends early."""
 
+from ppo_lightning.callbacks.doctor import Doctor
+from ppo_lightning.callbacks.live import LivePlot, TerminalPanel
 from ppo_lightning.callbacks.predictions import ActionWriter
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.progress import RolloutProgressBar
 from ppo_lightning.callbacks.summary import RunSummary
+from ppo_lightning.callbacks.video import CaptureVideo
 
-__all__ = ["ActionWriter", "Preemption", "RolloutProgressBar", "RunSummary"]
+__all__ = [
+    "ActionWriter",
+    "CaptureVideo",
+    "Doctor",
+    "LivePlot",
+    "Preemption",
+    "RolloutProgressBar",
+    "RunSummary",
+    "TerminalPanel",
+]

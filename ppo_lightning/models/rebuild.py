@@ -70,6 +70,13 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     return checkpoint
 
 
+def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
+    """Builds the agent of a checkpoint that :func:`read_checkpoint` read, with its weights and statistics."""
+    agent, state, prefix = agent_from_plain(checkpoint["agent"]), checkpoint["state_dict"], "agent."
+    agent.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
+    return agent.eval()
+
+
 def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
     """Refuses an environment that the agent cannot play.
 

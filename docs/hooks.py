@@ -1,0 +1,74 @@
+"""For the documentation site: README as its first page, the table of details, and the files that pages link to as pages."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from ppo_lightning.details import DETAILS, places
+
+ROOT = Path(__file__).parent.parent
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".txt": "text", ".csv": "text", ".json": "json"}
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that are made: the first page, the details, and every file that a page links to."""
+    pages = {"index.md": (ROOT / "README.md").read_text(), "details.md": details()}
+    pages |= {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    linked = set(re.findall(r"\(source/([^)#]+)\.md", pages["details.md"]))
+    for name, text in pages.items():
+        folder = ROOT if name == "index.md" else ROOT / "docs"
+        linked |= {str(path.relative_to(ROOT)) for path in _targets(text, folder) if path.suffix in LANGUAGES}
+    for name in ("index.md", "details.md"):
+        files.append(File.generated(config, name, content=pages[name]))
+    for name in sorted(linked):
+        path = ROOT / name
+        shown = path.read_text()[:200_000]
+        content = f"---\nsearch: {{exclude: true}}\n---\n# {name}\n\n````{LANGUAGES[path.suffix]}\n{shown}\n````\n"
+        files.append(File.generated(config, f"source/{name}.md", content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
+    """Lets links to files of the repository lead to their pages; those to folders and to notebooks become plain text."""
+    uri = page.file.src_uri
+    if uri.startswith("source/") or uri == "details.md":
+        return markdown
+    folder = ROOT if uri == "index.md" else ROOT / "docs"
+
+    def replace(match: re.Match[str]) -> str:
+        target, anchor = match.group(1), match.group(2) or ""
+        path = (folder / target).resolve()
+        if ":" in target or not path.is_relative_to(ROOT):
+            return match.group(0)
+        if path.suffix in (".md", ".png") and path.is_relative_to(ROOT / "docs"):
+            return f"]({path.relative_to(ROOT / 'docs')}{anchor})"
+        if path.suffix in LANGUAGES and path.is_file():
+            return f"](source/{path.relative_to(ROOT)}.md)"
+        return "](#)" if path.exists() else match.group(0)
+
+    return LINK.sub(replace, markdown)
+
+
+def _targets(text: str, folder: Path) -> list[Path]:
+    found = [(folder / match.group(1)).resolve() for match in LINK.finditer(text) if ":" not in match.group(1)]
+    return [path for path in found if path.is_file() and path.is_relative_to(ROOT)]
+
+
+def details() -> str:
+    """Returns the table of the implementation details, each with a link to its line."""
+    lines = [
+        "# The implementation details\n",
+        'Of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with their auxiliary ones (A) and two for'
+        " Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints what a recipe has. Those for memory (32 to 36), MultiDiscrete actions"
+        " (37) and masks (A4) are not there yet.\n",
+        "| | detail | code | to switch it off |\n|---|---|---|---|",
+    ]
+    where = places()
+    for detail in DETAILS:
+        path, line = where[detail.number].rsplit(":", 1)
+        anchor = f"source/{path}.md#__codelineno-0-{line}"
+        lines.append(f"| {detail.number} | {detail.title} | [{where[detail.number]}]({anchor}) | {' '.join(detail.off) and f'`{" ".join(detail.off)}`'} |")
+    return "\n".join(lines) + "\n"

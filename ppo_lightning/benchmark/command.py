@@ -1,0 +1,56 @@
+"""``ppo-lightning benchmark`` and ``ppo-lightning ablate``."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppo_lightning.benchmark.report import write_report
+from ppo_lightning.benchmark.runner import Job, Runner, jobs_of
+
+
+def add_own(parser: argparse.ArgumentParser, output: str) -> None:
+    """Adds what both commands take."""
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="default: 1 2 3")
+    parser.add_argument("--workers", type=int, default=1, help="how many run at a time (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, of each run (default: 1)")
+    parser.add_argument("--output", type=Path, default=Path(output), help=f"a folder (default: {output})")
+
+
+def main(args: Sequence[str]) -> None:
+    """Runs ``ppo-lightning benchmark``: recipes by seeds, and a report on them.
+
+    Args:
+        args: Its own; all others are for ``fit``.
+
+    Raises:
+        SystemExit: With code 1 if a run failed.
+    """
+    parser = argparse.ArgumentParser(
+        "ppo-lightning benchmark",
+        description="Trains recipes with several seeds, each in a process of its own; writes runs.csv, curves.csv, report.md and"
+        " learning curves. The same command again goes on where it was interrupted.",
+        epilog="All other arguments are for fit: --model.compile true ...",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="YAML files")
+    parser.add_argument("--env_ids", nargs="+", default=[], help="train each recipe in each of these environments")
+    add_own(parser, "runs/benchmark")
+    own, flags = parser.parse_known_args(args)
+    run(own, jobs_of(own.recipes, own.seeds, own.env_ids, tuple(flags)), ["ppo-lightning", "benchmark", *args])
+
+
+def run(own: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) -> None:
+    """Trains, reports, prints the table.
+
+    Raises:
+        SystemExit: With code 1 if a run failed.
+    """
+    runner = Runner(own.output, own.workers, own.threads)
+    try:
+        runner.run(jobs)
+    finally:
+        print(write_report(runner, jobs, [shlex.quote(part) for part in command]))
+    print(f"\n{own.output}: runs.csv, curves.csv, report.md, curves_env_steps.png, curves_seconds.png (and .svg)")
+    if runner.failed:
+        raise SystemExit(1)

@@ -1,0 +1,273 @@
+"""What a benchmark leaves: a CSV of runs, a table beside published results, learning curves."""
+
+import csv
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppo_lightning.benchmark.runner import DONE, Job, Runner, metrics_of
+from ppo_lightning.errors import import_extra
+from ppo_lightning.models.rebuild import read_checkpoint
+
+CONFIDENCE, RESAMPLES = 0.95, 9999
+WINDOW = 0.04  # of the horizontal axis, over which curves are averaged
+PACKAGES = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "envpool", "mujoco", "ale-py")
+Row = dict[str, Any]
+
+
+def interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
+    """Returns the mean without the lowest and the highest quarter, both rounded down to whole runs.
+
+    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021), whose ``rliable``
+    computes it so. Of three runs it is the mean.
+    """
+    return import_extra("scipy.stats", extra="report").trim_mean(values, 0.25, axis=axis)
+
+
+def interval(statistic: Callable[..., Any], *samples: Sequence[float]) -> tuple[float, float]:
+    """Returns the percentile bootstrap's 95 % interval of a statistic of one or more independent samples of runs."""
+    if any(len(sample) < 2 for sample in samples):
+        return float("nan"), float("nan")
+    options = {"method": "percentile", "confidence_level": CONFIDENCE, "n_resamples": RESAMPLES, "vectorized": True}
+    arrays = tuple(np.asarray(sample, float) for sample in samples)
+    found = import_extra("scipy.stats", extra="report").bootstrap(arrays, statistic, rng=0, **options)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def results_of(job: Job, folder: Path) -> tuple[Row, list[Row]]:
+    """Reads a finished run: its row, and the points of its learning curve.
+
+    Raises:
+        FileNotFoundError: It left no checkpoint.
+    """
+    found = sorted(folder.glob("runs/*/version_*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise FileNotFoundError(f"{folder} has no checkpoint.")
+    checkpoint, metrics = read_checkpoint(str(found[-1])), list(metrics_of(folder))
+    evaluations = [float(row["eval/episodic_return"]) for row in metrics if row.get("eval/episodic_return")]
+    row = {
+        "recipe": job.label,
+        "env_id": job.settings["env_id"],
+        "seed": job.seed,
+        "env_steps": checkpoint["env_steps"],
+        "episodic_return": _mean(checkpoint["episode_returns"]),
+        "eval_return": evaluations[-1] if evaluations else float("nan"),
+        "wall_seconds": json.loads((folder / DONE).read_text())["wall_seconds"],
+    }
+    curve = [
+        {
+            "recipe": job.label,
+            "seed": job.seed,
+            "env_steps": int(its["step"]),
+            "seconds": float(its["seconds"]),
+            "episodic_return": round(float(its["charts/episodic_return"]), 2),
+        }
+        for its in metrics
+        if its.get("charts/episodic_return")
+    ]
+    return row, curve
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(statistics.fmean(values), 2) if values else float("nan")
+
+
+def published(env_id: str, family: str) -> Row | None:
+    """Returns CleanRL's published result for an environment, of the recipe's family if it has one; None: there is none.
+
+    The figures stand in ``published.csv``, each with its source.
+    """
+
+    def plain(name: str) -> str:
+        return name.removeprefix("ALE/").replace("NoFrameskip", "").split("-v")[0] if _atari(name) else name
+
+    with Path(__file__).with_name("published.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "episodic_return" and "CleanRL" in row["source"]]
+    rows = [row for row in rows if plain(row["env_id"]) == plain(env_id)]
+    return next((row for row in rows if row["recipe"] == family), rows[0] if rows else None)
+
+
+def _atari(name: str) -> bool:
+    return name.startswith("ALE/") or "NoFrameskip" in name
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Reads a CSV with a header."""
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Writes rows with one header line."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) -> str:
+    """Writes runs.csv, curves.csv, report.md and the pictures into the benchmark's folder.
+
+    Args:
+        runner: Has run the jobs.
+        jobs: Those that are not done are left out, and the report says so.
+        command: What was typed, to be shown.
+
+    Returns:
+        The table.
+    """
+    done = [job for job in jobs if (runner.of(job) / DONE).exists()]
+    if not done:
+        return "No run is done."
+    results = [results_of(job, runner.of(job)) for job in done]
+    runs, curves = [row for row, _ in results], [point for _, its in results for point in its]
+    write_csv(runner.folder / "runs.csv", runs)
+    families = {job.label: job.recipe.resolve().parent.name for job in jobs}
+    text = table(runs, families)
+    left = [f"\n{len(jobs) - len(done)} of {len(jobs)} runs are not done.\n"] if len(done) < len(jobs) else []
+    (runner.folder / "report.md").write_text("\n".join([text, *left, about(command, runner), ""]))
+    if curves:
+        write_csv(runner.folder / "curves.csv", curves)
+        lines = {label: published(its["env_id"], families[label]) for its in runs for label in [its["recipe"]]}
+        for x in ("env_steps", "seconds"):
+            draw(curves, x, {label: float(its["mean"]) for label, its in lines.items() if its}, runner.folder / f"curves_{x}")
+    return text
+
+
+def table(runs: Sequence[Row], families: dict[str, str]) -> str:
+    """Returns the results as Markdown, one line a recipe."""
+    lines = [
+        "| recipe | environment | seeds | steps | return, mean ± std | interquartile mean [95 %] | CleanRL | wall time |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for label in dict.fromkeys(run["recipe"] for run in runs):
+        its = [run for run in runs if run["recipe"] == label]
+        returns = [float(run["episodic_return"]) for run in its]
+        std = statistics.stdev(returns) if len(returns) > 1 else float("nan")
+        low, high = interval(interquartile_mean, returns)
+        known = published(its[0]["env_id"], families[label])
+        cleanrl = "" if known is None else f"{float(known['mean']):.1f} ± {float(known['std']):.1f}"
+        if known is not None and int(known["env_steps"]) > 1.1 * int(its[0]["env_steps"]):
+            cleanrl += f" ({int(known['env_steps']):_} steps)".replace("_", " ")
+        steps = f"{int(its[0]['env_steps']):_}".replace("_", " ")
+        seconds = statistics.median(float(run["wall_seconds"]) for run in its)
+        lines.append(
+            f"| {label} | {its[0]['env_id']} | {len(its)} | {steps} | {statistics.fmean(returns):.1f} ± {std:.1f}"
+            f" | {float(interquartile_mean(np.array(returns))):.1f} [{low:.1f}, {high:.1f}] | {cleanrl} | {seconds:.0f} s |"
+        )
+    return "\n".join(lines)
+
+
+def about(command: Sequence[str], runner: Runner) -> str:
+    """Returns where the results come from: command, commit, versions, machine."""
+    versions = []
+    for name in PACKAGES:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "\n".join(
+        [
+            "\nMean ± sample standard deviation over seeds of the return over the last 100 training episodes; published: its own.",
+            "",
+            f"- `{' '.join(command)}`",
+            f"- commit {commit()}; Python {platform.python_version()}, {', '.join(versions)}",
+            f"- {processor()}, {os.cpu_count()} processors; {runner.workers} runs at a time, each on {runner.threads} thread(s)",
+        ]
+    )
+
+
+def commit() -> str:
+    """Returns the commit of the package's source, marked where files differ from it; unknown outside of a repository."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changes = subprocess.run([*git, "status", "--porcelain", ".."], capture_output=True, text=True, check=True).stdout
+        return found + " with changes" * bool(changes.strip())
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def processor() -> str:
+    """Returns the processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:
+    """Returns, for each point of the grid, the mean return of the 4 % of the axis before it; masked where there is none."""
+    xs, returns = (np.array([float(row[key]) for row in rows]) for key in (x, "episodic_return"))
+    windows = [returns[(xs > point - WINDOW * grid[-1]) & (xs <= point)] for point in grid]
+    return np.ma.masked_invalid([window.mean() if len(window) else np.nan for window in windows])
+
+
+def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, columns: int = 3) -> None:
+    """Draws the learning curves, one panel a recipe: each seed thin, their mean thick, the published mean dashed.
+
+    Args:
+        points: Of ``curves.csv``.
+        x: ``"env_steps"`` or ``"seconds"``.
+        lines: The published mean of a recipe, where there is one.
+        path: Without its ending: PNG and SVG are written.
+        columns: Panels in a row.
+    """
+    import_extra("matplotlib", extra="report").use("Agg")
+    import matplotlib.pyplot as plt
+
+    labels = list(dict.fromkeys(point["recipe"] for point in points))
+    columns = min(columns, len(labels))
+    rows = -(-len(labels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(max(5, 3.7 * columns), 2.8 * rows), squeeze=False)
+    for axis, label in zip(axes.flat, labels, strict=False):
+        for_seed: dict[str, list[Row]] = {}
+        for point in points:
+            if point["recipe"] == label:
+                for_seed.setdefault(str(point["seed"]), []).append(point)
+        plot_mean(axis, list(for_seed.values()), x, f"ppo_lightning, {len(for_seed)} seeds")
+        if label in lines:
+            axis.axhline(lines[label], color="grey", linestyle="--", linewidth=0.9, label="CleanRL, at the end")
+        axis.set_title(label, fontsize=10)
+        decorate(axis, x)
+    for axis in axes.flat[len(labels) :]:
+        axis.set_visible(False)
+    axes[0, 0].set_ylabel("return", fontsize=8)
+    axes[0, 0].legend(frameon=False, fontsize=7, loc="lower right")
+    save(figure, path)
+
+
+def plot_mean(axis: Any, seeds: Iterable[Sequence[Row]], x: str, label: str, colour: str = "tab:blue") -> None:
+    """Draws each seed's curve thin and their mean thick, which ends where the first of them does."""
+    seeds = list(seeds)
+    grid = np.linspace(0, min(max(float(row[x]) for row in rows) for rows in seeds), 101)
+    curves = [curve(rows, x, grid) for rows in seeds]
+    for one in curves:
+        axis.plot(grid, one, color=colour, linewidth=0.8, alpha=0.35)
+    axis.plot(grid, np.ma.mean(curves, axis=0), color=colour, linewidth=2, label=label)
+
+
+def decorate(axis: Any, x: str) -> None:
+    """Names the horizontal axis and takes away what is not needed."""
+    axis.set_xlabel("seconds of training" if x == "seconds" else "environment steps (thousands)", fontsize=8)
+    if x == "env_steps":
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}")
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure as PNG and SVG."""
+    figure.tight_layout()
+    for ending in ("png", "svg"):
+        figure.savefig(path.with_suffix(f".{ending}"), dpi=130)
+    import_extra("matplotlib.pyplot", extra="report").close(figure)

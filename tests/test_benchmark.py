@@ -1,0 +1,226 @@
+"""Benchmarks of recipes by seeds: real processes, what they leave, and the comparison of two."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ppo_lightning import ConfigError, cli
+from ppo_lightning.benchmark.compare import compare, p_worse, probability_of_improvement, smallest_difference
+from ppo_lightning.benchmark.report import interquartile_mean, interval, published, read_csv, write_csv
+from ppo_lightning.benchmark.runner import jobs_of, metrics_of
+
+ROOT = Path(__file__).parent.parent
+RECIPE = ROOT / "configs/classic/cartpole.yaml"
+SHORT = ["--data.total_timesteps", "8192", "--data.eval_episodes", "1"]
+
+
+def start(folder, *flags):
+    """Starts a benchmark of two seeds in a process of its own."""
+    command = [sys.executable, "-m", "ppo_lightning", "benchmark", "--recipes", str(RECIPE), "--seeds", "1", "2", "--workers", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    return subprocess.Popen([*command, "--output", str(folder), *SHORT, *flags], **pipes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("benchmark") / "whole"
+    process = start(folder)
+    out, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    return folder, out, errors
+
+
+def test_it_leaves_runs_curves_a_table_and_pictures(finished):
+    folder, out, errors = finished
+    runs, curves = read_csv(folder / "runs.csv"), read_csv(folder / "curves.csv")
+    assert [(run["recipe"], run["env_id"], run["seed"], run["env_steps"]) for run in runs] == [
+        ("cartpole", "CartPole-v1", "1", "8192"),
+        ("cartpole", "CartPole-v1", "2", "8192"),
+    ]
+    assert all(10 < float(run["episodic_return"]) < 200 and float(run["eval_return"]) >= 8 for run in runs)
+    assert {point["seed"] for point in curves} == {"1", "2"}
+    steps, seconds = ([float(point[key]) for point in curves if point["seed"] == "1"] for key in ("env_steps", "seconds"))
+    assert steps == sorted(steps) and steps[-1] == 8192
+    assert seconds == sorted(seconds) and 0 < seconds[-1] <= float(runs[0]["wall_seconds"])
+    for name in ("curves_env_steps", "curves_seconds"):
+        assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (folder / f"{name}.svg").read_text()[:1000]
+    report = (folder / "report.md").read_text()
+    mean = np.mean([float(run["episodic_return"]) for run in runs])
+    assert f"| cartpole | CartPole-v1 | 2 | 8 192 | {mean:.1f} ±" in report
+    assert "490.0 ± 6.1 (500 000 steps)" in report, "CleanRL's"
+    for part in ("--total_timesteps", "commit ", "torch ", "processors", "ppo-lightning benchmark --recipes"):
+        assert part.replace("--total", "--data.total") in report
+    assert report.startswith(out.split("\n\n")[0].rstrip()[:200])
+    assert "2 of 2 runs done" in errors
+
+
+def test_the_same_command_again_trains_nothing(finished):
+    folder, out, _ = finished
+    began = time.monotonic()
+    again, _ = start(folder).communicate(timeout=60)
+    assert again == out
+    assert time.monotonic() - began < 30
+
+
+def test_an_interrupted_benchmark_goes_on(finished, tmp_path):
+    """Its runs are asked to save themselves, and end as those that were not interrupted, to the bit."""
+    flags = ["--data.total_timesteps", "8192", "--trainer.val_check_interval", "2"]
+    process = start(tmp_path / "broken", *flags)
+    while not list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/*.ckpt")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    again = start(tmp_path / "broken", *flags)
+    _, errors = again.communicate(timeout=180)
+    assert again.returncode == 0, errors
+    broken, whole = (read_csv(folder / "runs.csv") for folder in (tmp_path / "broken", finished[0]))
+    for a, b in zip(broken, whole, strict=True):
+        assert a["episodic_return"] == b["episodic_return"] and a["env_steps"] == b["env_steps"]
+    curves = read_csv(tmp_path / "broken/curves.csv")
+    for seed in "12":
+        steps, seconds = ([float(p[key]) for p in curves if p["seed"] == seed] for key in ("env_steps", "seconds"))
+        assert steps == sorted(set(steps)), "each step once"
+        assert seconds == sorted(seconds)
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_reported(tmp_path):
+    process = start(tmp_path / "fails", "--env_ids", "CartPole-v1", "Nonsense-v1", "--data.total_timesteps", "1024")
+    out, errors = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert "failed with code 2: error: env_id 'Nonsense-v1' is not an environment" in errors
+    assert "| cartpole CartPole-v1 | CartPole-v1 | 2 |" in out
+    assert "2 of 4 runs are not done." in (tmp_path / "fails/report.md").read_text()
+
+
+def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no file .*nothing.yaml"):
+        jobs_of([tmp_path / "nothing.yaml"], [1], [], ())
+    other = tmp_path / "cartpole.yaml"
+    other.write_text(RECIPE.read_text())
+    with pytest.raises(ConfigError, match="two are called cartpole"):
+        jobs_of([RECIPE, other], [1], [], ())
+
+
+def test_flags_count_over_the_recipe():
+    (job,) = jobs_of([RECIPE], [3], ["Acrobot-v1"], ("--data.total_timesteps=10", "--data.num_envs", "7"))
+    assert job.name == "cartpole_Acrobot-v1-3"
+    settings = job.settings
+    assert (settings["env_id"], settings["total_timesteps"], settings["num_envs"]) == ("Acrobot-v1", 10, 7)
+
+
+def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
+    """The first try was killed after 300 steps, and its checkpoint was of step 200."""
+    for version, rows in enumerate(([(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)])):
+        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
+        path.parent.mkdir(parents=True)
+        with path.open("w") as file:
+            writer = csv.writer(file)
+            writer.writerows([("step", "charts/SPS"), *rows])
+    found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
+    assert found == [(100, 2.0), (200, 4.0), (300, 5.0), (400, 6.0)]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "family", "mean"),
+    [
+        ("CartPole-v1", "classic", 490.04),
+        ("HalfCheetah-v4", "mujoco", 1442.64),
+        ("ALE/Breakout-v5", "atari", 414.66),
+        ("ALE/Pong-v5", "elsewhere", 20.36),
+        ("starpilot", "procgen", 30.99),
+    ],
+)
+def test_published_results_are_found(env_id, family, mean):
+    found = published(env_id, family)
+    assert float(found["mean"]) == mean
+    assert "CleanRL" in found["source"]
+
+
+def test_there_is_no_published_result_for_anything_else():
+    assert published("MyEnv-v0", "classic") is None
+
+
+def test_interquartile_means_and_intervals():
+    assert interquartile_mean(np.array([100.0, 1, 2, 3, 4, 5, 6, -100])) == 3.5
+    assert interquartile_mean(np.array([1.0, 2, 6])) == 3
+    low, high = interval(interquartile_mean, [1.0, 2.0, 3.0, 4.0])
+    assert 1 <= low < 2.5 < high <= 4
+    assert np.isnan(interval(interquartile_mean, [1.0])).all()
+
+
+# Comparing
+
+
+def runs_file(path, **recipes):
+    rows = [
+        {"recipe": recipe, "seed": seed, "episodic_return": value}
+        for recipe, its in recipes.items()
+        for seed, value in enumerate(its)
+    ]
+    write_csv(path, rows)
+    return path
+
+
+def test_a_recipe_that_became_worse_is_found_and_the_command_says_so(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    before = runs_file(tmp_path / "a.csv", good=generator.normal(100, 10, 5), bad=generator.normal(100, 10, 5))
+    after = runs_file(tmp_path / "b.csv", good=generator.normal(100, 10, 5), bad=generator.normal(50, 10, 5), new=[1, 2])
+    text, worse = compare(before, after)
+    assert worse
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    assert "**worse**" in rows["bad"] and "| 0.00 |" in rows["bad"]
+    assert "worse" not in rows["good"]
+    assert "Not compared" in text and "new" in text
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["compare", str(before), str(after)])
+    assert ended.value.code == 1
+    assert text in capsys.readouterr().out
+    cli.main(["compare", str(after), str(before)])  # better is not worse
+
+
+def test_the_share_of_false_alarms_is_what_it_shall_be():
+    """Two samples of one distribution, a bimodal one as HalfCheetah's, with four runs each."""
+    generator = np.random.default_rng(1)
+    draws = generator.normal(1700, 200, (200, 8)) + 2500 * (generator.random((200, 8)) < 0.3)
+    alarms = np.mean([p_worse(its[:4], its[4:]) <= 0.05 for its in draws])
+    assert alarms < 0.1
+
+
+def test_so_large_a_difference_is_seen_in_four_cases_of_five():
+    generator = np.random.default_rng(2)
+    reference = generator.normal(0, 1, 5000)
+    needed = smallest_difference(reference[:2500], reference[2500:], 0.05) * np.sqrt(2500 / 6)  # with six runs each
+    draws = generator.normal(0, 1, (100, 12))
+    seen = np.mean([p_worse(its[:6] + needed, its[6:]) <= 0.05 for its in draws])
+    assert 0.6 < seen < 0.92
+
+
+def test_the_probability_of_improvement():
+    assert probability_of_improvement([1, 2], [3, 4]) == 1
+    assert probability_of_improvement([1, 2], [1, 2]) == 0.5
+    assert probability_of_improvement([3, 3], [1, 4]) == 0.5
+
+
+def test_runs_too_few_for_any_verdict_are_called_so(tmp_path):
+    before = runs_file(tmp_path / "a.csv", few=[10, 11])
+    text, worse = compare(before, runs_file(tmp_path / "b.csv", few=[1, 2]))
+    assert not worse and "no test with so few runs" in text
+
+
+def test_files_that_are_no_runs_are_refused(tmp_path):
+    good = runs_file(tmp_path / "a.csv", one=[1, 2])
+    for bad, message in ((tmp_path / "none.csv", "cannot be read as runs"), (runs_file(tmp_path / "b.csv", two=[1, 2]), "share no")):
+        with pytest.raises(ConfigError, match=message):
+            compare(good, bad)
+    with pytest.raises(ConfigError, match="columns recipe and eval_return"):
+        compare(good, good, "eval_return")

@@ -1,0 +1,114 @@
+"""The doctor finds each illness in a run that has it, and nothing in runs that are well."""
+
+import functools
+
+import gymnasium as gym
+import pytest
+import torch
+from torch import nn
+
+from ppo_lightning import MLPAgent
+from ppo_lightning.callbacks import Doctor
+from tests.environments import Counter
+
+WELL = {"num_envs": 4, "num_steps": 64, "total_timesteps": 4 * 64 * 40}
+
+
+class Dropout(MLPAgent):
+    """Computes something else each time."""
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+        self.actor_body = nn.Sequential(self.actor_body, nn.Dropout(0.5))
+        self.actor_body.out_features = 64
+
+    def array_policy(self):
+        return super(MLPAgent, self).array_policy()
+
+
+class Huge(Counter):
+    """Observations in the thousands."""
+
+    observation_space = gym.spaces.Box(-1e6, 1e6, (1,))
+
+    def observation(self):
+        return super().observation() + 5000
+
+
+class Random(Counter):
+    """Rewards that nothing explains, and large ones."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation * 0, float(self.np_random.normal(0, 300)), *rest
+
+
+class Narrow(gym.Env):
+    """Actions within 0.01 of 0."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Box(-0.01, 0.01, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        return self.observation_space.sample() * 0, 1.0, False, False, {}
+
+
+for name, entry in (("Huge", Huge), ("Random", Random), ("Narrow", Narrow)):
+    gym.register(f"{name}-v0", entry, max_episode_steps=20)
+
+
+ILL = {
+    "ratio": ({}, {"agent": Dropout}),
+    "large KL": ({}, {"learning_rate": 0.01, "update_epochs": 10}),
+    "no clipping": ({}, {"learning_rate": 1e-8}),
+    "much clipping": ({}, {"learning_rate": 0.01, "update_epochs": 20, "clip_coef": 0.05}),
+    "entropy collapse": ({"env_id": "tests.environments:Probe-v0", "env_kwargs": {"kind": "action"}}, {"learning_rate": 0.01}),
+    "explained variance": ({"env_id": "Random-v0"}, {"learning_rate": 0.02, "gamma": 0.0}),
+    "unscaled observations": ({"env_id": "Huge-v0"}, {}),
+    "saturated actions": ({"env_id": "Narrow-v0"}, {}),
+    "time limits": ({"env_kwargs": {"max_episode_steps": 10}}, {"bootstrap_truncated": False}),
+    "dead units": ({}, {"learning_rate": 1.0}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The log-probabilities")
+@pytest.mark.parametrize("illness", ILL)
+def test_a_run_with_the_illness_is_told_what_it_has(illness, fit, capsys):
+    data, model = ILL[illness]
+    doctor = Doctor()
+    fit(WELL | data, model, callbacks=[doctor])
+    assert illness in doctor.findings
+    finding, out = doctor.findings[illness], capsys.readouterr().out
+    assert str(finding) in out
+    assert out.count(f"steps: {illness}: ") == 1, "once"
+    assert finding.attempt.split()[0] in ("a", "an", "model.norm_reward,", "model.agent.norm_obs", "model.bootstrap_truncated")
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        ({}, {}),
+        ({"env_id": "Acrobot-v1"}, {}),
+        (
+            {"env_id": "Hopper-v5", "num_envs": 1, "num_steps": 512, "total_timesteps": 512 * 24},
+            {"agent": functools.partial(MLPAgent, norm_obs=True), "norm_reward": True, "ent_coef": 0.0, "learning_rate": 3e-4,
+             "num_minibatches": 8, "update_epochs": 10},
+        ),
+    ],
+    ids=["CartPole", "Acrobot", "Hopper"],
+)  # fmt: skip
+def test_it_says_nothing_of_a_run_that_is_well(data, model, fit, capsys):
+    doctor = Doctor()
+    fit(WELL | data, model, callbacks=[doctor])
+    assert doctor.findings == {}
+    assert "doctor" not in capsys.readouterr().out
+
+
+def test_it_changes_nothing(fit):
+    with_doctor, without = fit(WELL, callbacks=[Doctor(every=1)]), fit(WELL)
+    for a, b in zip(with_doctor.parameters(), without.parameters(), strict=True):
+        assert torch.equal(a, b)
