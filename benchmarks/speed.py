@@ -1,9 +1,10 @@
 """Environment steps a second of ours, of Stable-Baselines3 and of TorchRL's own loop, beside what the raw parts allow.
 
 `python benchmarks/speed.py [--workloads NAME ...] [--competitors NAME ...] [--repeats 5] [--seconds 10] [--quick]
-[--device cuda] [--json PATH]`; needs the extra `benchmark` and a machine that does nothing else. Every run is a process of its own, in alternation, with the same
-environment, network and hyperparameters. Its speed is that of whole iterations (collection and update) after the first ones, so
-that start-up and compilation do not count. A step is a decision of the agent: of Atari four frames. The floor is what the
+[--device cuda] [--json PATH]`; needs the extra `benchmark` and a machine that does nothing else. Every run is a process of
+its own, in alternation, with the same environment, network and hyperparameters. Its speed is that of whole iterations
+(collection and update) after the first ones, so that start-up and compilation do not count. A step is a decision of the agent:
+of Atari four frames. The floor is what the
 environment, the policy and the updates of a minibatch take alone, added up (`ppo_lightning/profiling.py`).
 """
 

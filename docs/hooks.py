@@ -59,16 +59,17 @@ def _targets(text: str, folder: Path) -> list[Path]:
 
 def details() -> str:
     """Returns the table of the implementation details, each with a link to its line."""
-    lines = [
-        "# The implementation details\n",
-        'Of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with their auxiliary ones (A) and two for'
-        " Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints what a recipe has. Those for memory (32 to 36), MultiDiscrete actions"
-        " (37) and masks (A4) are not there yet.\n",
-        "| | detail | code | to switch it off |\n|---|---|---|---|",
-    ]
+    about = """# The implementation details
+
+Of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with their auxiliary ones (A) and two
+for Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints what a recipe has. Those for memory (32 to 36),
+MultiDiscrete actions (37) and masks (A4) are not there yet.
+"""
+    lines = [about, "| | detail | code | to switch it off |\n|---|---|---|---|"]
     where = places()
     for detail in DETAILS:
         path, line = where[detail.number].rsplit(":", 1)
-        anchor = f"source/{path}.md#__codelineno-0-{line}"
-        lines.append(f"| {detail.number} | {detail.title} | [{where[detail.number]}]({anchor}) | {' '.join(detail.off) and f'`{" ".join(detail.off)}`'} |")
+        link = f"[{path}:{line}](source/{path}.md#__codelineno-0-{line})"
+        off = f"`{' '.join(detail.off)}`" if detail.off else ""
+        lines.append(f"| {detail.number} | {detail.title} | {link} | {off} |")
     return "\n".join(lines) + "\n"

@@ -100,7 +100,9 @@ DETAILS = (
     Detail("26", "separate networks", _continuous(_separate), ("--model.agent.shared", "true")),
     Detail("27", "action clipping", _continuous(lambda m: True)),
     Detail("28", "observation normalisation", _observations(lambda m: True), ("--model.agent.norm_obs", "false")),
-    Detail("29", "observation clipping", _observations(lambda m: m.agent.normalizer.clip), ("--model.agent.clip_obs", "1000000.0")),
+    Detail(
+        "29", "observation clipping", _observations(lambda m: m.agent.normalizer.clip), ("--model.agent.clip_obs", "1000000.0")
+    ),
     Detail("30", "reward scaling", _rewards(lambda m: True), ("--model.norm_reward", "false")),
     Detail("31", "scaled reward clipping", _rewards(_model("clip_reward")), ("--model.clip_reward", "1000000.0")),
     Detail("A1", "clip range annealing", _model("anneal_clip_coef"), ("--model.anneal_clip_coef", "false")),
@@ -131,7 +133,7 @@ def shown(value: Value) -> str:
     return {"None": "-", "True": "on", "False": "off"}.get(str(value), str(value))
 
 
-class Seen(Exception):
+class SeenError(Exception):
     """The run has been looked at, and need not go on."""
 
 
@@ -142,10 +144,10 @@ class Look(L.Callback):
         """Looks.
 
         Raises:
-            Seen: Always.
+            SeenError: Always.
         """
         self.found = manifest(pl_module)
-        raise Seen
+        raise SeenError
 
 
 def of_recipe(args: Sequence[str]) -> dict[str, Value]:
@@ -153,17 +155,19 @@ def of_recipe(args: Sequence[str]) -> dict[str, Value]:
     from ppo_lightning import cli
 
     look = Look()
-    flags = [part for name in ("logger", "enable_checkpointing", "enable_model_summary") for part in (f"--trainer.{name}", "false")]
+    flags = [
+        part for name in ("logger", "enable_checkpointing", "enable_model_summary") for part in (f"--trainer.{name}", "false")
+    ]
     sys.argv[1:] = ["fit", *args, *flags, "--trainer.enable_progress_bar", "false"]
     try:
         cli.run([look], save_config=False)
-    except Seen:
+    except SeenError:
         return look.found
     raise AssertionError("fit has an on_fit_start")
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs ``ppo-lightning details``: prints the manifest of a recipe or a checkpoint, or the differences of two checkpoints."""
+    """Runs ``ppo-lightning details``: prints the manifest of a recipe or a checkpoint, or how two checkpoints differ."""
     parser = argparse.ArgumentParser(
         "ppo-lightning details",
         description="The implementation details of PPO as a recipe or a checkpoint has them, and where they stand in the code.",
@@ -171,7 +175,9 @@ def main(args: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("checkpoints", nargs="*", help="one: what its run had; two: where they differ")
-    own, rest = parser.parse_known_args(args) if args and not args[0].startswith("-") else (argparse.Namespace(checkpoints=[]), args)
+    own, rest = (
+        parser.parse_known_args(args) if args and not args[0].startswith("-") else (argparse.Namespace(checkpoints=[]), args)
+    )
     if {"-h", "--help"} & set(args):
         parser.print_help()
         return

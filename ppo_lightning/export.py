@@ -170,7 +170,7 @@ model-index:
 
 # PPO on {env_id}
 
-Return over the last {config["episodes"]} training episodes, after {config["env_steps"]} environment steps: {result or "unknown"}.
+Return over the last {config["episodes"]} training episodes: {result or "unknown"}, after {config["env_steps"]} steps.
 {video}
 ```python
 from ppo_lightning.export import load_from_hub

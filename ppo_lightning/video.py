@@ -108,7 +108,9 @@ def _frame(env: BatchedEnv, agent: ActorCritic, observation: np.ndarray, total: 
         raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
     if not overlay:
         return picture
-    value, numbers, lengths = (each[0].numpy(force=True) for each in agent.explain(torch.tensor(observation, device=agent.critic.weight.device)))
+    value, numbers, lengths = (
+        each[0].numpy(force=True) for each in agent.explain(torch.tensor(observation, device=agent.critic.weight.device))
+    )
     names = env.action_names or [f"action {index}" for index in range(len(numbers))]
     chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
     texts = [f"{number:.2f}" for number in numbers]

@@ -23,7 +23,19 @@ SHORT = ["--data.total_timesteps", "8192", "--data.eval_episodes", "1"]
 
 def start(folder, *flags):
     """Starts a benchmark of two seeds in a process of its own."""
-    command = [sys.executable, "-m", "ppo_lightning", "benchmark", "--recipes", str(RECIPE), "--seeds", "1", "2", "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "ppo_lightning",
+        "benchmark",
+        "--recipes",
+        str(RECIPE),
+        "--seeds",
+        "1",
+        "2",
+        "--workers",
+        "2",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
     return subprocess.Popen([*command, "--output", str(folder), *SHORT, *flags], **pipes)
@@ -219,7 +231,10 @@ def test_runs_too_few_for_any_verdict_are_called_so(tmp_path):
 
 def test_files_that_are_no_runs_are_refused(tmp_path):
     good = runs_file(tmp_path / "a.csv", one=[1, 2])
-    for bad, message in ((tmp_path / "none.csv", "cannot be read as runs"), (runs_file(tmp_path / "b.csv", two=[1, 2]), "share no")):
+    for bad, message in (
+        (tmp_path / "none.csv", "cannot be read as runs"),
+        (runs_file(tmp_path / "b.csv", two=[1, 2]), "share no"),
+    ):
         with pytest.raises(ConfigError, match=message):
             compare(good, bad)
     with pytest.raises(ConfigError, match="columns recipe and eval_return"):

@@ -87,7 +87,12 @@ def test_what_is_trained_without_a_detail():
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [("99", "there is no such detail"), ("28", "is off in this recipe"), ("2", "has no switch"), ("14", "has no place in this recipe")],
+    [
+        ("99", "there is no such detail"),
+        ("28", "is off in this recipe"),
+        ("2", "has no switch"),
+        ("14", "has no place in this recipe"),
+    ],
 )
 def test_what_cannot_be_switched_off_is_refused(number, message):
     with pytest.raises(ConfigError, match=message):

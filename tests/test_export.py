@@ -10,7 +10,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import CNNAgent, ConfigError, MLPAgent, cli
 from ppo_lightning.envs.specs import spec_from_plain
-from ppo_lightning.export import Deployed, largest_difference, load_from_hub, random_observations, recorded_observations, to_onnx
+from ppo_lightning.export import (
+    Deployed,
+    largest_difference,
+    load_from_hub,
+    random_observations,
+    recorded_observations,
+    to_onnx,
+)
 from ppo_lightning.models.rebuild import read_checkpoint, trained_agent
 
 pytest.importorskip("onnxruntime")

@@ -28,8 +28,8 @@ def main(args: Sequence[str]) -> None:
     """
     parser = argparse.ArgumentParser(
         "ppo-lightning benchmark",
-        description="Trains recipes with several seeds, each in a process of its own; writes runs.csv, curves.csv, report.md and"
-        " learning curves. The same command again goes on where it was interrupted.",
+        description="Trains recipes with several seeds, each in a process of its own; writes runs.csv, curves.csv, report.md"
+        " and learning curves. The same command again goes on where it was interrupted.",
         epilog="All other arguments are for fit: --model.compile true ...",
         allow_abbrev=False,
     )

@@ -84,7 +84,8 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
             f"| {label} | {len(old)}, {len(new)} | {float(interquartile_mean(np.array(old))):.1f}"
             f" | {float(interquartile_mean(np.array(new))):.1f}"
             f" | {float(difference(np.array(old), np.array(new))):+.1f} [{low:+.1f}, {high:+.1f}]"
-            f" | {probability_of_improvement(old, new):.2f} | {smallest_difference(old, new, alpha):.1f} | {p:.3f} | {verdict} |"
+            f" | {probability_of_improvement(old, new):.2f} | {smallest_difference(old, new, alpha):.1f}"
+            f" | {p:.3f} | {verdict} |"
         )
     alone = sorted(set(samples[0]) ^ set(samples[1]) | set(samples[0]) - set(shared))
     if alone:

@@ -176,11 +176,11 @@ def about(command: Sequence[str], runner: Runner) -> str:
             continue
     return "\n".join(
         [
-            "\nMean ± sample standard deviation over seeds of the return over the last 100 training episodes; published: its own.",
+            "\nMean ± sample standard deviation over seeds of the return over the last 100 training episodes.",
             "",
             f"- `{' '.join(command)}`",
             f"- commit {commit()}; Python {platform.python_version()}, {', '.join(versions)}",
-            f"- {processor()}, {os.cpu_count()} processors; {runner.workers} runs at a time, each on {runner.threads} thread(s)",
+            f"- {processor()}, {os.cpu_count()} processors; {runner.workers} runs at a time, threads of each: {runner.threads}",
         ]
     )
 
@@ -189,7 +189,9 @@ def commit() -> str:
     """Returns the commit of the package's source, marked where files differ from it; unknown outside of a repository."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        found = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        found = subprocess.run(
+            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
         changes = subprocess.run([*git, "status", "--porcelain", ".."], capture_output=True, text=True, check=True).stdout
         return found + " with changes" * bool(changes.strip())
     except (OSError, subprocess.CalledProcessError):

@@ -1,6 +1,7 @@
 """Runs of recipes in processes of their own, several at a time, that can be interrupted and go on."""
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -45,7 +46,7 @@ class Job:
         """What the recipe says about ``data``, and what the flags say instead."""
         data = yaml.safe_load(self.recipe.read_text())["data"]
         flags = [part for flag in self.flags for part in flag.split("=", 1)]
-        for name, value in zip(flags, flags[1:], strict=False):
+        for name, value in itertools.pairwise(flags):
             if name.startswith("--data.") and name.count(".") == 1:
                 data[name.removeprefix("--data.")] = yaml.safe_load(value)
         return data
@@ -61,11 +62,11 @@ def jobs_of(recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str
     for recipe in recipes:
         if not recipe.is_file():
             raise ConfigError(f"--recipes: there is no file {recipe}.")
-        for env_id in env_ids or [None]:
-            label = recipe.stem if env_id is None else f"{recipe.stem} {env_id}"
+        for env_id in env_ids or [""]:
+            label = f"{recipe.stem} {env_id}".strip()
             if label in labelled:
                 raise ConfigError(f"--recipes: two are called {label}: rename one, or benchmark them one after the other.")
-            labelled[label] = recipe, (*flags, *(() if env_id is None else ("--data.env_id", env_id)))
+            labelled[label] = recipe, (*flags, *(("--data.env_id", env_id) if env_id else ()))
     return [Job(label, recipe, seed, its) for seed in seeds for label, (recipe, its) in labelled.items()]
 
 
@@ -144,7 +145,7 @@ class Runner:
 
 
 def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
-    """Yields the rows of a run's ``metrics.csv`` in the order of their steps, of a resumed run each step once, with ``seconds``.
+    """Yields the rows of a run's ``metrics.csv`` in the order of their steps, with ``seconds``; those of a resumed run once.
 
     ``seconds`` is the time spent training until then, without start-up.
     """

@@ -70,7 +70,8 @@ class Doctor(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins with a new patient."""
-        self.findings.clear(), self._recent.clear()
+        self.findings.clear()
+        self._recent.clear()
         self._first_entropy, self._iterations = math.nan, 0
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: TensorDictBase, batch_idx: int) -> None:
@@ -117,7 +118,11 @@ def large_kl(patient: Patient) -> tuple[str, str, str] | None:
     if kl <= 0.02:
         return None
     cause = "the policy changes too much in one iteration"
-    return f"the approximate KL divergence is {kl:.3f}", cause, "a lower model.learning_rate, fewer model.update_epochs, or model.target_kl"
+    return (
+        f"the approximate KL divergence is {kl:.3f}",
+        cause,
+        "a lower model.learning_rate, fewer model.update_epochs, or model.target_kl",
+    )
 
 
 def no_clipping(patient: Patient) -> tuple[str, str, str] | None:
@@ -159,7 +164,11 @@ def unexplained_variance(patient: Patient) -> tuple[str, str, str] | None:
     if patient.iterations < 2 * ITERATIONS or explained >= 0:
         return None
     cause = "the value function does not follow the returns, which may be large or change fast"
-    return f"the explained variance is {explained:.2f}", cause, "model.norm_reward, model.clip_vloss false, or separate networks (shared: false)"
+    return (
+        f"the explained variance is {explained:.2f}",
+        cause,
+        "model.norm_reward, model.clip_vloss false, or separate networks (shared: false)",
+    )
 
 
 def unscaled_observations(patient: Patient) -> tuple[str, str, str] | None:
@@ -215,15 +224,20 @@ def dead_units(patient: Patient) -> tuple[str, str, str] | None:
     if worst is None or shares[worst] <= 0.5:
         return None
     saw = f"{100 * shares[worst]:.0f} % of the units in {worst} give the same for every observation"
-    return saw, "large inputs or steps drove them out of their range", "a lower model.learning_rate, or observations that are scaled"
+    return (
+        saw,
+        "large inputs or steps drove them out of their range",
+        "a lower model.learning_rate, or observations that are scaled",
+    )
 
 
 @contextmanager
 def _outputs(body: nn.Module) -> Iterator[list[tuple[type[nn.Module], Tensor]]]:
     """Collects what the ReLUs of a body give; where there are none, its linear layers, for the tanh that follows them."""
     found: list[tuple[type[nn.Module], Tensor]] = []
-    layers = [layer for layer in body.modules() if isinstance(layer, nn.ReLU)]
-    layers = layers or [layer for layer in body.modules() if isinstance(layer, nn.Linear)]
+    kinds: list[type[nn.Module]] = [nn.ReLU, nn.Linear]
+    kind = next(kind for kind in kinds if any(isinstance(layer, kind) for layer in body.modules()))
+    layers = [layer for layer in body.modules() if isinstance(layer, kind)]
     hooks = [layer.register_forward_hook(lambda it, _, output: found.append((type(it), output))) for layer in layers]
     try:
         yield found

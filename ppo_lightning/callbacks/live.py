@@ -58,7 +58,7 @@ class Recorder(L.Callback):
 
 
 class LivePlot(Recorder):
-    """Draws return, KL, clip fraction, entropy and explained variance in a notebook, over environment steps, again and again."""
+    """Draws return, KL, clip fraction, entropy and explained variance in a notebook, over environment steps."""
 
     def draw(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Puts a new picture in the place of the last."""
