@@ -61,7 +61,7 @@ def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
 
     imageio = import_extra("imageio.v2", extra="video")
     with imageio.get_reader(path) as reader:
-        frames, fps = list(reader), reader.get_meta_data()["fps"]
+        frames, fps = list(reader.iter_data()), reader.get_meta_data()["fps"]
     skip = -(-len(frames) // GIF_FRAMES)
     gif, (height, width, colours) = io.BytesIO(), frames[0].shape
     imageio.mimwrite(gif, frames[::skip], format="GIF", duration=1000 * skip / fps, loop=0)
