@@ -137,7 +137,7 @@ def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monk
     in_tensorboard = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"] if tag != "epoch"}
     in_wandb, videos, config = {}, [], {}
     for record in records(tmp_path / "wandb"):
-        for item in record.run.config.update:
+        for item in record.config.update:
             config[item.key] = json.loads(item.value_json)
         its = scalars(record)
         step = its.pop("trainer/global_step", None)
