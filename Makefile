@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/classic/cartpole.yaml
 
-.PHONY: train test test-slow lint format clean
+.PHONY: train test test-slow lint format docs clean
 
 train: $(VENV)/.installed  ## Train CartPole-v1; more options: make train ARGS="--seed_everything 2"
 	$(BIN)/ppo-lightning fit --config $(CONFIG) $(ARGS)
@@ -23,6 +23,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-dev  ## The documentation site, in site/
+	$(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV)

@@ -17,7 +17,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that are made: the first page, the details, and every file that a page links to."""
     pages = {"index.md": (ROOT / "README.md").read_text(), "details.md": details()}
     pages |= {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
-    linked = set(re.findall(r"\(source/([^)#]+)\.md", pages["details.md"]))
+    linked = set(re.findall(r'"../source/([^"#]+)/#', pages["details.md"]))
     for name, text in pages.items():
         folder = ROOT if name == "index.md" else ROOT / "docs"
         linked |= {str(path.relative_to(ROOT)) for path in _targets(text, folder) if path.suffix in LANGUAGES}
@@ -69,7 +69,8 @@ MultiDiscrete actions (37) and masks (A4) are not there yet.
     where = places()
     for detail in DETAILS:
         path, line = where[detail.number].rsplit(":", 1)
-        link = f"[{path}:{line}](source/{path}.md#__codelineno-0-{line})"
+        # As HTML: MkDocs does not know the anchors of lines, which a plugin makes, and would warn.
+        link = f'<a href="../source/{path}/#__codelineno-0-{line}">{path}:{line}</a>'
         off = f"`{' '.join(detail.off)}`" if detail.off else ""
         lines.append(f"| {detail.number} | {detail.title} | {link} | {off} |")
     return "\n".join(lines) + "\n"
