@@ -174,16 +174,11 @@ def main(args: Sequence[str]) -> None:
         epilog="All other arguments are those of fit: --config RECIPE.yaml --model.norm_adv false ...",
         allow_abbrev=False,
     )
-    parser.add_argument("checkpoints", nargs="*", help="one: what its run had; two: where they differ")
-    own, rest = (
-        parser.parse_known_args(args) if args and not args[0].startswith("-") else (argparse.Namespace(checkpoints=[]), args)
-    )
-    if {"-h", "--help"} & set(args):
-        parser.print_help()
-        return
-    found = [read_checkpoint(path)["details"] for path in own.checkpoints] or [of_recipe(rest)]
+    parser.add_argument("--ckpt_path", nargs="+", default=[], help="one: what its run had; two: where they differ")
+    own, rest = parser.parse_known_args(args)
+    found = [read_checkpoint(path)["details"] for path in own.ckpt_path[:2]] or [of_recipe(rest)]
     where = places()
-    names = own.checkpoints if len(found) > 1 else ["this run"]
+    names = own.ckpt_path if len(found) > 1 else ["this run"]
     print(f"| detail | | {' | '.join(names)} | code |\n|---|---|{'---|' * len(found)}---|")
     for detail in DETAILS:
         values = [its.get(detail.number) for its in found]

@@ -57,10 +57,10 @@ def test_two_runs_are_told_apart(fit, tmp_path, capsys):
     for name, model in (("a", {}), ("b", {"norm_adv": False, "gae_lambda": 0.9})):
         paths.append(str(tmp_path / f"{name}.ckpt"))
         fit({"num_envs": 2, "num_steps": 16, "total_timesteps": 32}, model, callbacks=[SaveAfter(paths[-1], 1)])
-    cli.main(["details", *paths])
+    cli.main(["details", "--ckpt_path", *paths])
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
     assert [[cell.strip() for cell in row[:1] + row[2:4]] for row in rows] == [["5", "0.95", "0.9"], ["7", "on", "off"]]
-    cli.main(["details", paths[0]])
+    cli.main(["details", "--ckpt_path", paths[0]])
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(DETAILS)
 
 
