@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 
+from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.atari import AtariEnv
 from ppo_lightning.models.heads import CategoricalHead
 from ppo_lightning.models.rebuild import read_checkpoint
@@ -41,7 +42,8 @@ def _model(name: str) -> Callable[[Any], Value]:
 
 def _atari(name: str) -> Callable[[Any], Value]:
     def value(module: Any) -> Value:
-        env = module.data.env.parts[0] if hasattr(module.data.env, "parts") else None
+        env = module.data.env
+        env = env.parts[0] if isinstance(env, BatchedEnv) else env
         return getattr(env, name) if isinstance(env, AtariEnv) else None
 
     return value

@@ -201,16 +201,29 @@ def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(runs):
     broken.wait(process, timeout=20)
 
 
+def waits(number, seconds=3):
+    """Whether a process does nothing for some seconds."""
+    used = [Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13]]
+    time.sleep(seconds)
+    used.append(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13])
+    return used[0] == used[1]
+
+
 def test_no_rank_of_a_users_script_outlives_its_launcher(tmp_path):
-    process = start(tmp_path / "run", 2)
-    while not any("LOCAL_RANK" in environment_of(number) for number in left_of(process.pid)):
+    """It is killed while it hangs, and the other rank, which has imported everything, waits for it."""
+    process, ranks = start(tmp_path / "run", 2), []
+    while not ranks:
         time.sleep(0.01)
+        ranks = [number for number in left_of(process.pid) if "LOCAL_RANK" in environment_of(number)]
     process.send_signal(signal.SIGSTOP)
-    time.sleep(10)  # the other rank imports everything, and waits for this one
+    while not waits(ranks[0]):
+        pass
     process.kill()
     process.wait()
     time.sleep(1)
     left = left_of(process.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     finish(process)
     assert not left
 
