@@ -45,7 +45,13 @@ def end_with_the_launcher() -> None:
 
     Otherwise one whose launcher is killed before they have met waits half an hour for it.
     """
-    if STARTED_AS_A_RANK and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if STARTED_AS_A_RANK:
+        end_with_the_parent(signal.SIGKILL)
         if os.getppid() != LAUNCHER:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_the_parent(number: int) -> None:
+    """Lets this process get a signal when the one that started it ends, whatever ends it; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG

@@ -1,5 +1,6 @@
 """Benchmarks of recipes by seeds: real processes, what they leave, and the comparison of two."""
 
+import contextlib
 import csv
 import os
 import signal
@@ -28,6 +29,15 @@ def start(folder, *flags, seeds=("1", "2")):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
     return subprocess.Popen(command, **pipes)
+
+
+def trained_in(folder):
+    """The processes whose working folder is below this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found += [process.name] * (process / "cwd").readlink().is_relative_to(folder)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +82,24 @@ def test_the_same_command_again_trains_nothing(finished):
     assert time.monotonic() - began < 30
 
 
-def test_an_interrupted_benchmark_goes_on(finished, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_benchmark_goes_on(number, finished, tmp_path):
     """Its runs are asked to save themselves, and end as those that were not interrupted, to the bit."""
     flags = ["--data.total_timesteps", "8192", "--trainer.val_check_interval", "2"]
     process = start(tmp_path / "broken", *flags)
     while not list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/*.ckpt")):
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=60)
+    end = time.monotonic() + 20
+    while (left := trained_in(tmp_path)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left, "no run goes on by itself"
+    assert list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/preempted.ckpt"))
+    if number == signal.SIGTERM:
+        assert process.returncode == 143
+        return
     again = start(tmp_path / "broken", *flags)
     _, errors = again.communicate(timeout=180)
     assert again.returncode == 0, errors

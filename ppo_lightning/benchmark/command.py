@@ -2,8 +2,10 @@
 
 import argparse
 import shlex
+import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from ppo_lightning.benchmark.report import write_report
 from ppo_lightning.benchmark.runner import Job, Runner, jobs_of
@@ -47,6 +49,8 @@ def run(own: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) ->
         SystemExit: With code 1 if a run failed.
     """
     runner = Runner(own.output, own.workers, own.threads)
+    for number in (signal.SIGINT, signal.SIGTERM):  # which a shell lets its background jobs ignore, or which end at once
+        signal.signal(number, _interrupt)
     try:
         runner.run(jobs)
     finally:
@@ -54,3 +58,7 @@ def run(own: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) ->
     print(f"\n{own.output}: runs.csv, curves.csv, report.md, curves_env_steps.png, curves_seconds.png (and .svg)")
     if runner.failed:
         raise SystemExit(1)
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)

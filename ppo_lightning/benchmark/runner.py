@@ -1,10 +1,12 @@
 """Runs of recipes in processes of their own, several at a time, that can be interrupted and go on."""
 
 import csv
+import functools
 import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from typing import Any
 import yaml
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.watch import end_with_the_parent
 
 DONE, TRIES = "done.json", "seconds.txt"  # what a finished run left; how long each try took
 
@@ -91,7 +94,7 @@ class Runner:
     def run(self, jobs: Sequence[Job]) -> None:
         """Runs the jobs in their order; those that fail are in ``failed``, and the others run all the same.
 
-        When it is interrupted, the runs that are under way are asked to save themselves and end.
+        When it is interrupted (SIGINT, SIGTERM) or killed, the runs that are under way are asked to save themselves and end.
         """
         waiting = [job for job in jobs if not (self.of(job) / DONE).exists()]
         finished = len(jobs) - len(waiting)
@@ -126,7 +129,8 @@ class Runner:
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         env = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path}
         with (folder / "log.txt").open("a") as log:
-            process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+            options = {"cwd": folder, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
+            process = subprocess.Popen(command, **options, preexec_fn=functools.partial(end_with_the_parent, signal.SIGTERM))  # type: ignore[call-overload]
         self._running[job] = process, time.perf_counter()
 
     def _end(self, job: Job) -> None:
