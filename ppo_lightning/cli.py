@@ -1,9 +1,11 @@
 """The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``, and the other commands."""
 
+import errno
 import importlib
 import inspect
 import json
 import logging
+import os
 import re
 import sys
 import warnings
@@ -19,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
 from ppo_lightning.datamodule import RolloutDataModule
-from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
+from ppo_lightning.errors import ConfigError, NonFiniteError, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.models.rebuild import read_checkpoint
 from ppo_lightning.module import PPO
@@ -64,18 +66,9 @@ class SaveRunConfig(SaveConfigCallback):
     """Keeps the settings of runs that train; ``validate`` and the others would put theirs into the current folder."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Writes ``cli_config.yaml`` at ``fit``.
-
-        Raises:
-            ConfigError: The folder of the run cannot be written.
-        """
-        if stage != "fit":
-            return
-        try:
+        """Writes ``cli_config.yaml`` at ``fit``."""
+        if stage == "fit":
             super().setup(trainer, pl_module, stage)
-        except (OSError, TypeError) as error:  # jsonargparse has a TypeError for it
-            folder = trainer.log_dir or trainer.default_root_dir
-            raise ConfigError(f"The folder of the run, {folder}, cannot be written: {first_line(error)}.") from error
 
 
 class PPOCLI(LightningCLI):
@@ -102,11 +95,13 @@ class PPOCLI(LightningCLI):
             self.trainer_defaults["callbacks"] += [ModelCheckpoint(save_on_train_epoch_end=True)]  # the end of the run
 
     def before_fit(self) -> None:
-        """Finds the checkpoint for ``--auto_resume`` and ``--ckpt_path last``.
+        """Looks whether the run's folders can be written; finds the checkpoint for ``--auto_resume`` and ``--ckpt_path last``.
 
         Raises:
-            ConfigError: ``--ckpt_path last``, and there is none.
+            ConfigError: A folder cannot be written; or ``--ckpt_path last``, and there is no checkpoint.
         """
+        for folder in {logger.save_dir or self.trainer.default_root_dir for logger in self.trainer.loggers}:
+            _require_writable(Path(folder))
         config = self.config_init.fit
         if not config.auto_resume and config.ckpt_path != "last":
             return
@@ -176,6 +171,15 @@ def run(callbacks: list[Callback], save_config: bool = True) -> None:
             "callbacks": callbacks,
         },
     )
+
+
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 
 
 def _config_error(error: BaseException | None) -> BaseException | None:

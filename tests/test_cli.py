@@ -296,3 +296,11 @@ def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli, tmp
 
 def one_hot_torchrl_cartpoles() -> EnvBase:
     return GymEnv("CartPole-v1")
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("a file")
+    with pytest.raises(SystemExit):
+        cli.main(["fit", "--config", str(Path(__file__).parent.parent / "configs/classic/cartpole.yaml")])
+    assert capsys.readouterr().err == "error: The folder of the run, runs, cannot be written: File exists.\n"
