@@ -100,8 +100,8 @@ class PPOCLI(LightningCLI):
         Raises:
             ConfigError: A folder cannot be written; or ``--ckpt_path last``, and there is no checkpoint.
         """
-        for folder in {logger.save_dir or self.trainer.default_root_dir for logger in self.trainer.loggers}:
-            _require_writable(Path(folder))
+        for logger in self.trainer.loggers:
+            _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
         config = self.config_init.fit
         if not config.auto_resume and config.ckpt_path != "last":
             return
