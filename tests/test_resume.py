@@ -261,7 +261,7 @@ def test_twenty_signals_at_random_moments(runs, number, devices):
         code, said = broken.wait(process)
         codes.append(code)
         print(code, broken.newest(), flush=True)
-        assert (code == 0) == ("checkpoint: /" in said), said
+        assert code != 0 or "checkpoint: /" in said, said  # a signal may come when all is done
     code, said = broken.wait(broken.start("--auto_resume", total=total, devices=devices), timeout=600)
     assert code == 0, said
     code, said = whole.wait(uninterrupted, timeout=600)

@@ -151,8 +151,10 @@ def table(runs: Sequence[Row], families: dict[str, str]) -> str:
     for label in dict.fromkeys(run["recipe"] for run in runs):
         its = [run for run in runs if run["recipe"] == label]
         returns = [float(run["episodic_return"]) for run in its]
-        std = statistics.stdev(returns) if len(returns) > 1 else float("nan")
-        low, high = interval(interquartile_mean, returns)
+        spread = between = ""
+        if len(returns) > 1:
+            spread, (low, high) = f" ± {statistics.stdev(returns):.1f}", interval(interquartile_mean, returns)
+            between = f" [{low:.1f}, {high:.1f}]"
         known = published(its[0]["env_id"], families[label])
         cleanrl = "" if known is None else f"{float(known['mean']):.1f} ± {float(known['std']):.1f}"
         if known is not None and int(known["env_steps"]) > 1.1 * int(its[0]["env_steps"]):
@@ -160,8 +162,8 @@ def table(runs: Sequence[Row], families: dict[str, str]) -> str:
         steps = f"{int(its[0]['env_steps']):_}".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in its)
         lines.append(
-            f"| {label} | {its[0]['env_id']} | {len(its)} | {steps} | {statistics.fmean(returns):.1f} ± {std:.1f}"
-            f" | {float(interquartile_mean(np.array(returns))):.1f} [{low:.1f}, {high:.1f}] | {cleanrl} | {seconds:.0f} s |"
+            f"| {label} | {its[0]['env_id']} | {len(its)} | {steps} | {statistics.fmean(returns):.1f}{spread}"
+            f" | {float(interquartile_mean(np.array(returns))):.1f}{between} | {cleanrl} | {seconds:.0f} s |"
         )
     return "\n".join(lines)
 
@@ -262,7 +264,7 @@ def decorate(axis: Any, x: str) -> None:
     """Names the horizontal axis and takes away what is not needed."""
     axis.set_xlabel("seconds of training" if x == "seconds" else "environment steps (thousands)", fontsize=8)
     if x == "env_steps":
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}")
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
 
