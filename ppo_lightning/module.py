@@ -239,6 +239,8 @@ class PPO(AgentModule):
 
     def on_train_start(self) -> None:
         """Puts this run's settings in the place of those that came with an optimizer's state from a checkpoint; compiles."""
+        if self.rollouts_done >= self.data.num_rollouts:  # of a checkpoint: Lightning's own count may be behind
+            self.trainer.should_stop = True
         lr = self.hparams.learning_rate
         self.schedule.base_lrs = [lr]
         for group in self.trainer.optimizers[0].param_groups:

@@ -64,6 +64,24 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, 
     assert metrics[0] == metrics[1] or not whole.episode_returns
 
 
+class NoTwoEpochs(L.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        assert trainer.current_epoch == 0, "an epoch is the whole run"
+
+
+def test_a_run_that_is_done_and_was_interrupted_on_its_way_has_nothing_to_do(fit, tmp_path):
+    """Lightning's own count of batches is behind by one for each checkpoint inside of an iteration."""
+    data, model = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 4, "eval_episodes": 1}, {"num_minibatches": 2}
+    paths = [tmp_path / f"{name}.ckpt" for name in ("middle", "end")]
+    options = {"max_epochs": -1, "limit_val_batches": 1, "check_val_every_n_epoch": None, "val_check_interval": 3}
+    fit(data, model, callbacks=[SaveAfter(paths[0], 2)], **options)
+    end = fit(data, model, ckpt_path=paths[0], callbacks=[SaveAfter(paths[1], 4)], **options)
+    again = fit(data, model, ckpt_path=paths[1], callbacks=[NoTwoEpochs()], **options)
+    assert again.env_steps == end.env_steps == 128
+    for a, b in zip(again.parameters(), end.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_another_backend_starts_fresh_episodes(fit, tmp_path, capsys):
     data = {"num_envs": 3, "num_steps": 20, "total_timesteps": 240}
     fit(data, {"num_minibatches": 2}, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
