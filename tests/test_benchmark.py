@@ -74,6 +74,7 @@ def test_it_leaves_runs_curves_a_table_and_pictures(finished):
     assert "2 of 2 runs done" in errors
 
 
+@pytest.mark.slow
 def test_the_same_command_again_trains_nothing(finished):
     folder, out, _ = finished
     began = time.monotonic()
@@ -82,6 +83,7 @@ def test_the_same_command_again_trains_nothing(finished):
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_benchmark_goes_on(number, finished, tmp_path):
     """Its runs are asked to save themselves, and end as those that were not interrupted, to the bit."""
@@ -113,6 +115,7 @@ def test_an_interrupted_benchmark_goes_on(number, finished, tmp_path):
         assert seconds == sorted(seconds)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_named_and_the_others_are_reported(tmp_path):
     flags = ["--env_ids", "CartPole-v1", "Nonsense-v1", "--data.total_timesteps", "1024"]
     process = start(tmp_path / "fails", *flags, seeds=["1"])
