@@ -215,7 +215,7 @@ def test_the_first_update_can_be_taken_back(fit):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        taken_back = fit(SMALL | {"total_timesteps": 32}, {"nonfinite": "skip"}, ppo=Worse)
+        taken_back = fit(SMALL | {"total_timesteps": 64}, {"nonfinite": "skip"}, ppo=Worse)
     assert not any(taken_back.changed)
     assert not any(tensor.any() for tensor in taken_back.everything()[-1:]), "Adam begins again"
 
