@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, in a quick form."""
 
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -8,23 +9,33 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
-# What each notebook trains for, and what the test has it train for.
-SHORTER = {"1_cartpole.ipynb": ("total_timesteps=500_000", "total_timesteps=2_048")}
+# What the test replaces in each notebook, and what the outputs must hold: so many pictures, and a text.
+QUICK = {
+    "1_cartpole.ipynb": ({"total_timesteps=500_000": "total_timesteps=2_048"}, 2, "wall time"),
+    "2_details.ipynb": (
+        {"TOTAL = 100_000": "TOTAL = 1_024", "for seed in (1, 2, 3)": "for seed in (1,)"},
+        2,
+        "largest distance",
+    ),
+    "3_your_own.ipynb": ({"TOTAL = 60_000": "TOTAL = 1_024"}, 3, "wall time"),
+    "4_benchmark.ipynb": ({'TOTAL = "30000"': 'TOTAL = "1024"', '"3", "4"': "", '"7", "8"': ""}, 1, "smallest to be seen"),
+}
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.delenv("MPLBACKEND", raising=False)  # EnvPool, imported by other tests, switches matplotlib's pictures off
     notebook = nbformat.read(path, as_version=4)
-    long, short = SHORTER[path.name]
-    assert sum(cell.source.count(long) for cell in notebook.cells) == 1
-    for cell in notebook.cells:
-        cell.source = cell.source.replace(long, short)
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shorter, pictures, text = QUICK[path.name]
+    for long, short in shorter.items():
+        assert sum(cell.source.count(long) for cell in notebook.cells) == 1
+        for cell in notebook.cells:
+            cell.source = cell.source.replace(long, short)
+    shutil.copytree(NOTEBOOKS.parent / "configs", tmp_path / "configs")
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    pictures = [output for output in outputs if {"image/png", "image/gif"} & set(output.get("data", {}))]
-    assert len(pictures) == 2, "a plot of the return and the agent"
-    assert "wall time" in str(outputs)
+    assert sum(bool({"image/png", "image/gif"} & set(output.get("data", {}))) for output in outputs) >= pictures
+    assert text in str(outputs)
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
