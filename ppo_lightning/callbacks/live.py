@@ -96,7 +96,8 @@ class TerminalPanel(Recorder):
             values = [value for _, value in self.points[name]]
             grid.add_row(title, f"{values[-1]:.4g}" if values else "-", sparkline(values))
         left = (total - pl_module.env_steps) / sps
-        title = f"{pl_module.env_steps:,} of {total:,} steps, {sps:,.0f} a second, {left / 60:.0f} min left".replace(",", " ")
+        done, all_of_them, speed = (f"{number:,.0f}".replace(",", " ") for number in (pl_module.env_steps, total, sps))
+        title = f"{done} of {all_of_them} steps, {speed} a second, {left / 60:.0f} min left"
         self._live.update(panel.Panel(grid, title=title, expand=False), refresh=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
