@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mkdocstrings")
-pytestmark = pytest.mark.slow  # it builds the site; `make docs` does, too
 ROOT = Path(__file__).parent.parent
 
 
