@@ -31,7 +31,18 @@ class Stopwatch:
         return frames * (len(self.times) - 1) / (self.times[-1] - self.times[0])
 
 
-def stable_baselines3(env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:
+def recurrent_ppo(env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:
+    """RecurrentPPO of sb3-contrib, with one LSTM of 128 for policy and value."""
+    from sb3_contrib import RecurrentPPO
+
+    memory = {"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False}
+    return stable_baselines3(env_id, options, num_envs, num_steps, seconds, RecurrentPPO, "MlpLstmPolicy", memory)
+
+
+def stable_baselines3(
+    env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float,
+    algorithm: Any = None, policy: str | None = None, policy_kwargs: dict[str, Any] | None = None,
+) -> float:  # fmt: skip
     """Stable-Baselines3; Atari through its own wrappers, one game after the other."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -64,10 +75,10 @@ def stable_baselines3(env_id: str, options: dict[str, Any], num_envs: int, num_s
     if options.get("norm_reward"):
         env = VecNormalize(env)
     lr, batch = options["learning_rate"], num_envs * num_steps
-    model = PPO(
-        "CnnPolicy" if atari else "MlpPolicy", env, learning_rate=lambda left: left * lr, n_steps=num_steps,
+    model = (algorithm or PPO)(
+        policy or ("CnnPolicy" if atari else "MlpPolicy"), env, learning_rate=lambda left: left * lr, n_steps=num_steps,
         batch_size=batch // options["num_minibatches"], n_epochs=options["update_epochs"], clip_range=options["clip_coef"],
-        clip_range_vf=options["clip_coef"], ent_coef=options["ent_coef"], device="cpu",
+        clip_range_vf=options["clip_coef"], ent_coef=options["ent_coef"], device="cpu", policy_kwargs=policy_kwargs,
     )  # fmt: skip
     model.learn(10**9, callback=Clock())
     return watch.rate(batch)

@@ -25,6 +25,7 @@ import peers
 # Environment, hyperparameters, backend of ours, environments, steps, least seconds to measure.
 WORKLOADS: dict[str, tuple[str, str, str, int, int, float]] = {
     "cartpole-4x128": ("CartPole-v1", "classic", "gymnasium", 4, 128, 0),
+    "cartpole-lstm-4x128": ("CartPole-v1", "lstm", "gymnasium", 4, 128, 0),
     "cartpole-64x128": ("CartPole-v1", "classic", "gymnasium", 64, 128, 0),
     "cartpole-2048x128": ("CartPole-v1", "classic", "gymnasium", 2048, 128, 20),
     "halfcheetah-1x2048": ("HalfCheetah-v4", "mujoco", "gymnasium", 1, 2048, 0),
@@ -35,6 +36,7 @@ WORKLOADS: dict[str, tuple[str, str, str, int, int, float]] = {
 # In our names; the peers' are in `peers.py`.
 RECIPES: dict[str, dict[str, Any]] = {
     "classic": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.2},
+    "lstm": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.2},
     "mujoco": {
         "learning_rate": 3e-4, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "clip_coef": 0.2,
         "norm_reward": True,
@@ -52,6 +54,8 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     """Returns who runs a workload: ours with the options of PPO and the Trainer's precision, and the peers' functions."""
     kind = WORKLOADS[workload][1]
     ours: dict[str, Any] = {"ours": ({}, "32-true"), "ours, compiled": ({"compile": True}, "32-true")}
+    if kind == "lstm":
+        return ours | {"ours, without memory": ({"memory": None}, "32-true"), "sb3-contrib": peers.recurrent_ppo}
     if kind == "procgen":  # compiling gains nothing there on a CPU
         return {
             "ours": ours["ours"],
@@ -82,6 +86,7 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
     import lightning as L
 
     from ppo_lightning import PPO, CNNAgent, MLPAgent, RolloutDataModule
+    from ppo_lightning.variants import RecurrentPPO
 
     class Until(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
@@ -89,6 +94,9 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
 
     env_id, kind, backend, num_envs, num_steps, _ = WORKLOADS[workload]
     agent: Any = functools.partial(MLPAgent, norm_obs=kind == "mujoco")
+    options = {"memory": "lstm" if kind == "lstm" else None, **options}
+    if memory := options.pop("memory"):
+        agent = functools.partial(MLPAgent, shared=True, memory=memory)
     if kind in ("atari", "procgen"):
         agent = functools.partial(CNNAgent, body="impala" if kind == "procgen" else "nature")
     made = L.Trainer(
@@ -96,7 +104,8 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
         limit_val_batches=0, callbacks=[Until() if isinstance(callback, peers.Stopwatch) else callback], **trainer,
     )  # fmt: skip
     data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, 10**9, env_kwargs)  # type: ignore[arg-type]
-    made.fit(PPO(**RECIPES[kind], **options, agent=agent), data)
+    module = RecurrentPPO if memory else PPO
+    made.fit(module(**RECIPES[kind], **options, agent=agent), data)
     return made
 
 

@@ -62,8 +62,7 @@ def details() -> str:
     about = """# The implementation details
 
 Of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with their auxiliary ones (A) and two
-for Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints what a recipe has. Those for memory (32 to 36),
-MultiDiscrete actions (37) and masks (A4) are not there yet.
+for Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints what a recipe has.
 """
     lines = [about, "| | detail | code | to switch it off |\n|---|---|---|---|"]
     where = places()

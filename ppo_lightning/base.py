@@ -22,10 +22,9 @@ from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.details import manifest
-from ppo_lightning.envs.specs import spec_from_plain
 from ppo_lightning.errors import ConfigError, NonFiniteError
-from ppo_lightning.evaluation import episode_statistics
 from ppo_lightning.finite import Snapshot, require_finite_state
+from ppo_lightning.inference import InferenceModule
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent, check_same_state
@@ -37,7 +36,7 @@ SAVE_LOGS_EVERY = 10  # seconds
 CHECK_RANKS_EVERY = 10  # rollouts
 
 
-class AgentModule(L.LightningModule):
+class AgentModule(InferenceModule):
     """Holds an agent, which is built when its environment is known.
 
     That is from the data module at ``fit``, ``validate`` and ``test``, and from the checkpoint at
@@ -49,18 +48,15 @@ class AgentModule(L.LightningModule):
         agent: Makes the agent from the specs of observations and actions.
     """
 
-    agent: ActorCritic
+    takes_memory: bool
     reward_scaler: RewardScaler | None
     hparams: AttributeDict
 
     def __init__(self, agent: Callable[[TensorSpec, TensorSpec], ActorCritic]) -> None:
         super().__init__()
         self.make_agent = agent
-        self.agent = None  # type: ignore[assignment]
         self.reward_scaler = None
-        self.env_steps = 0  # of all ranks
         self.episode_returns: deque[float] = deque(maxlen=100)
-        self._recipe: dict[str, Any] = {}  # how to build the agent again
         self._shuffle = torch.Generator()
 
     @classmethod
@@ -103,6 +99,10 @@ class AgentModule(L.LightningModule):
         if self.agent is None:
             self.agent = self.make_agent(data.observation_spec, data.action_spec)
             self._recipe = agent_to_plain(self.agent, data.observation_spec, data.action_spec)
+        if self.takes_memory and self.agent.memory is None:
+            raise ConfigError("RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or gru.")
+        if self.agent.memory is not None and not self.takes_memory:
+            raise ConfigError("model.agent has a memory: use ppo_lightning.variants.RecurrentPPO, or set memory to null.")
         check_same_agent(self._recipe, agent_to_plain(self.agent, data.observation_spec, data.action_spec))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -192,15 +192,20 @@ class AgentModule(L.LightningModule):
     @torch.no_grad()
     def check_log_probs(self, rollout: TensorDictBase) -> None:
         """Warns where learning gives the actions of a rollout [N, T] other log-probabilities than acting did."""
-        keys = ("observation", "action", "action_log_prob")
-        observation, action, stored = (rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys)
-        drift = (self.agent.evaluate(observation, action)[0] - stored).abs().max().item()
+        again, stored = self.log_probs_again(rollout)
+        drift = (again - stored).abs().max().item()
         if drift > self.tolerance:
             warnings.warn(
                 f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning, so that the first"
                 " ratio of an iteration is not 1: does the agent have dropout or batch normalisation?",
                 stacklevel=2,
             )
+
+    def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Returns log-probabilities of some actions of a rollout [N, T], as the agent gives them now and as they are stored."""
+        keys = ("observation", "action", "action_log_prob")
+        observation, action, stored = (rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys)
+        return self.agent.evaluate(observation, action)[0], stored
 
     def agree_on_valid(self, rollout: TensorDictBase) -> TensorDictBase:
         """Adds ``valid`` [N, T], all true, where a rollout [N, T] of another rank has steps that are not."""
@@ -246,47 +251,3 @@ class AgentModule(L.LightningModule):
                     logger.save()  # CSVLogger's own rule, (step + 1) % 100 == 0, does not fit environment steps
                 except OSError as error:
                     print(f"\nMETRICS cannot be written: {error}. Training goes on.", file=sys.stderr, flush=True)
-
-    # Evaluation
-
-    def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Logs mean, std, min and max of return and length of the episodes [E] that were played."""
-        self._log_episodes("eval", episodes)
-
-    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Logs the same as :meth:`validation_step`."""
-        self._log_episodes("test", episodes)
-
-    def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
-        results = episode_statistics(prefix, episodes)
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            results["step"] = torch.tensor(self.env_steps, dtype=torch.float64)  # Lightning's key for the x axis
-        self.log_dict(results, batch_size=len(episodes), sync_dist=True)
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Returns the most probable actions [B, ...], within their bounds, for raw observations [B, ...].
-
-        This is what ``torch.export.export(module, (observation,))`` and Lightning's ``to_onnx`` write, statistics included.
-        """
-        return self.agent.mode(observation)
-
-    @torch.no_grad()
-    def predict(self, observation: Tensor) -> Tensor:
-        """Does what :meth:`forward` does, after checking the observations.
-
-        Raises:
-            ConfigError: There is no trained agent, or the observations have another shape than those it was trained on.
-        """
-        if self.agent is None:
-            raise ConfigError("predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path).")
-        spec = spec_from_plain(self._recipe["observation_spec"])
-        if observation.shape[1:] != spec.shape:
-            shapes = f"[B, {', '.join(map(str, spec.shape))}], not {list(observation.shape)}"
-            raise ConfigError(f"predict takes observations of shape {shapes}.")
-        if spec.dtype == torch.uint8 and observation.dtype != torch.uint8:
-            raise ConfigError(f"predict takes pictures of bytes (uint8, 0 to 255), not {observation.dtype}.")
-        return self(observation.to(self.device, spec.dtype))
-
-    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Returns the most probable actions for a batch of raw observations."""
-        return self.predict(batch)

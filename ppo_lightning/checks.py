@@ -24,12 +24,15 @@ def check_hyperparameters(hparams: Any) -> None:
         ("clip_coef", hparams.clip_coef > 0, "above 0"),
         ("max_grad_norm", hparams.max_grad_norm > 0, "above 0"),
         ("clip_reward", hparams.clip_reward > 0, "above 0"),
+        ("desired_kl", hparams.desired_kl is None or hparams.desired_kl > 0, "above 0, or null"),
         ("target_kl", hparams.target_kl is None or hparams.target_kl > 0, "above 0, or null for no limit"),
         ("microbatch_size", hparams.microbatch_size is None or hparams.microbatch_size >= 1, "at least 1, or null"),
         ("num_threads", hparams.num_threads is None or hparams.num_threads >= 1, "at least 1, or null to choose by size"),
     ):
         if not good:
             raise ConfigError(f"model.{name} is {hparams[name]}: it must be {must}.")
+    if hparams.desired_kl is not None and hparams.anneal_lr:
+        raise ConfigError("model.desired_kl and model.anneal_lr both set the learning rate: set anneal_lr to false.")
 
 
 def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: int) -> None:

@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.finite import require_finite
+from ppo_lightning.minibatches import episode_starts
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import ArrayPolicy
 from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
 from ppo_lightning.running_sum import before_breaks, running_sum
 from ppo_lightning.seeding import derive_seed
+from ppo_lightning.storage import allocate
 from ppo_lightning.watch import StepWatch
 
 End = tuple[slice, np.ndarray, int, np.ndarray]  # part, which of it ended, at which step, their last observations
@@ -38,9 +40,11 @@ class RolloutCollector(BaseCollector):
     ``episode_done``, ``episode_reward`` and ``step_count`` (the running sums of the episode so far). ``done`` cuts the
     learning and ``episode_done`` the episode; they differ where an Atari game goes on after a life is lost. Where an
     environment failed and was made anew, ``valid`` [N, T] is false for the steps of its episode. Episodes go on
-    from one rollout to the next. The memory is reused: a yielded rollout is valid until the next one is asked for.
+    from one rollout to the next. The storage is reused: a yielded rollout is valid until the next one is asked for.
 
     Observations are stored as the agent saw them: normalised, if it has a normaliser, by the statistics up to that step.
+    An agent with a memory adds ``memory`` [N, T, M], which at all steps is that before the first, and ``("next", "memory")``,
+    that after a step, only where the next step does not go on from it: where an episode ended, and at the last step.
     The rewards are scaled, if a scaler is given; ``episode_reward`` sums the environment's own. Actions are stored as they
     were drawn, before the environment clips them.
 
@@ -87,42 +91,14 @@ class RolloutCollector(BaseCollector):
         self._part_rows = [slice(*pair) for pair in itertools.pairwise(starts)]
         self._observations: list[np.ndarray | None] = [None] * len(env.parts)
         self._evaluated = True  # whether the policy gave values and log-probabilities, too
+        memory = agent.initial_memory(env.num_envs)
+        self._memory = None if memory is None else memory.numpy(force=True)
         self._discounted = np.zeros(env.num_envs)  # rewards of the running episodes, for the scaler
         self._raw_rewards = np.zeros((num_steps, env.num_envs))
         self._episode = {name: np.zeros(env.num_envs) for name in ("episode_reward", "step_count")}
-        self._rollout = self._allocate()
+        self._rollout = allocate(env, agent, num_steps)
         # NumPy views [T, N, ...] of the storage: writing a step through them costs a third of a tensor copy.
         self._store = {key: value.transpose(0, 1).numpy() for key, value in self._rollout.items(True, leaves_only=True)}
-
-    def _allocate(self) -> TensorDict:
-        shape = (self.env.num_envs, self.num_steps)
-        observation, action = self.env.observation_spec_unbatched["observation"], self.env.action_spec_unbatched
-
-        def empty(dtype: torch.dtype, *features: int) -> torch.Tensor:
-            # One step of all environments lies together: with thousands of them, a column of [N, T] is N cache misses.
-            return torch.zeros(*shape[::-1], *features, dtype=dtype).transpose(0, 1)
-
-        following = {
-            "observation": empty(observation.dtype, *observation.shape),
-            "reward": empty(torch.float32, 1),
-            "terminated": empty(torch.bool, 1),
-            "truncated": empty(torch.bool, 1),
-            "done": empty(torch.bool, 1),
-            "episode_done": empty(torch.bool, 1),
-            "episode_reward": empty(torch.float32, 1),
-            "step_count": empty(torch.int64, 1),
-        }
-        return TensorDict(
-            {
-                "observation": empty(observation.dtype, *observation.shape),
-                "action": empty(action.dtype, *action.shape),
-                "action_log_prob": empty(torch.float32),
-                "state_value": empty(torch.float32, 1),
-                "next": TensorDict(following, batch_size=shape),
-            },
-            batch_size=shape,
-            device="cpu",  # so that moving it there costs nothing
-        )
 
     @torch.inference_mode()
     def rollout(self) -> TensorDictBase:
@@ -138,6 +114,8 @@ class RolloutCollector(BaseCollector):
         moments = None if normalizer is None else normalizer.arrays()
         ends: list[End] = []
         broken = np.zeros_like(overs)
+        if self._memory is not None:
+            store["memory"][0] = self._memory
         walks = [self._walk(part, policy, noise, moments, ends, broken) for part in range(len(env.parts))]
         try:
             # In turn: while one part steps in the background, the actions of the other are chosen.
@@ -182,6 +160,7 @@ class RolloutCollector(BaseCollector):
         terminateds, truncateds, dones, overs = (self._store["next", name][:, rows, 0] for name in names)
         raw_rewards, first_env = self._raw_rewards[:, rows], self._rows.start + rows.start
         t, before = 0, self._frames // self.env.num_envs  # steps of each environment
+        memory = None if self._memory is None else self._memory[rows]
 
         def seen(*raws: np.ndarray, rows: np.ndarray | None = None) -> Sequence[np.ndarray]:
             for raw, its in zip(raws, (None, rows), strict=False):
@@ -196,7 +175,7 @@ class RolloutCollector(BaseCollector):
             (observation,) = seen(env.reset_arrays())
         for t in range(self.num_steps):
             observations[t] = observation
-            action, log_prob, value = policy(observations[t], None if noise is None else noise[t, rows])
+            action, log_prob, value = policy(observations[t], None if noise is None else noise[t, rows], memory)
             env.send_arrays(action)
             yield
             actions[t] = action
@@ -212,9 +191,15 @@ class RolloutCollector(BaseCollector):
                 observation, fresh = seen(raw, env.reset_arrays(done)[done], rows=done)
                 ends.append((rows, done, t, observation[done]))
                 observation[done] = fresh
+                if memory is not None:
+                    self._store["next", "memory"][t, rows][done] = memory[done]
+                    # detail 34
+                    memory[done] = 0
             else:
                 (observation,) = seen(raw)
         self._observations[part], self._evaluated = observation, log_prob is not None
+        if memory is not None:
+            self._store["next", "memory"][-1, rows][~done] = memory[~done]
 
     def _scaled(self, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
         if self.reward_scaler is None:
@@ -226,8 +211,15 @@ class RolloutCollector(BaseCollector):
 
     def _evaluate(self) -> None:
         """Adds log-probabilities and values, of the whole rollout at once: in the update's own arithmetic."""
-        device = self.agent.critic.weight.device
-        flat = {key: self._rollout[key].transpose(0, 1).flatten(0, 1) for key in KEYS_OF_ACTING}
+        device, rollout = self.agent.critic.weight.device, self._rollout
+        if self._memory is not None:
+            inputs = (rollout["observation"], rollout["action"], rollout["memory"][:, 0], episode_starts(rollout))
+            results = rollout["action_log_prob"], rollout["state_value"][..., 0]
+            few = max(1, self.agent.rows_in_cache // self.num_steps)
+            for *part, stored, values in zip(*(tensor.split(few) for tensor in (*inputs, *results)), strict=True):
+                stored[:], _, values[:] = self.agent.evaluate(*(tensor.to(device) for tensor in part))
+            return
+        flat = {key: rollout[key].transpose(0, 1).flatten(0, 1) for key in KEYS_OF_ACTING}
         for rows in zip(*(tensor.split(self.agent.rows_in_cache) for tensor in flat.values()), strict=True):
             observation, action, log_prob, value = rows
             log_prob[:], _, value[:, 0] = self.agent.evaluate(observation.to(device), action.to(device))
@@ -245,7 +237,8 @@ class RolloutCollector(BaseCollector):
         """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
         self._generator.manual_seed(derive_seed(seed, "noise"))
         self._observations = [None] * len(self.env.parts)
-        for running in (self._discounted, *self._episode.values()):
+        memory = [] if self._memory is None else [self._memory]
+        for running in (self._discounted, *self._episode.values(), *memory):
             running[:] = 0
         return self.env.set_seed(seed, static_seed=static_seed)
 
@@ -256,8 +249,9 @@ class RolloutCollector(BaseCollector):
             return None
         observation: np.ndarray = np.concatenate(self._observations)  # type: ignore[arg-type]
         sums = {"discounted": self._discounted, **self._episode}
+        arrays = {"observation": observation} | ({} if self._memory is None else {"memory": self._memory})
         return [
-            {**state, "observation": to_plain(observation[i]), **{name: float(its[i]) for name, its in sums.items()}}
+            state | {key: to_plain(its[i]) for key, its in arrays.items()} | {name: float(its[i]) for name, its in sums.items()}
             for i, state in enumerate(states)
         ]
 
@@ -266,6 +260,8 @@ class RolloutCollector(BaseCollector):
         self.env.set_state(rows)
         observation = np.stack([from_plain(row["observation"]) for row in rows])
         self._observations = [observation[part] for part in self._part_rows]
+        if self._memory is not None:
+            self._memory[:] = np.stack([from_plain(row["memory"]) for row in rows])
         for name, sums in {"discounted": self._discounted, **self._episode}.items():
             sums[:] = [row[name] for row in rows]
 

@@ -17,8 +17,8 @@ Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
 
 
-def compile_anew(method: Callable[..., Any]) -> Any:
-    """Compiles a method for this object alone.
+def compile_anew(method: Callable[..., Any], fullgraph: bool = True) -> Any:
+    """Compiles a method for this object alone; ``fullgraph`` as for ``torch.compile``.
 
     Graphs belong to the code of a function. Shared by all objects of a class, they would be taken for each other where only a
     method differs, and after eight of them (runs in a notebook, say) PyTorch compiles no more.
@@ -26,7 +26,7 @@ def compile_anew(method: Callable[..., Any]) -> Any:
     function = method.__func__  # type: ignore[attr-defined]
     code, about = function.__code__.replace(), (function.__name__, function.__defaults__, function.__closure__)
     copy = types.FunctionType(code, function.__globals__, *about)
-    return torch.compile(types.MethodType(copy, method.__self__), fullgraph=True)  # type: ignore[attr-defined]
+    return torch.compile(types.MethodType(copy, method.__self__), fullgraph=fullgraph)  # type: ignore[attr-defined]
 
 
 class CompiledUpdate:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torchrl.collectors import BaseCollector
-from torchrl.data import TensorSpec
+from torchrl.data import Categorical, Composite, TensorSpec
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from ppo_lightning import ranks
@@ -18,6 +18,7 @@ from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.envs import BatchedEnv, make_env
 from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
 from ppo_lightning.envs.make import Backend
+from ppo_lightning.envs.specs import MASK, stored
 from ppo_lightning.envs.state import to_columns, to_rows
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.evaluation import EvaluationLoader
@@ -158,16 +159,28 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def observation_spec(self) -> TensorSpec:
-        """Observations of one environment."""
+        """Observations of one environment, part by part."""
+        if isinstance(self.env, BatchedEnv):
+            return self.env.agent_specs[0]
+        base = getattr(self.env, "base_env", None)
         spec = self.env.observation_spec_unbatched
+        several = False
+        if isinstance(base, BatchedEnv):
+            observations, actions = base.agent_specs
+            several = stored(observations) is not observations or isinstance(actions, Composite)
+        if several or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
+            raise ConfigError(
+                "Discrete observations, observations and actions of several parts and an action_mask are read from Gymnasium's"
+                " environments, named by their id and without data.transforms: elsewhere they would be ignored."
+            )
         if "observation" not in spec:
             raise ConfigError(f"env_id makes an environment with the keys {list(spec.keys())}: it needs the key 'observation'.")
         return spec["observation"]
 
     @property
     def action_spec(self) -> TensorSpec:
-        """Actions of one environment."""
-        return self.env.action_spec_unbatched
+        """Actions of one environment, part by part."""
+        return self.env.agent_specs[1] if isinstance(self.env, BatchedEnv) else self.env.action_spec_unbatched
 
     def _agent(self) -> ActorCritic:
         assert self.trainer is not None

@@ -12,7 +12,9 @@ import lightning as L
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.atari import AtariEnv
-from ppo_lightning.models.heads import CategoricalHead
+from ppo_lightning.envs.specs import mask_columns
+from ppo_lightning.models.composite import MultiCategoricalHead
+from ppo_lightning.models.heads import GaussianHead
 from ppo_lightning.models.rebuild import read_checkpoint
 
 Value = bool | float | int | str | list | None  # None: it does not concern this run
@@ -50,7 +52,7 @@ def _atari(name: str) -> Callable[[Any], Value]:
 
 
 def _continuous(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
-    return lambda module: None if isinstance(module.agent.head, CategoricalHead) else value(module)
+    return lambda module: value(module) if any(isinstance(part, GaussianHead) for part in module.agent.head.modules()) else None
 
 
 def _pictures(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
@@ -71,6 +73,14 @@ def _rewards(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
 
 def _observations(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
     return lambda module: module.agent.normalizer is not None and value(module)
+
+
+def _memory(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
+    return lambda module: None if module.agent.memory is None else value(module)
+
+
+def _components(head: Any) -> Value:
+    return next((part.num_components for part in head.modules() if isinstance(part, MultiCategoricalHead)), None)
 
 
 DETAILS = (
@@ -107,9 +117,16 @@ DETAILS = (
     ),
     Detail("30", "reward scaling", _rewards(lambda m: True), ("--model.norm_reward", "false")),
     Detail("31", "scaled reward clipping", _rewards(_model("clip_reward")), ("--model.clip_reward", "1000000.0")),
+    Detail("32", "memory: orthogonal weights", _memory(lambda m: m.agent.memory.kind)),
+    Detail("33", "memory zero at first", _memory(lambda m: True)),
+    Detail("34", "memory reset at episode ends", _memory(lambda m: True)),
+    Detail("35", "minibatches of whole sequences", _memory(lambda m: True)),
+    Detail("36", "memory recomputed in the update", _memory(lambda m: True)),
+    Detail("37", "independent discrete components", lambda m: _components(m.agent.head)),
     Detail("A1", "clip range annealing", _model("anneal_clip_coef"), ("--model.anneal_clip_coef", "false")),
     Detail("A2", "ranks that share the gradients", lambda m: m.trainer.world_size),
     Detail("A3", "early stop by KL", lambda m: m.hparams.target_kl or False, ("--model.target_kl", "null")),
+    Detail("A4", "invalid action masking", lambda m: mask_columns(m.data.observation_spec) is not None),
     Detail("P1", "IMPALA network", _body("ImpalaCNN")),
     Detail("P2", "rewards scaled with PPO's own gamma", _rewards(_model("gamma")), ("--model.norm_reward", "false")),
 )

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrl.data import TensorSpec
+from torchrl.data import Categorical, Composite, TensorSpec
 
 import ppo_lightning
 from ppo_lightning.envs import make_env
-from ppo_lightning.envs.specs import spec_from_plain
+from ppo_lightning.envs.specs import columns, mask_columns, spec_from_plain, stored
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.rebuild import agent_from_plain, read_checkpoint, trained_agent
@@ -27,6 +27,8 @@ CHECKED = 256  # observations of each kind
 class Deployed(nn.Module):
     """What is exported: from raw observations [B, ...] to the most probable actions [B, ...] and values [B].
 
+    A memory [B, M] is another input and another output.
+
     Args:
         agent: Its statistics are inside.
     """
@@ -35,14 +37,17 @@ class Deployed(nn.Module):
         super().__init__()
         self.agent = agent
 
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns ``action``, within the environment's bounds, and ``state_value``."""
-        action, _, value = self.agent.act(self.agent.normalize(observation))
-        return self.agent.head.for_environment(action), value
+    def forward(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Returns ``action``, within the environment's bounds, ``state_value`` and, where there is one, ``next_memory``."""
+        action, _, value, memory = self.agent.act(self.agent.normalize(observation), memory=memory)
+        outputs = self.agent.head.for_environment(action), value
+        return outputs if memory is None else (*outputs, memory)
 
 
 def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) -> Path:
     """Writes ``observation`` [B, ...] -> ``action`` [B, ...], ``state_value`` [B] as ONNX, for any B.
+
+    An agent with a memory takes ``memory`` [B, M], too, zero where an episode begins, and gives ``next_memory``.
 
     Args:
         agent: On the CPU.
@@ -55,15 +60,16 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
     import_extra("onnxscript", extra="export")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    example = torch.zeros(2, *observation_spec.shape, dtype=observation_spec.dtype)
+    spec, memory = stored(observation_spec), agent.initial_memory(2)
+    inputs = {"observation": torch.zeros(2, *spec.shape, dtype=spec.dtype)} | ({} if memory is None else {"memory": memory})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
             Deployed(agent).eval(),
-            (example,),
-            input_names=["observation"],
-            output_names=["action", "state_value"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            tuple(inputs.values()),
+            input_names=list(inputs),
+            output_names=["action", "state_value", "next_memory"][: 2 + (memory is not None)],
+            dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in inputs),
             dynamo=True,
             verbose=False,
         )
@@ -78,14 +84,24 @@ def largest_difference(agent: ActorCritic, path: str | Path, observation: np.nda
     In proportion to 1 + the agent's; an action that is another counts as its index's distance.
     """
     session = import_extra("onnxruntime", extra="export").InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    found = session.run(None, {"observation": observation})
-    expected = [output.numpy() for output in Deployed(agent).eval()(torch.from_numpy(observation))]
+    inputs, memory = {"observation": torch.from_numpy(observation)}, agent.initial_memory(len(observation))
+    if memory is not None:
+        inputs["memory"] = memory.normal_(generator=torch.Generator().manual_seed(0)).tanh()
+    found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    expected = [output.numpy() for output in Deployed(agent).eval()(*inputs.values())]
     return max(float((np.abs(a - b) / (1 + np.abs(b))).max()) for a, b in zip(found, expected, strict=True))
 
 
 def random_observations(spec: TensorSpec, seed: int = 0) -> np.ndarray:
-    """Returns observations [B, ...] that a spec allows: of pictures any bytes, of others some standard normals."""
+    """Returns observations [B, ...] that a spec allows: of pictures any bytes, of vectors some standard normals."""
     generator = np.random.default_rng(seed)
+    if isinstance(spec, Composite | Categorical):
+        rows = stored(spec)
+        parts = [part.rand([CHECKED]).reshape(CHECKED, -1) for _, part, _ in columns(spec)]
+        row = torch.cat([part.to(rows.dtype) for part in parts], dim=1)
+        if (mask := mask_columns(spec)) is not None:
+            row[:, mask] = 1
+        return row.numpy()
     shape = (CHECKED, *spec.shape)
     if spec.dtype == torch.uint8:
         return generator.integers(0, 256, shape, np.uint8)
@@ -96,15 +112,16 @@ def random_observations(spec: TensorSpec, seed: int = 0) -> np.ndarray:
 def recorded_observations(agent: ActorCritic, spec: TensorSpec, data: dict[str, Any], seed: int) -> np.ndarray:
     """Returns observations [B, ...] that the agent meets in its environment, of the data module's settings."""
     env = make_env(data["env_id"], 1, data["backend"], seed, stream="eval", **data["env_kwargs"] or {})
-    observation, met = env.reset_arrays(), []
-    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
+    observation, met, memory = env.reset_arrays(), [], agent.initial_memory(1)
+    dtype, deployed = torch.empty(0, dtype=stored(spec).dtype).numpy().dtype, Deployed(agent).eval()
     try:
         for _ in range(CHECKED):
             met.append(observation[0].astype(dtype))
-            action = agent.mode(torch.from_numpy(met[-1][None]))
+            action, _, *after = deployed(torch.from_numpy(met[-1][None]), memory)
+            memory = after[0] if after else None
             observation, _, terminated, truncated = env.step_arrays(action.numpy())
             if (done := terminated | truncated).any():
-                observation = env.reset_arrays(done)
+                observation, memory = env.reset_arrays(done), agent.initial_memory(1)
     finally:
         env.close()
     return np.stack(met)
@@ -156,6 +173,10 @@ def _card(config: dict[str, Any], video: str) -> str:
     env_id, mean, std = config["data"]["env_id"], config["episodic_return"], config["episodic_return_std"]
     result = "" if mean is None else f"{mean:.2f} +/- {std:.2f}"
     metric = f"      - type: mean_reward\n        value: {result}\n        name: mean_reward\n" if result else ""
+    act = "action = agent.mode(observation)    # raw observations [B, ...]"
+    if config["agent"]["init_args"].get("memory"):
+        act = """memory = agent.initial_memory(1)  # zero where an episode begins
+action, _, _, memory = agent.act(agent.normalize(observation), memory=memory)"""
     settings = "\n".join(f"| {name} | {value} |" for name, value in config["hyper_parameters"].items())
     return f"""---
 library_name: ppo_lightning
@@ -176,7 +197,7 @@ Return over the last {config["episodes"]} training episodes: {result or "unknown
 from ppo_lightning.export import load_from_hub
 
 agent = load_from_hub("USER/NAME")  # or this folder
-action = agent.mode(observation)    # raw observations [B, ...]
+{act}
 ```
 
 | hyperparameter | |

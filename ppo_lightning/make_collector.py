@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.data import Bounded
-from torchrl.envs import Compose, DoubleToFloat, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
+from torchrl.envs import Compose, DoubleToFloat, EnvBase, InitTracker, RewardSum, StepCounter, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 from ppo_lightning.collector import Precision, RolloutCollector
@@ -68,6 +68,8 @@ def make_collector(
             " elsewhere a rank cannot know when the others reset theirs."
         )
     transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), EpisodeDone(), RewardSum(), StepCounter()]
+    if agent.memory is not None:
+        transforms.append(InitTracker())
     if agent.normalizer is not None:
         transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
     if reward_scaler is not None:
@@ -81,9 +83,16 @@ def make_collector(
     def draw() -> torch.Tensor:
         return agent.noise((total_envs or num_envs,), generator)[first_env : first_env + num_envs]
 
+    memory = agent.initial_memory(num_envs)
+
     def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        nonlocal memory
+        if memory is not None:
+            tensordict["memory"] = memory.masked_fill(tensordict["is_init"], 0)
         with precision():
-            return agent.act_on(tensordict, tensordict["observation"], draw)
+            acted = agent.act_on(tensordict, tensordict["observation"], draw)
+        memory = acted.get(("next", "memory"), None)
+        return acted
 
     return Collector(
         TransformedEnv(env, Compose(*transforms)),

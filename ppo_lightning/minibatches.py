@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning import losses, ranks
@@ -30,6 +31,14 @@ def take(rows: Tensor, order: np.ndarray) -> Tensor:
     if rows.device.type == "cpu":
         return torch.from_numpy(rows.numpy().take(order, axis=0))
     return rows.index_select(0, torch.from_numpy(order).to(rows.device))
+
+
+def episode_starts(rollout: TensorDictBase) -> Tensor:
+    """Returns at which steps of a rollout [N, T] an episode begins, [N, T] bool; its first step goes on from its memory."""
+    done = rollout["next", "done"].squeeze(-1)
+    starts = done.roll(1, dims=1)
+    starts[:, 0] = False
+    return starts
 
 
 def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -11,18 +11,18 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning import losses, ranks
-from ppo_lightning.base import AgentModule
 from ppo_lightning.checks import check_hyperparameters, check_minibatches
 from ppo_lightning.compiled import CompiledUpdate, Loss, compile_anew
 from ppo_lightning.finite import Snapshot
 from ppo_lightning.minibatches import Minibatch, equal_parts, mean_of, take, valid_minibatches
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.optimizer import OptimizerModule
 
 CHECK_EVERY = 100  # rollouts
 
 
-class PPO(AgentModule):
+class PPO(OptimizerModule):
     """Proximal Policy Optimization with the implementation details of Huang et al. (2022).
 
     Variants override ``advantages``, ``minibatches`` or ``loss``. How the agent is built, evaluated and saved stands in
@@ -31,6 +31,8 @@ class PPO(AgentModule):
     Args:
         learning_rate: Adam's step size at the start.
         anneal_lr: Let the learning rate fall linearly to 0 over the run.
+        desired_kl: Without ``anneal_lr``: after an iteration whose mean approximate KL divergence is more than twice this,
+            divide the learning rate by 1.5, and multiply it by 1.5 after one with less than half; between 1e-5 and 1e-2.
         gamma: Discount of future rewards.
         gae_lambda: Weight of longer returns in the advantage estimate.
         num_minibatches: Minibatches a rollout is split into.
@@ -63,10 +65,14 @@ class PPO(AgentModule):
         ConfigError: A number is out of its range, or the rollout cannot be split as asked.
     """
 
+    takes_memory = False  # whether the agent has one
+    whole_graph = True  # whether a compiler sees all of the loss
+
     def __init__(
         self,
         learning_rate: float = 2.5e-4,
         anneal_lr: bool = True,
+        desired_kl: float | None = None,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
         num_minibatches: int = 4,
@@ -93,6 +99,8 @@ class PPO(AgentModule):
         self.save_hyperparameters(ignore=["agent"])
         check_hyperparameters(self.hparams)
         self.automatic_optimization = False
+        if desired_kl is not None:
+            self.register_buffer("kl_factor", torch.ones((), dtype=torch.float64))
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
         self.clip_coef: float | Tensor = clip_coef  # of this iteration; a tensor where a compiled graph reads it
@@ -121,6 +129,8 @@ class PPO(AgentModule):
         if before is not None and before.spoilt():
             metrics = self.take_back(before)
         self.log_rollout(rollout, metrics)
+        if metrics:
+            self.adapt_learning_rate(mean_of(metrics)["approx_kl"])
         self.schedule.step()
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True  # whatever max_epochs says; Lightning validates once more before it stops
@@ -138,8 +148,9 @@ class PPO(AgentModule):
         boundary = done & ~terminated
         boundary[:, -1] = ~terminated[:, -1]
         next_value = value.roll(-1, dims=1)
+        memory = following["memory"][boundary] if self.agent.memory is not None else None
         with torch.no_grad():
-            next_value[boundary] = self.agent.value(following["observation"][boundary])
+            next_value[boundary] = self.agent.value(following["observation"][boundary], memory)
         # detail 5
         advantage, value_target = losses.gae(
             following["reward"].squeeze(-1), value, next_value, terminated, done, self.hparams.gamma, self.hparams.gae_lambda
@@ -173,7 +184,12 @@ class PPO(AgentModule):
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the total loss of a minibatch and its detached parts, by tensor operations only: it may be compiled."""
-        log_prob, entropy, value = self.agent.evaluate(minibatch["observation"], minibatch["action"])
+        return self.loss_of(minibatch, *self.agent.evaluate(minibatch["observation"], minibatch["action"]))
+
+    def loss_of(
+        self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes what :meth:`loss` does from what the agent says of a minibatch, tensors of the minibatch's shape."""
         old_value, advantage, value_target = (
             minibatch[key].squeeze(-1) for key in ("state_value", "advantage", "value_target")
         )
@@ -191,7 +207,7 @@ class PPO(AgentModule):
         """Takes one optimizer step on a minibatch and returns the parts of its loss."""
         optimizer: Any = self.optimizers()
         # Their gradients are added: the same result, while the activations of many rows would not fit into a cache.
-        parts = equal_parts(minibatch, self.rows_at_once)
+        parts = [minibatch] if "valid" in minibatch else equal_parts(minibatch, self.rows_at_once)
         usual = len(minibatch["action"]) == self._minibatch_rows  # what the graph is made for
         if self._compiled is not None and self._compiled.ready and usual:
             optimizer._on_before_step()  # Lightning's count of steps, which optimizer.step() keeps otherwise
@@ -222,55 +238,21 @@ class PPO(AgentModule):
             return False
         return bool(ranks.gather(approx_kl).mean() > self.hparams.target_kl)
 
-    def configure_optimizers(self) -> Any:
-        """Returns Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
-        fused = self.trainer.precision == "32-true"  # Lightning does not clip for a fused one in mixed precision
-        # detail 3
-        optimizer = torch.optim.Adam(
-            self.agent.parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=fused
-        )
-        # detail 4
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
-
-    def learning_rate_factor(self, rollouts_done: int) -> float:
-        """Returns what the learning rate is multiplied with in an iteration."""
-        return self.remaining(rollouts_done) if self.hparams.anneal_lr else 1.0
-
     def on_train_start(self) -> None:
-        """Puts this run's settings in the place of those that came with an optimizer's state from a checkpoint; compiles."""
+        """Keeps this run's settings where a checkpoint has others; compiles."""
         if self.rollouts_done >= self.data.num_rollouts:  # of a checkpoint: Lightning's own count may be behind
             self.trainer.should_stop = True
-        lr = self.hparams.learning_rate
-        self.schedule.base_lrs = [lr]
-        for group in self.trainer.optimizers[0].param_groups:
-            factor = self.learning_rate_factor(self.rollouts_done)
-            group.update(initial_lr=lr, lr=lr * factor, eps=self.hparams.adam_eps)
-        self.schedule._last_lr = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
+        self.keep_settings()
         if self.hparams.compile:
             self.clip_coef = torch.zeros((), device=self.device)
-            if self.trainer.world_size == 1:
+            if self.trainer.world_size == 1 and self.whole_graph:
                 self._compiled = CompiledUpdate(self, self.trainer.optimizers[0], self.hparams.max_grad_norm)
             else:
-                self._loss = compile_anew(self.loss)
+                self._loss = compile_anew(self.loss, self.whole_graph)
 
     def on_train_end(self) -> None:
         """Drops what was compiled."""
         self._compiled, self._loss, self.clip_coef = None, self.loss, float(self.clip_coef)
-
-    def remaining(self, rollouts_done: int) -> float:
-        """Returns the share of the run that is left: 1 in the first iteration, 1 / num_rollouts in the last."""
-        return max(0.0, 1 - rollouts_done / self.data.num_rollouts)
-
-    @property
-    def schedule(self) -> Any:
-        """The schedule of the learning rate, which Lightning holds; it counts the iterations."""
-        return self.lr_schedulers()
-
-    @property
-    def rollouts_done(self) -> int:
-        """Iterations completed, resumed ones included."""
-        return self.schedule.last_epoch
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Logs one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
@@ -297,4 +279,8 @@ class PPO(AgentModule):
         """Checks, before any environment is created, that the rollout can be split into minibatches."""
         super().setup(stage)
         if stage == "fit":
-            check_minibatches(self.hparams, self.data.num_envs, self.data.num_steps, self.trainer.world_size)
+            self.check_split()
+
+    def check_split(self) -> None:
+        """Demands that the rollout can be split into minibatches."""
+        check_minibatches(self.hparams, self.data.num_envs, self.data.num_steps, self.trainer.world_size)

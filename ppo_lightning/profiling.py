@@ -153,8 +153,10 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
     noise = agent.noise((env.num_envs,)).numpy()
     with module.trainer.precision_plugin.forward_context(), torch.inference_mode():
         policy = type(agent).array_policy(agent)
-        acting = data.num_steps * seconds_of(lambda: policy(observation, noise))
-        if policy(observation, noise)[1] is None:
+        memory = agent.initial_memory(env.num_envs)
+        state = None if memory is None else memory.numpy(force=True)
+        acting = data.num_steps * seconds_of(lambda: policy(observation, noise, state))
+        if policy(observation, noise, state)[1] is None:
             acting += seconds_of(functools.partial(type(data.collector)._evaluate, data.collector))
     stepping = seconds_of(raw_step(env), least=0.5)
     env.close()
@@ -184,7 +186,8 @@ def raw_step(env: BatchedEnv) -> Callable[[], Any]:
     envs, spec = env.envs, env.action_spec_unbatched
     batches = [torch.stack([spec.rand() for _ in range(env.num_envs)]).numpy() for _ in range(100)]
     if isinstance(envs, list) and hasattr(envs[0], "unwrapped"):
-        chosen = itertools.cycle([batch.tolist() if batch.ndim == 1 else list(batch) for batch in batches])
+        decode = getattr(env, "_from_row", None) or (lambda row: row)
+        chosen = itertools.cycle([batch.tolist() if batch.ndim == 1 else [decode(row) for row in batch] for batch in batches])
 
         def step_each() -> None:
             for one, its in zip(envs, next(chosen), strict=True):

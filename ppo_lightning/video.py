@@ -69,33 +69,37 @@ def record_video(
     check_same_spaces(agent, env)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        observation, returns = env.reset_arrays(), []
-        frame = _frame(env, agent, observation, 0.0, overlay)
+        observation, memory, returns = env.reset_arrays(), agent.initial_memory(1), []
+        frame = _frame(env, agent, observation, memory, 0.0, overlay)
         with imageio.get_writer(path, fps=env.render_fps, **_options(path)) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
-                    observation = env.reset_arrays()
-                    frame = _frame(env, agent, observation, 0.0, overlay)
+                    observation, memory = env.reset_arrays(), agent.initial_memory(1)
+                    frame = _frame(env, agent, observation, memory, 0.0, overlay)
                 video.append_data(frame)
                 total = 0.0
                 for _ in range(max_frames):
-                    action = agent.mode(torch.tensor(observation, device=agent.critic.weight.device))
+                    seen = agent.normalize(torch.tensor(observation, device=agent.critic.weight.device))
+                    action, _, _, memory = agent.act(seen, memory=memory)
+                    action = agent.head.for_environment(action)
                     observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
                     total += float(reward[0])
-                    video.append_data(_frame(env, agent, observation, total, overlay))
+                    video.append_data(_frame(env, agent, observation, memory, total, overlay))
                     done = terminated | truncated
                     if env.episodes_over(done)[0]:
                         break
                     if done[0]:
-                        observation = env.reset_arrays(done)  # the next life
+                        observation, memory = env.reset_arrays(done), agent.initial_memory(1)  # the next life
                 returns.append(total)
     finally:
         env.close()
     return returns
 
 
-def _frame(env: BatchedEnv, agent: ActorCritic, observation: np.ndarray, total: float, overlay: bool) -> np.ndarray:
+def _frame(
+    env: BatchedEnv, agent: ActorCritic, observation: np.ndarray, memory: torch.Tensor | None, total: float, overlay: bool
+) -> np.ndarray:
     """Returns one frame, [H, W, 3] uint8."""
     try:
         picture = env.render()
@@ -109,7 +113,8 @@ def _frame(env: BatchedEnv, agent: ActorCritic, observation: np.ndarray, total: 
     if not overlay:
         return picture
     value, numbers, lengths = (
-        each[0].numpy(force=True) for each in agent.explain(torch.tensor(observation, device=agent.critic.weight.device))
+        each[0].numpy(force=True)
+        for each in agent.explain(torch.tensor(observation, device=agent.critic.weight.device), memory)
     )
     names = env.action_names or [f"action {index}" for index in range(len(numbers))]
     chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None

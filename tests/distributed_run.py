@@ -12,12 +12,13 @@ import torch
 import ppo_lightning
 from ppo_lightning import losses
 from ppo_lightning.models import normalizers
+from ppo_lightning.variants import RecurrentPPO
 from tests import environments
 
 options = json.loads(sys.argv[1])
 
 
-class Run(ppo_lightning.PPO):
+class Recorded:
     def on_train_start(self):
         super().on_train_start()
         self.initial = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
@@ -36,6 +37,14 @@ class Run(ppo_lightning.PPO):
         if options["kl_of_ranks"]:
             metrics["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
         return metrics
+
+
+class Run(Recorded, ppo_lightning.PPO):
+    pass
+
+
+class RecurrentRun(Recorded, RecurrentPPO):
+    pass
 
 
 def make_local(what):
@@ -60,7 +69,9 @@ if __name__ == "__main__":
         environments.Trouble.made = 100
     ppo_lightning.base.CHECK_RANKS_EVERY = options["check_every"]
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
-    module = Run(**{"learning_rate": 1e-3} | options["model"], agent=agent)
+    module = (RecurrentRun if options["agent"].get("memory") else Run)(
+        **{"learning_rate": 1e-3} | options["model"], agent=agent
+    )
     several = options["devices"] * options["nodes"] > 1
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", devices=options["devices"], num_nodes=options["nodes"],

@@ -108,7 +108,7 @@ class Presses(CNNAgent):
     button = 1
 
     def array_policy(self):
-        def policy(observation, noise):
+        def policy(observation, noise, memory):
             count = len(observation)
             return np.full(count, self.button), np.zeros(count, np.float32), np.zeros(count, np.float32)
 

@@ -260,7 +260,7 @@ def test_predict_says_what_it_lacks(run_cli, trained, tmp_path):
 def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, trained, tmp_path):
     code, _, err = run_cli("fit", "--config", ROOT / "configs/classic/acrobot.yaml", "--ckpt_path", trained)
     assert code == 2
-    assert "trained on observations {'shape': [4]" in err and "has {'shape': [6]" in err
+    assert "trained on observations {'kind': 'Box', 'shape': [4]" in err and "has {'kind': 'Box', 'shape': [6]" in err
     code, _, err = run_cli("validate", "--config", CARTPOLE, "--ckpt_path", trained, "--model.agent.hidden_sizes", "[32]")
     assert code == 2
     assert "model.agent" in err

@@ -41,7 +41,7 @@ def reach(**kwargs):
 def test_gaussian_log_probabilities_and_entropy_are_those_of_independent_normals():
     agent = agent_for()
     observation = torch.randn(64, 4)
-    action, log_prob, _ = agent.act(observation, agent.noise((64,)))
+    action, log_prob, _, _ = agent.act(observation, agent.noise((64,)))
     mean = agent.head.linear(agent.actor_body(observation))
     reference = torch.distributions.Independent(torch.distributions.Normal(mean, agent.head.log_std.exp()), 1)
     torch.testing.assert_close(log_prob, reference.log_prob(action))
@@ -84,7 +84,7 @@ def test_acting_on_arrays_is_acting_on_tensors(head):
     observation, noise = torch.randn(32, 4), agent.noise((32,))
     with torch.inference_mode():
         for drawn in (noise, None):
-            action, _, _ = agent.array_policy()(observation.numpy(), None if drawn is None else drawn.numpy())
+            action, _, _ = agent.array_policy()(observation.numpy(), None if drawn is None else drawn.numpy(), None)
             torch.testing.assert_close(torch.from_numpy(action), agent.act(observation, drawn)[0], atol=1e-5, rtol=1e-5)
 
 

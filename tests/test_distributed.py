@@ -82,6 +82,19 @@ def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, device
     torch.testing.assert_close(torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3)
 
 
+def test_ranks_with_a_memory_do_so_too(tmp_path):
+    """And the learning rate, which follows the KL divergence, is the same for all."""
+    agent = {"memory": "lstm", "memory_size": 16, "shared": True}
+    model = {"num_minibatches": 2, "anneal_lr": False, "desired_kl": 1e-3}
+    options = {"agent": agent, "model": model, "data": {"env_id": "Hopper-v5"}}
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options)
+    assert difference(two, one, "first") < 0.001
+    assert difference(two, one) < 0.01
+    assert torch.equal(two[0]["weights"], two[1]["weights"])
+    assert two[0]["statistics"]["kl_factor"] == two[1]["statistics"]["kl_factor"] == one["statistics"]["kl_factor"] != 1
+
+
 def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
     """Two launchers with node ranks of their own, as on two hosts, which meet at an address."""
     with socket.socket() as free:

@@ -50,7 +50,7 @@ def test_policy_and_value_have_separate_bodies_unless_shared():
 
 def test_acting_and_evaluating_agree(agent):
     observation = torch.randn(64, 5)
-    action, log_prob, value = agent.act(observation, agent.noise((64,)))
+    action, log_prob, value, _ = agent.act(observation, agent.noise((64,)))
     again, entropy, value_again = agent.evaluate(observation, action)
     torch.testing.assert_close(again, log_prob)
     torch.testing.assert_close(value_again, value)
@@ -66,11 +66,11 @@ def test_acting_on_arrays_gives_what_act_gives(agent, noisy):
     observation, noise = torch.randn(300, 5), agent.noise((300,)) if noisy else None
     drawn = None if noise is None else noise.numpy()
     with torch.inference_mode():
-        tensors = agent.act(observation, noise)
-        action, log_prob, value = agent.array_policy()(observation.numpy(), drawn)
+        *tensors, _ = agent.act(observation, noise)
+        action, log_prob, value = agent.array_policy()(observation.numpy(), drawn, None)
         assert log_prob is value is None, "left to evaluate"
         assert torch.equal(torch.from_numpy(action), tensors[0])
-        for array, tensor in zip(ActorCritic.array_policy(agent)(observation.numpy(), drawn), tensors, strict=True):
+        for array, tensor in zip(ActorCritic.array_policy(agent)(observation.numpy(), drawn, None), tensors, strict=True):
             torch.testing.assert_close(torch.from_numpy(array), tensor.clone(), atol=1e-6, rtol=1e-5)
 
 
@@ -81,12 +81,12 @@ def test_acting_on_arrays_follows_the_weights(agent):
         for parameter in agent.parameters():
             parameter.mul_(1.5)
         agent.head.linear.bias[:] = torch.tensor([0.0, 100.0, 0.0])
-    assert (policy(observation.numpy(), None)[0] == 1).all()
+    assert (policy(observation.numpy(), None, None)[0] == 1).all()
 
 
 def test_actions_are_drawn_with_their_probabilities(agent):
     observation = torch.randn(1, 5)
-    action, _, _ = agent.act(observation.expand(40_000, 5), agent.noise((40_000,)))
+    action, *_ = agent.act(observation.expand(40_000, 5), agent.noise((40_000,)))
     frequencies = torch.bincount(action, minlength=3) / 40_000
     probabilities = agent.evaluate(observation.expand(3, 5), torch.arange(3))[0].exp()
     torch.testing.assert_close(frequencies, probabilities.detach(), atol=0.015, rtol=0)
@@ -94,7 +94,7 @@ def test_actions_are_drawn_with_their_probabilities(agent):
 
 def test_without_noise_the_most_probable_action_is_taken(agent):
     observation = torch.randn(64, 5)
-    action, log_prob, _ = agent.act(observation)
+    action, log_prob, *_ = agent.act(observation)
     others = torch.stack([agent.evaluate(observation, torch.full((64,), a))[0] for a in range(3)])
     assert torch.equal(log_prob, others.max(0).values)
     assert torch.equal(action, others.argmax(0))
@@ -124,10 +124,9 @@ def test_continuous_actions_are_refused_by_the_categorical_head():
         MLPAgent(VECTOR, Bounded(-1, 1, shape=(2,)), head="categorical")
 
 
-@pytest.mark.parametrize("spec", [Unbounded(shape=(3, 4)), Categorical(4, shape=()), Bounded(0, 255, (4,), dtype=torch.uint8)])
-def test_observations_that_are_not_vectors_of_floats_are_refused(spec):
-    with pytest.raises(ConfigError, match="MLPAgent takes vectors"):
-        MLPAgent(spec, ACTIONS)
+def test_a_picture_alone_is_refused():
+    with pytest.raises(ConfigError, match="MLPAgent takes pictures beside other parts only"):
+        MLPAgent(Bounded(0, 255, (3, 84, 84), dtype=torch.uint8), ACTIONS)
 
 
 def test_an_agent_is_rebuilt_from_plain_data():

@@ -105,6 +105,27 @@ def test_the_learning_rate_falls_linearly_by_one_step_an_iteration(fit):
     assert {step["lr"] for step in fit(SMALL, {"learning_rate": 0.01, "anneal_lr": False}, ppo=Recorder).steps} == {0.01}
 
 
+@pytest.mark.parametrize(("desired_kl", "rates"), [(10.0, [4e-3, 6e-3, 9e-3, 1e-2]), (1e-12, [4e-3, 4e-3 / 1.5, 4e-3 / 2.25])])
+def test_the_learning_rate_follows_the_kl_divergence(fit, tmp_path, desired_kl, rates):
+    """By steps of 1.5, between 1e-5 and 1e-2; and goes on where it was in a run that was interrupted."""
+
+    class Rates(L.Callback):
+        seen: tuple = ()
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            self.seen = (*self.seen, pl_module.trainer.callback_metrics["charts/learning_rate"].item())
+            if len(self.seen) == 2:
+                trainer.save_checkpoint(tmp_path / "two.ckpt")
+
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * len(rates)}
+    model = {"learning_rate": 4e-3, "anneal_lr": False, "desired_kl": desired_kl}
+    whole, rest = Rates(), Rates()
+    fit(data, model, callbacks=[whole])
+    assert list(whole.seen) == pytest.approx(rates, rel=1e-5)
+    fit(data, model, callbacks=[rest], ckpt_path=tmp_path / "two.ckpt")
+    assert list(rest.seen) == pytest.approx(rates[2:], rel=1e-5)
+
+
 @pytest.mark.detail("A1")
 def test_the_clipping_range_falls_linearly_when_asked(fit):
     module = fit(SMALL, {"clip_coef": 0.2, "anneal_clip_coef": True, "update_epochs": 1, "num_minibatches": 1}, ppo=Recorder)

@@ -32,7 +32,7 @@ def run_cli(tmp_path, monkeypatch, capsys):
 def short(recipe):
     data = yaml.safe_load((ROOT / recipe).read_text())["data"]
     options = ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
-    if "/atari/" in recipe:
+    if "/atari" in recipe:
         options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
         options[1] //= 8
     if "/procgen/" in recipe:
@@ -63,7 +63,7 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
 
 
 def test_the_recipes_have_the_reference_hyperparameters():
-    """CleanRL's ppo.py, ppo_continuous_action.py, ppo_atari.py and ppo_procgen.py: https://docs.cleanrl.dev/rl-algorithms/ppo/."""
+    """CleanRL's ppo.py, ppo_continuous_action.py, ppo_atari.py, ... : https://docs.cleanrl.dev/rl-algorithms/ppo/."""
     reference = {
         "learning_rate": 2.5e-4, "anneal_lr": True, "gamma": 0.99, "gae_lambda": 0.95, "num_minibatches": 4,
         "update_epochs": 4, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01, "vf_coef": 0.5,
@@ -86,12 +86,17 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "dm_control": (continuous, (1, 2048, 1_000_000)),
         "rpo": (continuous, (1, 2048, 8_000_000)),
         "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
+        "atari_lstm": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
         "procgen": (procgen, (64, 256, 25_000_000)),
+        "memory": (reference, (16, 128, 1_000_000)),
+        "spaces": (reference | {"learning_rate": 1e-3, "ent_coef": 0.05}, (4, 128, 100_000)),
     }
     pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
     for recipe in RECIPES:
         hyperparameters, sizes = expected[Path(recipe).parent.name]
         config = yaml.safe_load((ROOT / recipe).read_text())
+        if recipe.endswith("masked_velocity.yaml"):
+            hyperparameters, sizes = hyperparameters | {"learning_rate": 1e-3, "norm_reward": True}, (8, *sizes[1:])
         if recipe.endswith("pong_fast.yaml"):
             hyperparameters, sizes = hyperparameters | pong_in_5_minutes, (16, *sizes[1:])
         model = {key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()}

@@ -65,7 +65,7 @@ def test_moving_the_action_is_moving_the_mean():
     torch.manual_seed(0)
     agent = MLPAgent(Unbounded(shape=(3,)), Bounded(-1, 1, shape=(2,), dtype=torch.float32))
     observation, z = torch.randn(5, 3), torch.rand(5, 2)
-    action, _, _ = agent.act(observation, agent.noise((5,)))
+    action, *_ = agent.act(observation, agent.noise((5,)))
     mean = agent.head.linear(agent.actor_body(observation)) + z
     moved = torch.distributions.Normal(mean, agent.head.log_std.exp()).log_prob(action).sum(-1)
     torch.testing.assert_close(agent.evaluate(observation, action - z)[0], moved)

@@ -112,7 +112,7 @@ def test_an_agent_explains_itself(fit):
     module = fit(CARTPOLE)
     observation = torch.randn(5, 4)
     value, numbers, lengths = module.agent.explain(observation)
-    action, log_prob, expected = module.agent.act(observation)
+    action, log_prob, expected, _ = module.agent.act(observation)
     torch.testing.assert_close(value, expected)
     assert torch.equal(numbers.argmax(-1), action) and torch.equal(numbers, lengths)
     torch.testing.assert_close(numbers.amax(-1), log_prob.exp())

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from ppo_lightning.models.heads import CategoricalHead
+from ppo_lightning.envs.specs import mask_columns, not_measured
 
 ROWS = 512  # of a rollout, that are looked at
 SATURATED = 3.8  # whose tanh is 0.999
@@ -104,8 +104,8 @@ def rows_of(rollout: TensorDictBase, *keys: Any) -> list[Tensor]:
 
 def ratio(patient: Patient) -> tuple[str, str, str] | None:
     """The ratio of the first minibatch is 1, or the update starts from another policy than the one that acted."""
-    observation, action, stored = rows_of(patient.rollout, "observation", "action", "action_log_prob")
-    off = (patient.module.agent.evaluate(observation, action)[0] - stored).exp().sub(1).abs().max().item()
+    again, stored = patient.module.log_probs_again(patient.rollout)
+    off = (again - stored).exp().sub(1).abs().max().item()
     if off <= 10 * patient.module.tolerance:
         return None
     saw = f"the ratio of new to old probabilities is off 1 by {off:.2g} before the update"
@@ -148,8 +148,9 @@ def entropy_collapse(patient: Patient) -> tuple[str, str, str] | None:
     head, entropy = patient.module.agent.head, patient.metrics.get("entropy", math.nan)
     if _late(patient) or not math.isfinite(patient.first_entropy + entropy):
         return None
-    if isinstance(head, CategoricalHead):
-        gone = entropy < 0.05 * math.log(head.num_actions)
+    if head.largest_entropy is not None:
+        masked = mask_columns(patient.module.data.observation_spec) is not None  # few actions may be allowed
+        gone = entropy < 0.05 * (patient.first_entropy if masked else head.largest_entropy)
     else:  # of the standard deviation of each component, on average: log(20) = 3
         gone = entropy < patient.first_entropy - 3 * patient.rollout["action"].shape[-1]
     if not gone:
@@ -176,7 +177,10 @@ def unscaled_observations(patient: Patient) -> tuple[str, str, str] | None:
     (observation,) = rows_of(patient.rollout, "observation")
     if not observation.is_floating_point() or patient.module.agent.normalizer is not None:
         return None
-    size = observation.abs().flatten(1).mean(dim=0).max().item()
+    sizes = observation.abs().flatten(1).mean(dim=0)
+    for its in not_measured(patient.module.data.observation_spec):
+        sizes[its] = 0
+    size = sizes.max().item()
     if size <= 20:
         return None
     saw = f"an observation's component has a mean size of {size:.3g}"
@@ -186,7 +190,7 @@ def unscaled_observations(patient: Patient) -> tuple[str, str, str] | None:
 def saturated_actions(patient: Patient) -> tuple[str, str, str] | None:
     """Actions are clipped to their bounds: beyond them all are the same."""
     (action,) = rows_of(patient.rollout, "action")
-    space = patient.module.data.action_spec.space
+    space: Any = getattr(patient.module.data.action_spec, "space", None)
     if not action.is_floating_point() or not hasattr(space, "low"):
         return None
     beyond = ((action < space.low.to(action)) | (action > space.high.to(action))).float().mean().item()

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.specs import spec_from_space
+from ppo_lightning.envs.specs import row_spec, spec_from_space, stored
 from ppo_lightning.seeding import derive_seed
 
 
@@ -41,8 +41,9 @@ class BatchedEnv(EnvBase):
         self.is_closed = False  # TorchRL says so at its own first reset only, and a closed environment is not closed again
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
-        self.observation_spec_unbatched = Composite(observation=spec_from_space(observation_space))
-        self.action_spec_unbatched = spec_from_space(action_space)
+        observation_spec, action_spec = self.agent_specs
+        self.observation_spec_unbatched = Composite(observation=stored(observation_spec))
+        self.action_spec_unbatched = row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
         if isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating):
             self._bounds = action_space.low, action_space.high
@@ -54,6 +55,14 @@ class BatchedEnv(EnvBase):
         self.broken: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
+
+    @property
+    def agent_specs(self) -> tuple[TensorSpec, TensorSpec]:
+        """What an agent is built from: observations and actions of one environment, part by part.
+
+        The arrays that are exchanged hold all parts of one in a row, see :func:`~ppo_lightning.envs.specs.columns`.
+        """
+        return spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
 
     @abstractmethod
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.specs import is_vector, spec_from_space
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 
@@ -18,7 +19,7 @@ class EnvPoolEnv(BatchedEnv):
 
     EnvPool resets a finished environment at its *next* step and ignores that step's action. Resetting it explicitly,
     right after the step that ended it, keeps that dummy transition out of the batch. A dictionary of observations
-    (dm_control's) becomes one vector, its entries in alphabetical order.
+    (dm_control's, MiniGrid's) becomes one row, its entries in alphabetical order.
 
     Args:
         env_id: EnvPool's id.
@@ -47,7 +48,8 @@ class EnvPoolEnv(BatchedEnv):
             raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
         space = self.envs.observation_space
         self._keys = sorted(space) if isinstance(space, spaces.Dict) else None
-        super().__init__(spaces.flatten_space(space) if self._keys else space, self.envs.action_space, seeds)
+        flat = self._keys is not None and is_vector(spec_from_space(space))
+        super().__init__(spaces.flatten_space(space) if flat else space, self.envs.action_space, seeds)
         self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype
 
@@ -79,5 +81,5 @@ class EnvPoolEnv(BatchedEnv):
 
     def _flat(self, observation: Any) -> np.ndarray:
         if self._keys is None:
-            return observation
+            return observation if isinstance(self.spaces[0], spaces.Box) else observation.reshape(self.num_envs, -1)
         return np.concatenate([observation[key].reshape(len(observation[key]), -1) for key in self._keys], axis=1)

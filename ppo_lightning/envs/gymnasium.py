@@ -1,15 +1,19 @@
 """Gymnasium environments, stepped one after the other in this process: the fastest way for a few cheap ones."""
 
 import contextlib
+import functools
 import warnings
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation
 
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.rows import from_row, to_row
+from ppo_lightning.envs.specs import MASK, choices, columns, is_vector, mask_columns, spec_from_space, stored
 from ppo_lightning.envs.state import Row, restore, state_of
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.seeding import derive_seed
@@ -21,8 +25,9 @@ class GymnasiumEnv(BatchedEnv):
     A plain loop over the environments: Gymnasium's ``SyncVectorEnv`` takes 30 microseconds more for a step of HalfCheetah,
     to gather the ``info`` dictionaries that nobody here reads.
 
-    A dictionary of observations becomes one vector, in the order of its space (alphabetical, unless the environment built
-    its space from an ``OrderedDict``).
+    A dictionary or a tuple, of observations or of actions, becomes one row, in the order of its space (alphabetical, unless the
+    environment built its space from an ``OrderedDict``). An environment with a method ``action_masks()`` gets an entry
+    ``action_mask`` in its observations.
 
     Args:
         env_id: Gymnasium's id; ``"module:Id-v0"`` imports the module first, ``"dm_control/..."`` needs no module.
@@ -39,7 +44,7 @@ class GymnasiumEnv(BatchedEnv):
         if env_id.startswith("dm_control/"):
             import_extra("dm_control", extra="dm-control")
             import_extra("shimmy", extra="dm-control")  # registers the ids
-        self._make = lambda: _flat(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs))
+        self._make = lambda: _prepared(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs))
         try:
             self.envs = [self._make() for _ in seeds]
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
@@ -49,9 +54,15 @@ class GymnasiumEnv(BatchedEnv):
         except gymnasium.error.Error as error:
             hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
             raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
-        space = self.envs[0].observation_space
-        self._observation = np.zeros((len(seeds), *(space.shape or ())), space.dtype)
-        super().__init__(space, self.envs[0].action_space, seeds)
+        space, actions = self.envs[0].observation_space, self.envs[0].action_space
+        super().__init__(space, actions, seeds)
+        self._env_id, observation_spec = env_id, self.agent_specs[0]
+        spec, in_rows = stored(observation_spec), not isinstance(space, spaces.Box)
+        dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype if in_rows else space.dtype
+        self._observation = np.zeros((len(seeds), *spec.shape), dtype)
+        self._to_row = functools.partial(to_row, space) if in_rows else None
+        self._from_row = None if isinstance(actions, spaces.Box | spaces.Discrete) else functools.partial(from_row, actions)
+        self._mask, self._choices = mask_columns(observation_spec), choices(self.agent_specs[1])
         self.reseed(seeds)
         step = getattr(self.envs[0].unwrapped, "dt", None)  # seconds; the metadata of dm_control's environments is wrong
         self.render_fps = min(1 / step if step else self.envs[0].metadata.get("render_fps", 30), 60)
@@ -65,20 +76,38 @@ class GymnasiumEnv(BatchedEnv):
         """See :meth:`BatchedEnv.reset_arrays`."""
         seeds, self._seeds_to_use = self._seeds_to_use, None
         for i in range(self.num_envs) if mask is None else np.flatnonzero(mask):
-            self._observation[i] = self.envs[i].reset(seed=None if seeds is None else seeds[i])[0]
+            self._see(int(i), self.envs[i].reset(seed=None if seeds is None else seeds[i])[0])
         return self._observation
+
+    def _see(self, i: int, observation: Any, over: bool = False) -> None:
+        """Keeps an observation, where the episode goes on one with an action to take."""
+        row = observation if self._to_row is None else self._to_row(observation)
+        self._observation[i] = row
+        if self._mask is not None and not over:
+            allowed = np.split(row[self._mask] > 0, np.cumsum(self._choices)[:-1])
+            if not all(component.any() for component in allowed):
+                raise ConfigError(
+                    f"{self._env_id}, environment {i}: its action_mask allows no action, and its episode goes on."
+                )
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv._step_arrays`."""
         chosen = action.tolist() if action.ndim == 1 else action  # a Python number is understood sooner
+        if self._from_row is not None:
+            chosen = [self._from_row(row) for row in action]
         if self.max_restarts:
             self.broken = None
             steps = [self._careful_step(i, its) for i, its in enumerate(chosen)]
         else:
             steps = [env.step(its) for env, its in zip(self.envs, chosen, strict=True)]
         observation, reward, terminated, truncated, _ = zip(*steps, strict=True)
-        for i, row in enumerate(observation):
-            self._observation[i] = row
+        if self._to_row is None and not self.max_restarts:
+            for i, row in enumerate(observation):
+                self._observation[i] = row
+        else:
+            for i, value in enumerate(observation):
+                if value is not None:
+                    self._see(i, value, over=terminated[i] or truncated[i])
         return self._observation, np.array(reward, np.float64), np.array(terminated, bool), np.array(truncated, bool)
 
     def _careful_step(self, i: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -87,7 +116,8 @@ class GymnasiumEnv(BatchedEnv):
             return self.envs[i].step(action)  # the collector says what is not finite
         try:
             step = self.envs[i].step(action)
-            if np.isfinite(step[0]).all() and np.isfinite(step[1]):
+            row = step[0] if self._to_row is None else self._to_row(step[0])
+            if np.isfinite(row).all() and np.isfinite(step[1]):
                 return step
             fault = "gave an observation or a reward that is not finite"
         except Exception as error:
@@ -102,7 +132,7 @@ class GymnasiumEnv(BatchedEnv):
         if self.broken is None:
             self.broken = np.zeros(self.num_envs, bool)
         self.broken[i] = True
-        return self._observation[i].copy(), 0.0, False, True, {}
+        return None, 0.0, False, True, {}  # the observation stays the one before
 
     def get_state(self) -> list[Row] | None:
         """See :meth:`BatchedEnv.get_state`: of classic control and MuJoCo."""
@@ -121,5 +151,34 @@ class GymnasiumEnv(BatchedEnv):
         return None if frame is None else np.asarray(frame)
 
 
-def _flat(env: gymnasium.Env) -> gymnasium.Env:
-    return FlattenObservation(env) if isinstance(env.observation_space, spaces.Dict | spaces.Tuple) else env
+class MaskInObservation(gymnasium.ObservationWrapper):
+    """Puts what ``action_masks()`` of an environment returns into its observation, as the entry ``action_mask``.
+
+    Args:
+        env: Its observations get into the entry ``observation``, unless they are a dictionary.
+    """
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._in_dict = isinstance(env.observation_space, spaces.Dict)
+        count = sum(choices(spec_from_space(env.action_space)))
+        parts = env.observation_space.spaces if self._in_dict else {"observation": env.observation_space}  # type: ignore[attr-defined]
+        self.observation_space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
+
+    def observation(self, observation: Any) -> Any:
+        """Adds the mask."""
+        parts = observation if self._in_dict else {"observation": observation}
+        masks = self.env.get_wrapper_attr("action_masks")()  # of all components together, or one a component
+        return {**parts, MASK: np.concatenate([np.ravel(its) for its in masks])}
+
+
+def _prepared(env: gymnasium.Env) -> gymnasium.Env:
+    """Puts masks into the observations, and makes dictionaries of floats vectors."""
+    if env.has_wrapper_attr("action_masks") and choices(spec_from_space(env.action_space)):
+        env = MaskInObservation(env)
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return env
+    spec = spec_from_space(space)
+    whole = spaces.flatdim(space) == sum(part.shape.numel() for _, part, _ in columns(spec))  # no text was left out
+    return FlattenObservation(env) if whole and is_vector(spec) else env

@@ -1,13 +1,17 @@
 """Gymnasium spaces as TorchRL specs, and specs as plain data that a checkpoint can hold."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 
 from ppo_lightning.errors import ConfigError
+
+MASK = "action_mask"  # the entry of a dictionary of observations that says which discrete actions are allowed
+SMALLEST_PICTURE = 36  # pixels: a smaller one (a few cells of a grid) is a vector
 
 
 def spec_from_space(space: spaces.Space) -> TensorSpec:
@@ -16,7 +20,8 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
     Floating point boxes become float32; integer boxes (pixels) keep their dtype, so that they are stored as they are.
 
     Args:
-        space: A ``Box`` or a ``Discrete`` that starts at 0.
+        space: A ``Box``, a ``Discrete`` that starts at 0, a ``MultiDiscrete``, a ``MultiBinary``, or a ``Dict`` or a ``Tuple``
+            of these; entries of text are left out.
 
     Raises:
         ConfigError: The space is of another kind.
@@ -25,6 +30,13 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         if space.start != 0:
             raise ConfigError(f"The space {space} starts at {space.start}: wrap the environment so that it starts at 0.")
         return Categorical(int(space.n), shape=(), dtype=torch.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        if space.start.any():
+            raise ConfigError(f"The space {space} does not start at 0: wrap the environment so that it does.")
+        return MultiCategorical(space.nvec.flatten().tolist(), dtype=torch.int64)
+    if isinstance(space, spaces.MultiBinary):
+        size = int(np.prod(space.shape))
+        return Binary(size, shape=(size,), dtype=torch.int64)
     if isinstance(space, spaces.Box):
         floating = np.issubdtype(space.dtype, np.floating)
         dtype = torch.float32 if floating else torch.from_numpy(np.empty(0, space.dtype)).dtype
@@ -32,11 +44,126 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         if floating and not (low.isfinite().all() and high.isfinite().all()):
             return Unbounded(shape=space.shape, dtype=dtype)
         return Bounded(low, high, shape=space.shape, dtype=dtype)
-    raise ConfigError(f"The space {space} is not supported: the environment needs a Box or a Discrete space.")
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return Composite({name: spec_from_space(its) for name, its in entries(space)})
+    raise ConfigError(
+        f"The space {space} is not supported: the environment needs a Box, a Discrete, a MultiDiscrete or a MultiBinary space,"
+        " or a dictionary or a tuple of these."
+    )
+
+
+def entries(space: spaces.Dict | spaces.Tuple) -> list[tuple[str, spaces.Space]]:
+    """Returns names and spaces of the entries, those of a tuple counted; text is left out, for no network here reads it.
+
+    Also text of a kind of its own, which MiniGrid's is.
+    """
+    named = space.spaces.items() if isinstance(space, spaces.Dict) else ((str(i), its) for i, its in enumerate(space.spaces))
+    return [(name, its) for name, its in named if not isinstance(its, spaces.Text) and type(its).__name__ != "MissionSpace"]
+
+
+def columns(spec: TensorSpec, name: str = "", start: int = 0) -> Iterator[tuple[str, TensorSpec, slice]]:
+    """Yields the parts of a spec, with the columns of each where they lie in one row, one after the other.
+
+    The names of nested parts are joined by dots.
+    """
+    if not isinstance(spec, Composite):
+        yield name, spec, slice(start, start + int(np.prod(spec.shape)))
+        return
+    for key in spec.keys():  # noqa: SIM118  (a Composite)
+        for part in columns(spec[key], f"{name}.{key}" if name else key, start):
+            yield part
+            start = part[2].stop
+
+
+def row_spec(spec: TensorSpec) -> TensorSpec:
+    """Returns the spec of the rows that a spec of several parts, or of a discrete observation, is stored as.
+
+    Floats, with the bounds of each column; bytes, where nothing in it needs more.
+    """
+    parts = list(columns(spec))
+    if any(part.dtype == torch.uint8 and part.ndim == 3 for _, part, _ in parts) and all(
+        map(_in_a_byte, (p for _, p, _ in parts))
+    ):
+        return Unbounded(shape=(parts[-1][2].stop,), dtype=torch.uint8)
+    lows, highs = zip(*(_bounds(part) for _, part, _ in parts), strict=True)
+    low, high = torch.cat(lows), torch.cat(highs)
+    if not (low.isfinite().all() and high.isfinite().all()):
+        return Unbounded(shape=low.shape, dtype=torch.float32)
+    return Bounded(low, high, shape=low.shape, dtype=torch.float32)
+
+
+def _in_a_byte(spec: TensorSpec) -> bool:
+    if isinstance(spec, MultiCategorical):
+        return bool((spec.nvec <= 256).all())
+    return int(spec.space.n) <= 256 if isinstance(spec, Categorical) else spec.dtype == torch.uint8
+
+
+def _bounds(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    size = int(np.prod(spec.shape))
+    if isinstance(spec, MultiCategorical):
+        return torch.zeros(size), spec.nvec.flatten().float() - 1
+    if isinstance(spec, Categorical):
+        return torch.zeros(size), torch.full((size,), float(spec.space.n - 1))
+    if isinstance(spec, Bounded):
+        return spec.space.low.flatten().float(), spec.space.high.flatten().float()
+    return torch.full((size,), -torch.inf), torch.full((size,), torch.inf)
+
+
+def is_picture(spec: TensorSpec) -> bool:
+    """Returns whether a part of an observation is a picture of bytes for a convolutional network, [C, H, W] or [H, W, C]."""
+    return spec.dtype == torch.uint8 and spec.ndim == 3 and sorted(spec.shape)[1] >= SMALLEST_PICTURE
+
+
+def stored(observation_spec: TensorSpec) -> TensorSpec:
+    """Returns the spec of the tensors that hold an observation: a box as it is, everything else as a row."""
+    plain = not isinstance(observation_spec, Composite | Categorical)
+    return observation_spec if plain else row_spec(observation_spec)
+
+
+def mask_columns(observation_spec: TensorSpec) -> slice | None:
+    """Returns where in a row the mask of the actions lies, which may have parts; None: there is none."""
+    found = [its for name, _, its in columns(observation_spec) if is_mask(name)]
+    return slice(found[0].start, found[-1].stop) if found else None
+
+
+def is_mask(name: str) -> bool:
+    """Returns whether a part of an observation, by its name, is the mask of the actions, or a part of it."""
+    return name == MASK or name.startswith(f"{MASK}.")
+
+
+def choices(action_spec: TensorSpec) -> list[int]:
+    """Returns of how many actions each discrete component chooses, in the order of a mask's entries."""
+    numbers: list[int] = []
+    for _, part, _ in columns(action_spec):
+        if isinstance(part, MultiCategorical):
+            numbers += part.nvec.flatten().tolist()
+        elif isinstance(part, Categorical):
+            numbers += [int(part.space.n)] * max(1, part.shape.numel())
+    return numbers
+
+
+def not_measured(observation_spec: TensorSpec) -> list[slice]:
+    """Returns the columns that are no measurements, and shall not be normalised: choices, pictures, masks."""
+    return [
+        its
+        for name, part, its in columns(observation_spec)
+        if isinstance(part, Categorical) or is_picture(part) or is_mask(name)
+    ]
+
+
+def is_vector(spec: TensorSpec) -> bool:
+    """Returns whether all parts of an observation are floats, which together are a plain vector."""
+    return all(part.dtype.is_floating_point and not is_mask(name) for name, part, _ in columns(spec))
 
 
 def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
     """Describes a spec by strings, numbers and lists only (``torch.load(..., weights_only=True)`` reads them)."""
+    if isinstance(spec, Composite):
+        return {"kind": "Composite", "parts": {key: spec_to_plain(spec[key]) for key in spec.keys()}}  # noqa: SIM118
+    if isinstance(spec, MultiCategorical):
+        return {"kind": "MultiCategorical", "n": spec.nvec.flatten().tolist()}
+    if isinstance(spec, Binary):
+        return {"kind": "Binary", "n": int(spec.shape[0])}
     if isinstance(spec, Categorical):
         return {"kind": "Categorical", "n": int(spec.space.n)}
     plain = {"kind": "Unbounded", "shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch.")}
@@ -47,6 +174,12 @@ def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
 
 def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
     """Rebuilds the spec that :func:`spec_to_plain` described."""
+    if plain["kind"] == "Composite":
+        return Composite({key: spec_from_plain(part) for key, part in plain["parts"].items()})
+    if plain["kind"] == "MultiCategorical":
+        return MultiCategorical(plain["n"], dtype=torch.int64)
+    if plain["kind"] == "Binary":
+        return Binary(plain["n"], shape=(plain["n"],), dtype=torch.int64)
     if plain["kind"] == "Categorical":
         return Categorical(plain["n"], shape=(), dtype=torch.int64)
     shape, dtype = tuple(plain["shape"]), getattr(torch, plain["dtype"])

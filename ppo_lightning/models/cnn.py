@@ -13,6 +13,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.memory import MemoryName
 
 
 def scaled(observation: Tensor) -> Tensor:
@@ -115,6 +116,8 @@ class CNNAgent(ActorCritic):
         body: ``nature`` (Atari) or ``impala`` (Procgen).
         shared: One trunk for policy and value, instead of one each.
         head: As for :class:`~ppo_lightning.models.MLPAgent`.
+        memory: As for :class:`~ppo_lightning.models.MLPAgent`.
+        memory_size: As for :class:`~ppo_lightning.models.MLPAgent`.
 
     Raises:
         ConfigError: The observations are not pictures of bytes, or too small for the network.
@@ -127,6 +130,8 @@ class CNNAgent(ActorCritic):
         body: Literal["nature", "impala"] = "nature",
         shared: bool = True,
         head: HeadName | None = None,
+        memory: MemoryName | None = None,
+        memory_size: int = 128,
     ) -> None:
         shape = tuple(observation_spec.shape)
         if len(shape) != 3 or observation_spec.dtype != torch.uint8:
@@ -137,5 +142,5 @@ class CNNAgent(ActorCritic):
         if body == "nature" and min(shape[1:]) < 36:
             raise ConfigError(f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at least.")
         bodies: dict[str, Callable[[], nn.Module]] = {"nature": lambda: NatureCNN(*shape), "impala": lambda: ImpalaCNN(*shape)}
-        super().__init__(action_spec, bodies[body], shared, head)
+        super().__init__(action_spec, bodies[body], shared, head, memory=memory, memory_size=memory_size)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])

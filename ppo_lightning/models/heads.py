@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchrl.data import Bounded, Categorical, OneHot, TensorSpec
+from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.init import orthogonal
@@ -18,6 +18,7 @@ HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
 # What the linear layer gives for N environments, and noise, to actions [N, ...].
 ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+INVALID = -1e9  # the logit of an action that is not allowed: its probability is 0, and 0 times its logarithm is 0, too
 
 
 class Float32Linear(nn.Linear):
@@ -43,6 +44,10 @@ class Head(nn.Module):
         out_features: Width of the layer that parametrises the distribution.
     """
 
+    num_choices = 0  # width of a mask: discrete actions, of all components together
+    noise_shape: torch.Size  # of one action
+    largest_entropy: float | None = None  # where there is one: of discrete actions
+
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.linear = orthogonal(Float32Linear(in_features, out_features), gain=0.01)
@@ -52,8 +57,11 @@ class Head(nn.Module):
         """Draws what :meth:`sample` needs, [*batch_shape, ...]."""
 
     @abstractmethod
-    def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns the action [B, ...] that the noise selects (the mode when None), and its log-probability [B]."""
+    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the action [B, ...] that the noise selects (the mode when None), and its log-probability [B].
+
+        A mask [B, ``num_choices``] says which discrete actions are allowed; None: all.
+        """
 
     @abstractmethod
     def array_sampler(self) -> ArraySampler:
@@ -63,11 +71,11 @@ class Head(nn.Module):
         """
 
     @abstractmethod
-    def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns the log-probability of the action and the entropy, both [B]."""
 
     @abstractmethod
-    def bars(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns what a picture of the distribution shows: numbers [B, A], and lengths of bars [B, A] from 0 to 1."""
 
     def for_environment(self, action: Tensor) -> Tensor:
@@ -94,16 +102,23 @@ class CategoricalHead(Head):
                 f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the categorical head takes discrete"
                 " ones only: choose an environment with discrete actions, or leave model.agent.head to the environment."
             )
-        self.num_actions = int(action_spec.space.n)
+        self.num_actions = self.num_choices = int(action_spec.space.n)
         super().__init__(in_features, self.num_actions)
+        self.noise_shape, self.largest_entropy = torch.Size([self.num_actions]), math.log(self.num_actions)
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draws standard Gumbel noise [*batch_shape, A]: the argmax of logits plus it is a sample of the softmax."""
         return -torch.empty(*batch_shape, self.num_actions).exponential_(generator=generator).log()
 
-    def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.sample`."""
+    def logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the logits [B, A]; those of actions that are not allowed get no gradient."""
         logits = self.linear(features)
+        # detail A4
+        return logits if mask is None else logits.masked_fill(~mask, INVALID)
+
+    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.sample`."""
+        logits = self.logits(features, mask)
         action = (logits if noise is None else logits + noise).argmax(-1)
         return action, logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
@@ -111,15 +126,15 @@ class CategoricalHead(Head):
         """See :meth:`Head.array_sampler`."""
         return lambda logits, noise: (logits if noise is None else logits + noise).argmax(-1)
 
-    def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.evaluate`."""
-        log_prob = self.linear(features).log_softmax(-1)
+        log_prob = self.logits(features, mask).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum(-1)
         return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
-    def bars(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.bars`: the probabilities."""
-        probabilities = self.linear(features).softmax(-1)
+        probabilities = self.logits(features, mask).softmax(-1)
         return probabilities, probabilities
 
 
@@ -144,6 +159,7 @@ class GaussianHead(Head):
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         low, high = _bounds(action_spec, self.width_ratio)
         super().__init__(in_features, len(low))
+        self.noise_shape = low.shape
         # detail 24
         self.log_std = nn.Parameter(torch.zeros(len(low)))
         self.register_buffer("low", low, persistent=False)
@@ -153,7 +169,7 @@ class GaussianHead(Head):
         """Draws standard normal noise [*batch_shape, A]."""
         return torch.randn(*batch_shape, len(self.log_std), generator=generator)
 
-    def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`; actions [B, A]."""
         mean = self.linear(features)
         # detail 23
@@ -170,12 +186,12 @@ class GaussianHead(Head):
         std = np.exp(self.log_std.detach().numpy())
         return lambda mean, noise: mean if noise is None else mean + std * noise
 
-    def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.evaluate`."""
         mean = self.linear(features)
         return self._log_prob(mean, action), (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
 
-    def bars(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.bars`: the most probable actions, and where they stand between their bounds."""
         action = self.for_environment(self.sample(features, None)[0])
         return action, (action - self.low) / (self.high - self.low)
@@ -196,7 +212,7 @@ class TanhGaussianHead(GaussianHead):
     margin = 1e-6
     width_ratio = math.inf  # it scales itself
 
-    def sample(self, features: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`; actions [B, A] within the bounds."""
         mean = self.linear(features)
         raw = mean if noise is None else mean + self.log_std.exp() * noise
@@ -216,33 +232,22 @@ class TanhGaussianHead(GaussianHead):
         normal, low, width = super().array_sampler(), self.low.numpy(), (self.high - self.low).numpy()
         return lambda mean, noise: low + width * (0.5 + 0.5 * np.tanh(normal(mean, noise)))
 
-    def evaluate(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.evaluate`."""
         mean = self.linear(features)
         _, entropy = super().evaluate(features, action)
         return self._squashed_log_prob(mean, action), entropy
 
 
-def make_head(name: HeadName | None, in_features: int, action_spec: TensorSpec) -> Head:
-    """Makes the head that is asked for, or, where none is, a categorical one for discrete and a Gaussian for other actions."""
-    if name is None:
-        name = "categorical" if isinstance(action_spec, Categorical | OneHot) else "gaussian"
-    heads: dict[str, Callable[[int, TensorSpec], Head]] = {
-        "categorical": CategoricalHead,
-        "gaussian": GaussianHead,
-        "tanh_gaussian": TanhGaussianHead,
-    }
-    return heads[name](in_features, action_spec)
-
-
 def _bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
     """Returns the bounds [A] of continuous actions, or says why a Gaussian cannot draw them."""
     if isinstance(spec, Categorical | OneHot):
+        count = "" if spec.shape else f"{spec.space.n} "
         raise ConfigError(
-            f"env_id has {spec.space.n} discrete actions and the Gaussian head takes continuous ones only: choose an"
+            f"env_id has {count}discrete actions and the Gaussian head takes continuous ones only: choose an"
             " environment with continuous actions, or leave model.agent.head to the environment."
         )
-    if len(spec.shape) != 1 or not spec.dtype.is_floating_point:
+    if isinstance(spec, Composite) or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
         raise ConfigError(
             f"env_id has actions of shape {tuple(spec.shape)} and dtype {spec.dtype}: PPO needs vectors of floats."
         )

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
+from ppo_lightning.envs.specs import is_picture, is_vector, mask_columns, not_measured, stored
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.agent import ActorCritic, ArrayPolicy
+from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
+from ppo_lightning.models.composite import CompositeHead
+from ppo_lightning.models.encoders import Encoders
 from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
 
 NUMERATOR = (
@@ -87,18 +91,23 @@ class MLP(nn.Module):
 class MLPAgent(ActorCritic):
     """Policy and value as multi-layer perceptrons.
 
+    Observations of several parts (a dictionary, a discrete one) are encoded part by part, see
+    :class:`~ppo_lightning.models.encoders.Encoders`.
+
     Args:
-        observation_spec: Vectors, shape [D].
+        observation_spec: Of one environment: vectors, shape [D], or several parts.
         action_spec: The environment's actions.
         hidden_sizes: Widths of the hidden layers.
         shared: One trunk for policy and value, instead of one each.
-        head: The action distribution: ``categorical``, ``gaussian`` or ``tanh_gaussian`` (squashed into the bounds); None:
-            categorical for discrete actions, Gaussian for continuous ones.
-        norm_obs: Normalise the observations by their running mean and standard deviation.
+        head: The action distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the bounds); None:
+            Gaussian. Of discrete ones it is ``categorical``.
+        norm_obs: Normalise the observations by their running mean and standard deviation; but discrete parts and pictures.
         clip_obs: Bound of the absolute value of a normalised observation.
+        memory: ``lstm`` or ``gru`` behind the trunk; None: none.
+        memory_size: Width of what it gives to the heads.
 
     Raises:
-        ConfigError: The observations are not vectors of numbers, or the head does not fit the actions.
+        ConfigError: The observations are a picture, or the head does not fit the actions.
     """
 
     def __init__(
@@ -110,19 +119,28 @@ class MLPAgent(ActorCritic):
         head: HeadName | None = None,
         norm_obs: bool = False,
         clip_obs: float = 10.0,
+        memory: MemoryName | None = None,
+        memory_size: int = 128,
     ) -> None:
-        if len(observation_spec.shape) != 1 or not observation_spec.dtype.is_floating_point:
+        if is_picture(observation_spec):
             raise ConfigError(
                 f"env_id has observations of shape {tuple(observation_spec.shape)} and dtype {observation_spec.dtype}, and"
-                " MLPAgent takes vectors of floats only: choose another environment, or an agent made for these observations."
+                " MLPAgent takes pictures beside other parts only: set model.agent to ppo_lightning.CNNAgent."
             )
         if not all(width >= 1 for width in hidden_sizes):
             raise ConfigError(f"model.agent.hidden_sizes is {list(hidden_sizes)}: every width must be at least 1.")
         if not clip_obs > 0:
             raise ConfigError(f"model.agent.clip_obs is {clip_obs}: it must be above 0.")
-        in_features = observation_spec.shape[0]
-        normalizer = ObservationNormalizer((in_features,), clip_obs) if norm_obs else None
-        super().__init__(action_spec, lambda: MLP(in_features, hidden_sizes), shared, head, normalizer)
+        one_vector = observation_spec.ndim == 1 and is_vector(observation_spec)
+
+        def body() -> nn.Module:
+            if one_vector:
+                return MLP(observation_spec.shape[0], hidden_sizes)
+            return Encoders(observation_spec, lambda width: MLP(width, hidden_sizes))
+
+        shape, leave = tuple(stored(observation_spec).shape), not_measured(observation_spec)
+        normalizer = ObservationNormalizer(shape, clip_obs, leave) if norm_obs else None
+        super().__init__(action_spec, body, shared, head, normalizer, memory, memory_size, mask_columns(observation_spec))
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:
@@ -130,16 +148,21 @@ class MLPAgent(ActorCritic):
 
         Values and log-probabilities are left to the end of the rollout: one large batch costs less than many small ones.
         """
+        body, head = self.actor_body, self.head
+        if not isinstance(body, MLP) or isinstance(head, CompositeHead):
+            return super().array_policy()
         if self.critic.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
-        assert isinstance(self.actor_body, MLP)
-        layers = [arrays_of(layer) for layer in self.actor_body.layers]
-        to_head, head_bias = arrays_of(self.head.linear)
-        choose = self.head.array_sampler()
+        layers = [arrays_of(layer) for layer in body.layers]
+        to_head, head_bias = arrays_of(head.linear)
+        choose, remember = head.array_sampler(), None if self.memory is None else self.memory.array_step()
 
-        def policy(observation: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, None, None]:
+        def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
             for weight, bias in layers:
                 observation = np.tanh(observation @ weight + bias)
+            if remember is not None:
+                assert memory is not None
+                observation = remember(observation, memory)
             return choose(observation @ to_head + head_bias, noise), None, None
 
         return policy

@@ -135,15 +135,19 @@ class ObservationNormalizer(Moments):
     Args:
         shape: Of one observation.
         clip: Bound of the absolute value of a normalised observation.
+        leave: Columns of rows [D] that stay as they are.
     """
 
-    def __init__(self, shape: tuple[int, ...], clip: float = 10.0) -> None:
+    def __init__(self, shape: tuple[int, ...], clip: float = 10.0, leave: Sequence[slice] = ()) -> None:
         super().__init__(shape)
-        self.clip = clip
+        self.clip, self.leave = clip, leave
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalises raw observations [B, ...] by the present statistics, to float32."""
-        return ((observation.double() - self.mean) / self.std).clamp(-self.clip, self.clip).float()
+        normalized = ((observation.double() - self.mean) / self.std).clamp(-self.clip, self.clip).float()
+        for its in self.leave:
+            normalized[..., its] = observation[..., its]
+        return normalized
 
     def normalize_arrays(self, moments: ArrayMoments, batches: Sequence[np.ndarray], update: bool) -> list[np.ndarray]:
         """Does what :meth:`forward` does, with the collector's own copy of the statistics.
@@ -173,6 +177,8 @@ class ObservationNormalizer(Moments):
                 scaled /= moments.std
                 # detail 29
                 normalized.append(np.minimum(np.maximum(scaled, -self.clip, out=scaled), self.clip, out=scaled))
+                for its in self.leave:
+                    scaled[:, its] = batches[i][:, its]
         return normalized
 
 

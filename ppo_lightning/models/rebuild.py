@@ -13,7 +13,6 @@ from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.specs import spec_from_plain, spec_to_plain
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
-from ppo_lightning.models.heads import CategoricalHead
 
 
 def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec: TensorSpec) -> dict[str, Any]:
@@ -38,16 +37,26 @@ def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec
     }
 
 
+def agent_class_of(plain: dict[str, Any]) -> type[ActorCritic]:
+    """Returns the class that :func:`agent_to_plain` named.
+
+    Raises:
+        ConfigError: It is not an agent that has been imported already; a file never decides what is imported.
+    """
+    module, _, name = plain["class_path"].rpartition(".")
+    agent_class = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(agent_class, type) and issubclass(agent_class, ActorCritic)):
+        raise ConfigError(f"The checkpoint's agent is {plain['class_path']}: import that class before loading the checkpoint.")
+    return agent_class
+
+
 def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
     """Builds the agent that :func:`agent_to_plain` described, with fresh weights.
 
     Raises:
         ConfigError: The class is not an agent that has been imported already; a file never decides what is imported.
     """
-    module, _, name = plain["class_path"].rpartition(".")
-    agent_class = getattr(sys.modules.get(module), name, None)
-    if not (isinstance(agent_class, type) and issubclass(agent_class, ActorCritic)):
-        raise ConfigError(f"The checkpoint's agent is {plain['class_path']}: import that class before loading the checkpoint.")
+    agent_class = agent_class_of(plain)
     observation_spec, action_spec = spec_from_plain(plain["observation_spec"]), spec_from_plain(plain["action_spec"])
     return agent_class(observation_spec, action_spec, **plain["init_args"])
 
@@ -83,19 +92,30 @@ def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
     Raises:
         ConfigError: The agent does not take its observations, or gives other actions.
     """
-    observation_spec, action_spec = env.observation_spec_unbatched["observation"], env.action_spec_unbatched
+    observation_spec, device = env.observation_spec_unbatched["observation"], agent.critic.weight.device
     with torch.no_grad():
         try:
-            action = agent.mode(observation_spec.zero().unsqueeze(0))[0]
+            observation = agent.normalize(observation_spec.zero().unsqueeze(0).to(device))
+            agent.act(observation, memory=agent.initial_memory(1))
         except RuntimeError as error:
             raise ConfigError(
                 f"The agent does not take observations of shape {list(observation_spec.shape)}: choose its environment."
             ) from error
-    if action.shape != action_spec.shape or action.is_floating_point() != action_spec.dtype.is_floating_point:
-        raise ConfigError(f"The agent's actions are not those of the environment, {action_spec.shape}: choose its environment.")
-    if isinstance(agent.head, CategoricalHead) and agent.head.num_actions != action_spec.space.n:
-        numbers = f"{agent.head.num_actions} actions and the environment {action_spec.space.n}"
-        raise ConfigError(f"The agent has {numbers}: choose its environment.")
+    was, now = (_compared(plain, bounds=False) for plain in (agent.actions, spec_to_plain(env.agent_specs[1])))
+    if was.get("kind") == now.get("kind") == "Categorical" and was != now:
+        raise ConfigError(f"The agent has {was['n']} actions and the environment {now['n']}: choose its environment.")
+    if was != now:
+        raise ConfigError(f"The agent's actions are {was} and the environment's {now}: choose its environment.")
+
+
+def _compared(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:
+    """Returns what must be the same of two specs: kinds, names, numbers, shapes and types, and bounds where they matter."""
+    if plain["kind"] == "Composite":
+        return {name: _compared(part, bounds) for name, part in plain["parts"].items()}
+    kind = "Box" if plain["kind"] in ("Bounded", "Unbounded") else plain["kind"]
+    return {"kind": kind} | {
+        key: value for key, value in plain.items() if key != "kind" and (bounds or key not in ("low", "high"))
+    }
 
 
 def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
@@ -106,14 +126,16 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
     """
     for key, field in (("observation_spec", "observations"), ("action_spec", "actions")):
         # The bounds of an observation may differ between backends; its shape and type may not, nor an action's bounds.
-        compared = ("n", "shape", "dtype") + (("low", "high") if key == "action_spec" else ())
-        was, now = ({k: v for k, v in plain[key].items() if k in compared} for plain in (saved, current))
+        was, now = (_compared(plain[key], bounds=key == "action_spec") for plain in (saved, current))
         if was != now:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) was trained on {field} {was} and data.env_id has {now}:"
                 " choose its environment, or another checkpoint."
             )
     makes, made = ({"class_path": plain["class_path"], **plain["init_args"]} for plain in (current, saved))
+    # An argument that the class did not have when the checkpoint was written has its default.
+    parameters = inspect.signature(agent_class_of(current)).parameters
+    made |= {name: parameters[name].default for name in makes.keys() - made.keys() if name in parameters}
     if makes != made:
         raise ConfigError(f"The checkpoint (ckpt_path) holds the agent {made} and model.agent makes {makes}: give the same.")
 
@@ -129,5 +151,5 @@ def check_same_state(saved: dict[str, Tensor], current: dict[str, Tensor]) -> No
         if was != now:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) has {was} where the module has {now} for {name!r}: give the settings it was"
-                " trained with (model.norm_reward and model.agent), or another checkpoint."
+                " trained with (model.norm_reward, model.desired_kl and model.agent), or another checkpoint."
             )

@@ -1,0 +1,70 @@
+"""Adam, and the schedule of its learning rate."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppo_lightning import ranks
+from ppo_lightning.base import AgentModule
+
+KL_STEP, SLOWEST, FASTEST = 1.5, 1e-5, 1e-2  # of the learning rate that follows the KL divergence
+
+
+class OptimizerModule(AgentModule):
+    """Optimises its agent; the schedule counts iterations.
+
+    A subclass has the hyperparameters ``learning_rate``, ``anneal_lr``, ``desired_kl`` and ``adam_eps``, and, with
+    ``desired_kl``, the buffer ``kl_factor``.
+    """
+
+    kl_factor: Tensor
+
+    def configure_optimizers(self) -> Any:
+        """Returns Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
+        fused = self.trainer.precision == "32-true"  # Lightning does not clip for a fused one in mixed precision
+        # detail 3
+        optimizer = torch.optim.Adam(
+            self.agent.parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=fused
+        )
+        # detail 4
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def learning_rate_factor(self, rollouts_done: int) -> float:
+        """Returns what the learning rate is multiplied with in an iteration."""
+        if self.hparams.desired_kl is not None:
+            return self.kl_factor.item()
+        return self.remaining(rollouts_done) if self.hparams.anneal_lr else 1.0
+
+    def adapt_learning_rate(self, approx_kl: Tensor) -> None:
+        """Moves the learning rate where the policy of an iteration has moved too far, or hardly; the same on all ranks."""
+        desired, lr = self.hparams.desired_kl, self.hparams.learning_rate
+        if desired is None:
+            return
+        kl = float(ranks.gather(approx_kl).mean())
+        factor = KL_STEP if kl < desired / 2 else 1 / KL_STEP if kl > 2 * desired else 1.0
+        self.kl_factor.mul_(factor).clamp_(SLOWEST / lr, FASTEST / lr)
+
+    def keep_settings(self) -> None:
+        """Puts this run's settings in the place of those that came with an optimizer's state from a checkpoint."""
+        lr = self.hparams.learning_rate
+        self.schedule.base_lrs = [lr]
+        for group in self.trainer.optimizers[0].param_groups:
+            factor = self.learning_rate_factor(self.rollouts_done)
+            group.update(initial_lr=lr, lr=lr * factor, eps=self.hparams.adam_eps)
+        self.schedule._last_lr = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
+
+    def remaining(self, rollouts_done: int) -> float:
+        """Returns the share of the run that is left: 1 in the first iteration, 1 / num_rollouts in the last."""
+        return max(0.0, 1 - rollouts_done / self.data.num_rollouts)
+
+    @property
+    def schedule(self) -> Any:
+        """The schedule of the learning rate, which Lightning holds; it counts the iterations."""
+        return self.lr_schedulers()
+
+    @property
+    def rollouts_done(self) -> int:
+        """Iterations completed, resumed ones included."""
+        return self.schedule.last_epoch
