@@ -62,8 +62,8 @@ class Memory(nn.Module):
         """Goes through whole sequences, in float32.
 
         They fall into stretches where episodes begin, which PyTorch's own kernels take side by side, padded to the longest:
-        in a half to a sixth of the time of a packed sequence, for which PyTorch has no fused kernel on the CPU, and far less
-        than a loop over time. Where that would be more padding than three times the data, stretches of similar lengths go
+        where there are resets, one and a half to eight times as fast as a packed sequence, for which PyTorch has no fused
+        kernel on the CPU. Where that would be more padding than three times the data, stretches of similar lengths go
         together. Nothing of the padding comes back.
 
         Args:
