@@ -11,7 +11,7 @@ SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 10**9}
 REACH = SMALL | {"env_id": "Reach-v0"}
 
 
-@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_stages_add_up_and_the_run_ends(fit, compile):
     clock = StageClock(0.5)
     module = fit(REACH, {"norm_reward": True, "compile": compile}, max_epochs=-1, callbacks=[clock])
