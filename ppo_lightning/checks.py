@@ -52,6 +52,15 @@ def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: i
             f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by model.num_minibatches ="
             f" {hparams.num_minibatches}: change one of the three."
         )
+    check_minibatch_size(hparams, size)
+
+
+def check_minibatch_size(hparams: Any, size: int) -> None:
+    """Demands minibatches of two steps at least, where their advantages are normalised.
+
+    Raises:
+        ConfigError: They have one.
+    """
     if size == 1 and hparams.norm_adv:
         raise ConfigError(
             f"model.num_minibatches = {hparams.num_minibatches} makes minibatches of one step, whose advantage cannot be"

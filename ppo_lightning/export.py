@@ -39,9 +39,8 @@ class Deployed(nn.Module):
 
     def forward(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
         """Returns ``action``, within the environment's bounds, ``state_value`` and, where there is one, ``next_memory``."""
-        action, _, value, memory = self.agent.act(self.agent.normalize(observation), memory=memory)
-        outputs = self.agent.head.for_environment(action), value
-        return outputs if memory is None else (*outputs, memory)
+        *outputs, after = self.agent.play(observation, memory)
+        return tuple(outputs) if after is None else (*outputs, after)
 
 
 def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) -> Path:
@@ -113,12 +112,11 @@ def recorded_observations(agent: ActorCritic, spec: TensorSpec, data: dict[str, 
     """Returns observations [B, ...] that the agent meets in its environment, of the data module's settings."""
     env = make_env(data["env_id"], 1, data["backend"], seed, stream="eval", **data["env_kwargs"] or {})
     observation, met, memory = env.reset_arrays(), [], agent.initial_memory(1)
-    dtype, deployed = torch.empty(0, dtype=stored(spec).dtype).numpy().dtype, Deployed(agent).eval()
+    dtype = torch.empty(0, dtype=stored(spec).dtype).numpy().dtype
     try:
         for _ in range(CHECKED):
             met.append(observation[0].astype(dtype))
-            action, _, *after = deployed(torch.from_numpy(met[-1][None]), memory)
-            memory = after[0] if after else None
+            action, _, memory = agent.play(torch.from_numpy(met[-1][None]), memory)
             observation, _, terminated, truncated = env.step_arrays(action.numpy())
             if (done := terminated | truncated).any():
                 observation, memory = env.reset_arrays(done), agent.initial_memory(1)
@@ -176,7 +174,7 @@ def _card(config: dict[str, Any], video: str) -> str:
     act = "action = agent.mode(observation)    # raw observations [B, ...]"
     if config["agent"]["init_args"].get("memory"):
         act = """memory = agent.initial_memory(1)  # zero where an episode begins
-action, _, _, memory = agent.act(agent.normalize(observation), memory=memory)"""
+action, _, memory = agent.play(observation, memory)  # raw observations [B, ...]"""
     settings = "\n".join(f"| {name} | {value} |" for name, value in config["hyper_parameters"].items())
     return f"""---
 library_name: ppo_lightning

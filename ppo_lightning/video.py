@@ -80,9 +80,8 @@ def record_video(
                 video.append_data(frame)
                 total = 0.0
                 for _ in range(max_frames):
-                    seen = agent.normalize(torch.tensor(observation, device=agent.critic.weight.device))
-                    action, _, _, memory = agent.act(seen, memory=memory)
-                    action = agent.head.for_environment(action)
+                    seen = torch.tensor(observation, device=agent.critic.weight.device)
+                    action, _, memory = agent.play(seen, memory)
                     observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
                     total += float(reward[0])
                     video.append_data(_frame(env, agent, observation, memory, total, overlay))

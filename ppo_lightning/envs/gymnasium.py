@@ -56,13 +56,13 @@ class GymnasiumEnv(BatchedEnv):
             raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
         space, actions = self.envs[0].observation_space, self.envs[0].action_space
         super().__init__(space, actions, seeds)
-        self._env_id, observation_spec = env_id, self.agent_specs[0]
+        self._env_id, (observation_spec, action_spec) = env_id, self.agent_specs
         spec, in_rows = stored(observation_spec), not isinstance(space, spaces.Box)
         dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype if in_rows else space.dtype
         self._observation = np.zeros((len(seeds), *spec.shape), dtype)
         self._to_row = functools.partial(to_row, space) if in_rows else None
         self._from_row = None if isinstance(actions, spaces.Box | spaces.Discrete) else functools.partial(from_row, actions)
-        self._mask, self._choices = mask_columns(observation_spec), choices(self.agent_specs[1])
+        self._mask, self._components = mask_columns(observation_spec), np.cumsum(choices(action_spec))[:-1]
         self.reseed(seeds)
         step = getattr(self.envs[0].unwrapped, "dt", None)  # seconds; the metadata of dm_control's environments is wrong
         self.render_fps = min(1 / step if step else self.envs[0].metadata.get("render_fps", 30), 60)
@@ -84,7 +84,7 @@ class GymnasiumEnv(BatchedEnv):
         row = observation if self._to_row is None else self._to_row(observation)
         self._observation[i] = row
         if self._mask is not None and not over:
-            allowed = np.split(row[self._mask] > 0, np.cumsum(self._choices)[:-1])
+            allowed = np.split(row[self._mask] > 0, self._components)
             if not all(component.any() for component in allowed):
                 raise ConfigError(
                     f"{self._env_id}, environment {i}: its action_mask allows no action, and its episode goes on."

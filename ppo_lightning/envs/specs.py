@@ -67,7 +67,7 @@ def columns(spec: TensorSpec, name: str = "", start: int = 0) -> Iterator[tuple[
     The names of nested parts are joined by dots.
     """
     if not isinstance(spec, Composite):
-        yield name, spec, slice(start, start + int(np.prod(spec.shape)))
+        yield name, spec, slice(start, start + spec.shape.numel())
         return
     for key in spec.keys():  # noqa: SIM118  (a Composite)
         for part in columns(spec[key], f"{name}.{key}" if name else key, start):
@@ -80,12 +80,10 @@ def row_spec(spec: TensorSpec) -> TensorSpec:
 
     Floats, with the bounds of each column; bytes, where nothing in it needs more.
     """
-    parts = list(columns(spec))
-    if any(part.dtype == torch.uint8 and part.ndim == 3 for _, part, _ in parts) and all(
-        map(_in_a_byte, (p for _, p, _ in parts))
-    ):
-        return Unbounded(shape=(parts[-1][2].stop,), dtype=torch.uint8)
-    lows, highs = zip(*(_bounds(part) for _, part, _ in parts), strict=True)
+    parts = [part for _, part, _ in columns(spec)]
+    if any(part.dtype == torch.uint8 and part.ndim == 3 for part in parts) and all(map(_in_a_byte, parts)):
+        return Unbounded(shape=(sum(part.shape.numel() for part in parts),), dtype=torch.uint8)
+    lows, highs = zip(*map(_bounds, parts), strict=True)
     low, high = torch.cat(lows), torch.cat(highs)
     if not (low.isfinite().all() and high.isfinite().all()):
         return Unbounded(shape=low.shape, dtype=torch.float32)
@@ -99,7 +97,7 @@ def _in_a_byte(spec: TensorSpec) -> bool:
 
 
 def _bounds(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    size = int(np.prod(spec.shape))
+    size = spec.shape.numel()
     if isinstance(spec, MultiCategorical):
         return torch.zeros(size), spec.nvec.flatten().float() - 1
     if isinstance(spec, Categorical):

@@ -131,7 +131,12 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         Raises:
             ConfigError: The agent has a memory, which :meth:`act` takes.
         """
-        return self.head.for_environment(self.act(self.normalize(observation))[0])
+        return self.play(observation)[0]
+
+    def play(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns what :meth:`mode` does, the values [B], and the memory after raw observations [B, ...]."""
+        action, _, value, memory = self.act(self.normalize(observation), memory=memory)
+        return self.head.for_environment(action), value, memory
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draws what :meth:`act` needs to sample actions, [*batch_shape, ...], on the CPU."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
-from ppo_lightning.envs.specs import columns
+from ppo_lightning.envs.specs import choices, columns
 from ppo_lightning.models.heads import INVALID, ArraySampler, CategoricalHead, GaussianHead, Head, HeadName, TanhGaussianHead
 
 
@@ -23,7 +23,7 @@ class MultiCategoricalHead(Head):
     index: Tensor
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
-        numbers = [2] * action_spec.shape[0] if isinstance(action_spec, Binary) else action_spec.nvec.flatten().tolist()
+        numbers = choices(action_spec)
         self.num_choices, self.num_components = sum(numbers), len(numbers)
         super().__init__(in_features, self.num_choices)
         # Components stand side by side in a table as wide as the largest; its empty places point behind the last logit.
@@ -36,11 +36,8 @@ class MultiCategoricalHead(Head):
 
     def table(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Returns the logits [B, K, A], those of actions that do not exist or are not allowed without gradient."""
-        logits = self.linear(features)
-        if mask is not None:
-            logits = logits.masked_fill(~mask, INVALID)
         # detail 37
-        return nn.functional.pad(logits, (0, 1), value=INVALID)[..., self.index]
+        return nn.functional.pad(self.logits(features, mask), (0, 1), value=INVALID)[..., self.index]
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draws standard Gumbel noise [*batch_shape, K, A]."""

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torchrl.data import Binary, Categorical, MultiCategorical, TensorSpec
+from torchrl.data import Binary, Categorical, TensorSpec
 
-from ppo_lightning.envs.specs import columns, is_mask, is_picture
+from ppo_lightning.envs.specs import choices, columns, is_mask, is_picture
 from ppo_lightning.models.cnn import NatureCNN
 
 
@@ -98,8 +98,6 @@ class Encoders(nn.Module):
 
 def encoder(spec: TensorSpec) -> nn.Module:
     """Returns the encoder of a part of an observation."""
-    if isinstance(spec, MultiCategorical):
-        return OneHot(spec.nvec.flatten().tolist())
     if isinstance(spec, Categorical) and not isinstance(spec, Binary):
-        return OneHot([int(spec.space.n)])
+        return OneHot(choices(spec))
     return Picture(spec.shape) if is_picture(spec) else Numbers(spec.shape.numel())

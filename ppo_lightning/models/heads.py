@@ -52,6 +52,12 @@ class Head(nn.Module):
         super().__init__()
         self.linear = orthogonal(Float32Linear(in_features, out_features), gain=0.01)
 
+    def logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the logits of discrete actions [B, ``num_choices``]; those that are not allowed get no gradient."""
+        logits = self.linear(features)
+        # detail A4
+        return logits if mask is None else logits.masked_fill(~mask, INVALID)
+
     @abstractmethod
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draws what :meth:`sample` needs, [*batch_shape, ...]."""
@@ -109,12 +115,6 @@ class CategoricalHead(Head):
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draws standard Gumbel noise [*batch_shape, A]: the argmax of logits plus it is a sample of the softmax."""
         return -torch.empty(*batch_shape, self.num_actions).exponential_(generator=generator).log()
-
-    def logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the logits [B, A]; those of actions that are not allowed get no gradient."""
-        logits = self.linear(features)
-        # detail A4
-        return logits if mask is None else logits.masked_fill(~mask, INVALID)
 
     def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`."""

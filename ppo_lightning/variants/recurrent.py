@@ -7,6 +7,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning import losses, ranks
+from ppo_lightning.checks import check_minibatch_size
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.minibatches import Minibatch, episode_starts
 from ppo_lightning.module import PPO
@@ -39,12 +40,7 @@ class RecurrentPPO(PPO):
                 f"data.num_envs gives each rank {num_envs} environments, whose whole sequences cannot be split into"
                 f" model.num_minibatches = {count} minibatches: change one of the two."
             )
-
-        if self.hparams.norm_adv and num_envs * self.data.num_steps < 2 * count:
-            raise ConfigError(
-                f"model.num_minibatches = {count} makes minibatches of one step, whose advantage cannot be normalised: lower"
-                " it, or collect more steps."
-            )
+        check_minibatch_size(self.hparams, num_envs // count * self.data.num_steps)
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yields the sequences in random minibatches [n, T, ...], their advantages normalised; each sequence once.
