@@ -31,12 +31,19 @@ class Stopwatch:
         return frames * (len(self.times) - 1) / (self.times[-1] - self.times[0])
 
 
-def recurrent_ppo(env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:
-    """RecurrentPPO of sb3-contrib, with one LSTM of 128 for policy and value."""
+def recurrent_ppo(
+    env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float,
+    memory: dict[str, Any] | None = None,
+) -> float:  # fmt: skip
+    """RecurrentPPO of sb3-contrib; its own network has an LSTM of 256 for the policy and another for the value."""
     from sb3_contrib import RecurrentPPO
 
-    memory = {"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False}
     return stable_baselines3(env_id, options, num_envs, num_steps, seconds, RecurrentPPO, "MlpLstmPolicy", memory)
+
+
+def recurrent_ppo_like_ours(*args: Any) -> float:
+    """RecurrentPPO of sb3-contrib, with one LSTM of 128 for policy and value."""
+    return recurrent_ppo(*args, memory={"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False})
 
 
 def stable_baselines3(

@@ -31,6 +31,7 @@ WORKLOADS: dict[str, tuple[str, str, str, int, int, float]] = {
     "halfcheetah-1x2048": ("HalfCheetah-v4", "mujoco", "gymnasium", 1, 2048, 0),
     "halfcheetah-16x256": ("HalfCheetah-v4", "mujoco", "envpool", 16, 256, 0),
     "breakout-8x128": ("ALE/Breakout-v5", "atari", "envpool", 8, 128, 20),
+    "breakout-lstm-8x128": ("ALE/Breakout-v5", "atari-lstm", "envpool", 8, 128, 20),
     "starpilot-64x256": ("starpilot", "procgen", "procgen", 64, 256, 1),
 }
 # In our names; the peers' are in `peers.py`.
@@ -42,6 +43,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "norm_reward": True,
     },
     "atari": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.1},
+    "atari-lstm": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.1},
     "procgen": {
         "learning_rate": 5e-4, "anneal_lr": False, "gamma": 0.999, "num_minibatches": 8, "update_epochs": 3,
         "ent_coef": 0.01, "clip_coef": 0.2, "norm_reward": True,
@@ -55,7 +57,11 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     kind = WORKLOADS[workload][1]
     ours: dict[str, Any] = {"ours": ({}, "32-true"), "ours, compiled": ({"compile": True}, "32-true")}
     if kind == "lstm":
-        return ours | {"ours, without memory": ({"memory": None}, "32-true"), "sb3-contrib": peers.recurrent_ppo}
+        ours["ours, without memory"] = ({"memory": None}, "32-true")
+        return ours | {"sb3-contrib, like ours": peers.recurrent_ppo_like_ours, "sb3-contrib": peers.recurrent_ppo}
+    if kind == "atari-lstm":
+        without = {"ours, without memory": ({"memory": None}, "32-true")}
+        return ours | {"ours, compiled, bf16": ({"compile": True}, "bf16-mixed")} | without
     if kind == "procgen":  # compiling gains nothing there on a CPU
         return {
             "ours": ours["ours"],
@@ -94,11 +100,13 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
 
     env_id, kind, backend, num_envs, num_steps, _ = WORKLOADS[workload]
     agent: Any = functools.partial(MLPAgent, norm_obs=kind == "mujoco")
-    options = {"memory": "lstm" if kind == "lstm" else None, **options}
-    if memory := options.pop("memory"):
-        agent = functools.partial(MLPAgent, shared=True, memory=memory)
-    if kind in ("atari", "procgen"):
+    if kind in ("atari", "atari-lstm", "procgen"):
         agent = functools.partial(CNNAgent, body="impala" if kind == "procgen" else "nature")
+    if kind == "atari-lstm":  # single frames, with the memory and without
+        env_kwargs = {"frame_stack": 1}
+    options = {"memory": "lstm" if kind.endswith("lstm") else None, **options}
+    if memory := options.pop("memory"):
+        agent = functools.partial(agent.func, shared=True, memory=memory)
     made = L.Trainer(
         max_epochs=-1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         limit_val_batches=0, callbacks=[Until() if isinstance(callback, peers.Stopwatch) else callback], **trainer,
@@ -163,8 +171,12 @@ def median(runs: list[dict[str, Any]], key: str) -> float:
 
 def report(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     """Prints the speeds with their ratios, and where ours spend their time."""
-    others = ("stable-baselines3", "torchrl", "without channels-last and parts")
-    print("| workload | | SPS | of the floor | x SB3 | x TorchRL | x plain |\n|---|---|---|---|---|---|---|")
+    others = (
+        "stable-baselines3", "torchrl", "without channels-last and parts", "sb3-contrib, like ours", "sb3-contrib",
+    )  # fmt: skip
+    others = tuple(other for other in others if any(other in runs for runs in results.values()))
+    print(f"| workload | | SPS | of the floor | {' | '.join(f'x {other}' for other in others)} |")
+    print(f"|---|---|---|---|{'---|' * len(others)}")
     for workload, runs in results.items():
         for who, its in runs.items():
             of_floor = f"{median(its, 'fraction'):.2f}" if "fraction" in its[0] else ""
