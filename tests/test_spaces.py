@@ -19,6 +19,7 @@ from ppo_lightning.envs.rows import from_row, to_row
 from ppo_lightning.envs.specs import columns, mask_columns, row_spec, spec_from_plain, spec_from_space, spec_to_plain
 from ppo_lightning.export import largest_difference, random_observations, to_onnx
 from ppo_lightning.make_collector import make_collector
+from ppo_lightning.models.encoders import encoder
 from ppo_lightning.models.rebuild import agent_to_plain, check_same_agent, check_same_spaces
 from ppo_lightning.variants import RecurrentPPO
 
@@ -201,6 +202,26 @@ def test_pictures_and_choices_alone_are_kept_as_bytes():
     spec = spec_from_space(spaces.Dict(it=spaces.Box(0, 255, (36, 36, 3), np.uint8), at=spaces.Discrete(4)))
     assert row_spec(spec).dtype == torch.uint8
     assert row_spec(spec_from_space(EVERYTHING)).dtype == torch.float32
+
+
+def test_minigrids_cells_are_choices():
+    env, random = make_env("MiniGrid-ObstructedMaze-1Dlhb-v0", 4, "envpool"), np.random.default_rng(0)
+    of = {name: its for name, _, its in columns(env.agent_specs[0])}
+    encode, limits = encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 3], 49)
+    observation, met = env.reset_arrays(), set()
+    for _ in range(100):
+        cells = observation[:, of["image"]]
+        assert (cells < limits).all()
+        rows = encode(torch.from_numpy(cells.astype(np.int64)))
+        assert rows.shape == (4, limits.sum())
+        first = np.concatenate([[0], limits.cumsum()[:-1]])
+        np.testing.assert_array_equal(rows.nonzero()[:, 1].view(4, -1).numpy(), first + cells)
+        met |= set(np.unique(cells))
+        observation, _, terminated, truncated = env.step_arrays(random.integers(0, 7, 4))
+        if (done := terminated | truncated).any():
+            observation = env.reset_arrays(done)
+    assert len(met) > 4  # walls, doors, balls, boxes
+    env.close()
 
 
 def test_only_measurements_are_normalised():

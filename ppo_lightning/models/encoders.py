@@ -17,14 +17,20 @@ class OneHot(nn.Module):
         numbers: How many values each of the integers can have.
     """
 
+    of_integer: Tensor
+    stands_for: Tensor
+
     def __init__(self, numbers: list[int]) -> None:
         super().__init__()
-        self.numbers, self.out_features = numbers, sum(numbers)
+        self.out_features = sum(numbers)
+        # Of each column of the row: which integer it is about, and for which of its values it is 1.
+        of_integer = torch.arange(len(numbers)).repeat_interleave(torch.tensor(numbers))
+        self.register_buffer("of_integer", of_integer, persistent=False)
+        self.register_buffer("stands_for", torch.cat([torch.arange(n) for n in numbers]).float(), persistent=False)
 
     def forward(self, values: Tensor) -> Tensor:
         """Maps integers [B, K], of any type, to floats [B, ``out_features``]."""
-        parts = [nn.functional.one_hot(its, n) for its, n in zip(values.long().unbind(-1), self.numbers, strict=True)]
-        return torch.cat(parts, dim=-1).float()
+        return (values.float().index_select(1, self.of_integer) == self.stands_for).float()
 
 
 class Numbers(nn.Module):
