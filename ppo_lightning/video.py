@@ -18,6 +18,7 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.heads import CategoricalHead
 from ppo_lightning.models.rebuild import check_same_spaces, read_checkpoint, trained_agent
 from ppo_lightning.overlay import draw
+from ppo_lightning.rounding import decimals
 from ppo_lightning.seeding import derive_seed
 
 
@@ -154,5 +155,5 @@ def main(args: Sequence[str]) -> None:
     returns = record_video(
         agent, env_id, options.output, options.episodes, options.seed, backend, options.overlay, **env_kwargs
     )
-    print(f"returns: {', '.join(f'{value:.1f}' for value in returns)}")
+    print(f"returns: {', '.join(f'{value:{decimals(value)}}' for value in returns)}")
     print(f"video: {Path(options.output).resolve()}")

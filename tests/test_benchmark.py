@@ -14,7 +14,7 @@ import pytest
 
 from ppo_lightning import ConfigError, cli
 from ppo_lightning.benchmark.compare import compare, p_worse, probability_of_improvement, smallest_difference
-from ppo_lightning.benchmark.report import interquartile_mean, interval, published, read_csv, write_csv
+from ppo_lightning.benchmark.report import interquartile_mean, interval, published, read_csv, table, write_csv
 from ppo_lightning.benchmark.runner import jobs_of, metrics_of
 
 ROOT = Path(__file__).parent.parent
@@ -168,6 +168,14 @@ def test_published_results_are_found(env_id, family, mean):
     found = published(env_id, family)
     assert float(found["mean"]) == mean
     assert "CleanRL" in found["source"]
+
+
+@pytest.mark.parametrize(
+    ("returns", "shown"), [((0.9712, 0.9765), "0.974 ± 0.004"), ((7.5, 8.0), "7.75 ± 0.35"), ((486.9, 454.4), "470.6 ± 23.0")]
+)
+def test_a_table_shows_three_digits(returns, shown):
+    run = {"recipe": "mine", "env_id": "Mine-v0", "env_steps": "1000", "wall_seconds": "9"}
+    assert f"| {shown} |" in table([run | {"episodic_return": str(value)} for value in returns], {"mine": "classic"})
 
 
 def test_there_is_no_published_result_for_anything_else():

@@ -10,6 +10,7 @@ import numpy as np
 
 from ppo_lightning.benchmark.report import interquartile_mean, interval, read_csv
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.rounding import decimals
 
 ALPHA, POWER = 0.05, 0.8  # of all recipes together; with which the smallest difference is seen
 
@@ -77,14 +78,15 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
     for label in shared:
         old, new = (its[label] for its in samples)
         low, high = interval(difference, old, new)
+        form = decimals(float(interquartile_mean(np.array(old))))
         p, alpha = p_worse(old, new), ALPHA / len(shared)  # Bonferroni: one wrong alarm in twenty comparisons of them all
         verdict = "**worse**" if p <= alpha else "no test with so few runs" if _too_few(len(old), len(new), alpha) else ""
         worse = worse or p <= alpha
         lines.append(
-            f"| {label} | {len(old)}, {len(new)} | {float(interquartile_mean(np.array(old))):.1f}"
-            f" | {float(interquartile_mean(np.array(new))):.1f}"
-            f" | {float(difference(np.array(old), np.array(new))):+.1f} [{low:+.1f}, {high:+.1f}]"
-            f" | {probability_of_improvement(old, new):.2f} | {smallest_difference(old, new, alpha):.1f}"
+            f"| {label} | {len(old)}, {len(new)} | {float(interquartile_mean(np.array(old))):{form}}"
+            f" | {float(interquartile_mean(np.array(new))):{form}}"
+            f" | {float(difference(np.array(old), np.array(new))):+{form}} [{low:+{form}}, {high:+{form}}]"
+            f" | {probability_of_improvement(old, new):.2f} | {smallest_difference(old, new, alpha):{form}}"
             f" | {p:.3f} | {verdict} |"
         )
     alone = sorted(set(samples[0]) ^ set(samples[1]) | set(samples[0]) - set(shared))

@@ -16,6 +16,7 @@ import numpy as np
 from ppo_lightning.benchmark.runner import DONE, Job, Runner, metrics_of
 from ppo_lightning.errors import import_extra
 from ppo_lightning.models.rebuild import read_checkpoint
+from ppo_lightning.rounding import decimals
 
 CONFIDENCE, RESAMPLES = 0.95, 9999
 WINDOW = 0.04  # of the horizontal axis, over which curves are averaged
@@ -68,7 +69,7 @@ def results_of(job: Job, folder: Path) -> tuple[Row, list[Row]]:
             "seed": job.seed,
             "env_steps": int(its["step"]),
             "seconds": float(its["seconds"]),
-            "episodic_return": round(float(its["charts/episodic_return"]), 2),
+            "episodic_return": round(float(its["charts/episodic_return"]), 4),
         }
         for its in metrics
         if its.get("charts/episodic_return")
@@ -77,7 +78,7 @@ def results_of(job: Job, folder: Path) -> tuple[Row, list[Row]]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return round(statistics.fmean(values), 2) if values else float("nan")
+    return round(statistics.fmean(values), 4) if values else float("nan")
 
 
 def published(env_id: str, family: str) -> Row | None:
@@ -151,19 +152,20 @@ def table(runs: Sequence[Row], families: dict[str, str]) -> str:
     for label in dict.fromkeys(run["recipe"] for run in runs):
         its = [run for run in runs if run["recipe"] == label]
         returns = [float(run["episodic_return"]) for run in its]
-        spread = between = ""
+        mean, spread, between = statistics.fmean(returns), "", ""
+        form = decimals(mean)
         if len(returns) > 1:
-            spread, (low, high) = f" ± {statistics.stdev(returns):.1f}", interval(interquartile_mean, returns)
-            between = f" [{low:.1f}, {high:.1f}]"
+            spread, (low, high) = f" ± {statistics.stdev(returns):{form}}", interval(interquartile_mean, returns)
+            between = f" [{low:{form}}, {high:{form}}]"
         known = published(its[0]["env_id"], families[label])
-        cleanrl = "" if known is None else f"{float(known['mean']):.1f} ± {float(known['std']):.1f}"
+        cleanrl = "" if known is None else f"{float(known['mean']):{form}} ± {float(known['std']):{form}}"
         if known is not None and int(known["env_steps"]) > 1.1 * int(its[0]["env_steps"]):
             cleanrl += f" ({int(known['env_steps']):_} steps)".replace("_", " ")
         steps = f"{int(its[0]['env_steps']):_}".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in its)
         lines.append(
-            f"| {label} | {its[0]['env_id']} | {len(its)} | {steps} | {statistics.fmean(returns):.1f}{spread}"
-            f" | {float(interquartile_mean(np.array(returns))):.1f}{between} | {cleanrl} | {seconds:.0f} s |"
+            f"| {label} | {its[0]['env_id']} | {len(its)} | {steps} | {mean:{form}}{spread}"
+            f" | {float(interquartile_mean(np.array(returns))):{form}}{between} | {cleanrl} | {seconds:.0f} s |"
         )
     return "\n".join(lines)
 

@@ -6,6 +6,8 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from ppo_lightning.rounding import decimals
+
 
 class RolloutProgressBar(ProgressBar):
     """Shows the mean return of the last 100 episodes, steps per second, steps of the total and the time left."""
@@ -44,7 +46,8 @@ class RolloutProgressBar(ProgressBar):
         assert self._bar is not None
         shown = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
         if pl_module.episode_returns:
-            shown.append(f"return {sum(pl_module.episode_returns) / len(pl_module.episode_returns):.1f}")
+            mean = sum(pl_module.episode_returns) / len(pl_module.episode_returns)
+            shown.append(f"return {mean:{decimals(mean)}}")
         self._bar.set_postfix_str(", ".join(shown), refresh=False)
         self._bar.update(pl_module.data.frames_per_rollout)
 

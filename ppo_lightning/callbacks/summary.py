@@ -6,6 +6,8 @@ from typing import Any
 
 import lightning as L
 
+from ppo_lightning.rounding import decimals
+
 
 class RunSummary(L.Callback):
     """Prints, at the end of ``fit``, what was reached, how long it took and where the checkpoint lies."""
@@ -21,13 +23,15 @@ class RunSummary(L.Callback):
         seconds, steps = time.perf_counter() - self._started, pl_module.env_steps - self._steps_before
         returns = list(pl_module.episode_returns)
         if returns:
-            print(f"return over the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
+            mean = sum(returns) / len(returns)
+            print(f"return over the last {len(returns)} episodes: {mean:{decimals(mean)}}")
         metrics = trainer.callback_metrics
         results = {key.removeprefix("eval/"): metrics[key].item() for key in metrics if key.startswith("eval/")}
         if results:
+            names = ("episodic_return", "episodic_return_std", "episodic_return_min", "episodic_return_max")
+            mean, std, least, most = (f"{results[name]:{decimals(results['episodic_return'])}}" for name in names)
             print(
-                f"evaluation, deterministic: return {results['episodic_return']:.1f} ± {results['episodic_return_std']:.1f}"
-                f" (min {results['episodic_return_min']:.1f}, max {results['episodic_return_max']:.1f}),"
+                f"evaluation, deterministic: return {mean} ± {std} (min {least}, max {most}),"
                 f" length {results['episodic_length']:.1f}"
             )
         print(f"wall time: {seconds:.1f} s for {steps} environment steps, {steps / seconds:.0f} steps per second")
