@@ -16,7 +16,15 @@ from torchrl.envs import StepCounter
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, cli, evaluate, make_env
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.envs.rows import from_row, to_row
-from ppo_lightning.envs.specs import columns, mask_columns, row_spec, spec_from_plain, spec_from_space, spec_to_plain
+from ppo_lightning.envs.specs import (
+    cells_as_choices,
+    columns,
+    mask_columns,
+    row_spec,
+    spec_from_plain,
+    spec_from_space,
+    spec_to_plain,
+)
 from ppo_lightning.export import largest_difference, random_observations, to_onnx
 from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models.encoders import encoder
@@ -26,6 +34,15 @@ from ppo_lightning.variants import RecurrentPPO
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+class MissionSpace(spaces.Space):
+    """Text of a kind of its own, as in the package ``minigrid``."""
+
+    def sample(self, *args, **kwargs):
+        return "go to the red ball"
+
+
 EVERYTHING = spaces.Dict(
     picture=spaces.Box(0, 255, (36, 40, 3), np.uint8),
     cells=spaces.Box(0, 10, (2, 2, 3), np.uint8),
@@ -41,6 +58,7 @@ OBSERVATIONS = {
     "cells": spaces.Box(0, 10, (3, 3, 2), np.uint8),
     "tuple": spaces.Tuple((VECTOR, spaces.Discrete(3))),
     "everything": EVERYTHING,
+    "text": spaces.Dict(speed=VECTOR, said=spaces.Dict(word=spaces.Text(9), mission=MissionSpace(), loud=spaces.Discrete(2))),
 }
 ACTIONS = {
     "discrete": spaces.Discrete(3),
@@ -186,7 +204,7 @@ def test_every_observation_trains(see, norm_obs):
     assert max(kl) < 1e-6
 
 
-@pytest.mark.parametrize("space", [*OBSERVATIONS.values(), *ACTIONS.values()])
+@pytest.mark.parametrize("space", [*(its for name, its in OBSERVATIONS.items() if name != "text"), *ACTIONS.values()])
 def test_rows_hold_the_values_and_specs_survive_a_checkpoint(space):
     space.seed(1)
     for _ in range(5):
@@ -207,7 +225,7 @@ def test_pictures_and_choices_alone_are_kept_as_bytes():
 def test_minigrids_cells_are_choices():
     env, random = make_env("MiniGrid-ObstructedMaze-1Dlhb-v0", 4, "envpool"), np.random.default_rng(0)
     of = {name: its for name, _, its in columns(env.agent_specs[0])}
-    encode, limits = encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 3], 49)
+    encode, limits = encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 4], 49)
     observation, met = env.reset_arrays(), set()
     for _ in range(100):
         cells = observation[:, of["image"]]
@@ -222,6 +240,13 @@ def test_minigrids_cells_are_choices():
             observation = env.reset_arrays(done)
     assert len(met) > 4  # walls, doors, balls, boxes
     env.close()
+
+
+@pytest.mark.parametrize("shape", [(56, 56, 3), (7, 7, 21), (7, 7)])
+def test_minigrids_pictures_that_are_no_cells_stay_as_they_are(shape):
+    space = spaces.Dict(direction=spaces.Discrete(4), image=spaces.Box(0, 255, shape, np.uint8), mission=MissionSpace())
+    assert cells_as_choices(space) is space
+    assert cells_as_choices(EVERYTHING) is EVERYTHING
 
 
 def test_only_measurements_are_normalised():

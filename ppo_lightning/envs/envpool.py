@@ -10,10 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.specs import is_vector, spec_from_space
+from ppo_lightning.envs.specs import cells_as_choices, is_vector, spec_from_space
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-
-CELL = (11, 6, 3)  # how many objects, colours and states MiniGrid has (minigrid/core/constants.py)
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -21,8 +19,7 @@ class EnvPoolEnv(BatchedEnv):
 
     EnvPool resets a finished environment at its *next* step and ignores that step's action. Resetting it explicitly,
     right after the step that ended it, keeps that dummy transition out of the batch. A dictionary of observations
-    (dm_control's, MiniGrid's) becomes one row, its entries in alphabetical order. Of MiniGrid's, which EnvPool declares as
-    bytes, the text is left out, and the cells of the picture are choices: an object, a colour and a state each.
+    (dm_control's, MiniGrid's) becomes one row, its entries in alphabetical order.
 
     Args:
         env_id: EnvPool's id.
@@ -49,10 +46,7 @@ class EnvPoolEnv(BatchedEnv):
             self.envs = self._make(list(seeds))
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
-        space = self.envs.observation_space
-        if env_id.startswith("MiniGrid-"):
-            cells = spaces.MultiDiscrete(np.broadcast_to(CELL, space["image"].shape))
-            space = spaces.Dict(direction=space["direction"], image=cells)
+        space = cells_as_choices(self.envs.observation_space)
         self._keys = sorted(space) if isinstance(space, spaces.Dict) else None
         flat = self._keys is not None and is_vector(spec_from_space(space))
         super().__init__(spaces.flatten_space(space) if flat else space, self.envs.action_space, seeds)

@@ -13,7 +13,16 @@ from gymnasium.wrappers import FlattenObservation
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.rows import from_row, to_row
-from ppo_lightning.envs.specs import MASK, choices, columns, is_vector, mask_columns, spec_from_space, stored
+from ppo_lightning.envs.specs import (
+    MASK,
+    cells_as_choices,
+    choices,
+    is_vector,
+    mask_columns,
+    spec_from_space,
+    stored,
+    without_text,
+)
 from ppo_lightning.envs.state import Row, restore, state_of
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.seeding import derive_seed
@@ -54,7 +63,7 @@ class GymnasiumEnv(BatchedEnv):
         except gymnasium.error.Error as error:
             hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
             raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
-        space, actions = self.envs[0].observation_space, self.envs[0].action_space
+        space, actions = cells_as_choices(self.envs[0].observation_space), self.envs[0].action_space
         super().__init__(space, actions, seeds)
         self._env_id, (observation_spec, action_spec) = env_id, self.agent_specs
         spec, in_rows = stored(observation_spec), not isinstance(space, spaces.Box)
@@ -179,6 +188,4 @@ def _prepared(env: gymnasium.Env) -> gymnasium.Env:
     space = env.observation_space
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return env
-    spec = spec_from_space(space)
-    whole = spaces.flatdim(space) == sum(part.shape.numel() for _, part, _ in columns(spec))  # no text was left out
-    return FlattenObservation(env) if whole and is_vector(spec) else env
+    return FlattenObservation(env) if without_text(space) and is_vector(spec_from_space(space)) else env

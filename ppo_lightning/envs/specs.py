@@ -11,6 +11,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from ppo_lightning.errors import ConfigError
 
 MASK = "action_mask"  # the entry of a dictionary of observations that says which discrete actions are allowed
+CELL = (11, 6, 4)  # how many objects, colours and states a cell of MiniGrid can have (minigrid/core/constants.py)
 SMALLEST_PICTURE = 36  # pixels: a smaller one (a few cells of a grid) is a vector
 
 
@@ -59,6 +60,27 @@ def entries(space: spaces.Dict | spaces.Tuple) -> list[tuple[str, spaces.Space]]
     """
     named = space.spaces.items() if isinstance(space, spaces.Dict) else ((str(i), its) for i, its in enumerate(space.spaces))
     return [(name, its) for name, its in named if not isinstance(its, spaces.Text) and type(its).__name__ != "MissionSpace"]
+
+
+def without_text(space: spaces.Space) -> bool:
+    """Tells whether :func:`entries` leaves nothing of a space out, however deep."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return True
+    kept = entries(space)
+    return len(kept) == len(space.spaces) and all(without_text(its) for _, its in kept)
+
+
+def cells_as_choices(space: spaces.Space) -> spaces.Space:
+    """Returns MiniGrid's observations without their text and with each cell as an object, a colour and a state.
+
+    It declares them as bytes, of which a network would take a ball for more of a key. Any other space is returned as it is.
+    """
+    if not (isinstance(space, spaces.Dict) and set(space) == {"direction", "image", "mission"}):
+        return space
+    shape = space["image"].shape or ()
+    if shape[2:] != (3,) or shape[0] >= SMALLEST_PICTURE:  # a wrapper drew pixels, or did the same as this
+        return space
+    return spaces.Dict(direction=space["direction"], image=spaces.MultiDiscrete(np.broadcast_to(CELL, shape)))
 
 
 def columns(spec: TensorSpec, name: str = "", start: int = 0) -> Iterator[tuple[str, TensorSpec, slice]]:
