@@ -71,6 +71,7 @@ def test_eager_and_compiled_updates_agree(fit, data, model, calls):
     assert list(eager.state_dict()) == list(compiled.state_dict())
 
 
+@pytest.mark.slow
 def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path, calls):
     def half(compile, ckpt_path=None, rollouts=1):
         model = MODEL | {"anneal_clip_coef": False, "anneal_lr": False, "compile": compile, "max_grad_norm": 0.1}

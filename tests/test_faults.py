@@ -183,7 +183,10 @@ class Spoilt(PPO):
         return [tensor.detach().clone() for tensor in weights + states]
 
 
-@pytest.mark.parametrize(("nonfinite", "iterations", "compile"), [("skip", 4, False), ("skip", 4, True), ("stop", 2, False)])
+@pytest.mark.parametrize(
+    ("nonfinite", "iterations", "compile"),
+    [("skip", 4, False), pytest.param("skip", 4, True, marks=pytest.mark.slow), ("stop", 2, False)],
+)
 def test_an_update_that_gives_nan_is_taken_back(fit, tmp_path, nonfinite, iterations, compile):
     changed = {}
 

@@ -22,7 +22,13 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(its, marks=pytest.mark.slow if "4_" in its.stem else (), id=its.stem)
+        for its in sorted(NOTEBOOKS.glob("*.ipynb"))
+    ],
+)
 def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.delenv("MPLBACKEND", raising=False)  # EnvPool, imported by other tests, switches matplotlib's pictures off
     notebook = nbformat.read(path, as_version=4)
