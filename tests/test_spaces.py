@@ -225,7 +225,7 @@ def test_pictures_and_choices_alone_are_kept_as_bytes():
 def test_minigrids_cells_are_choices():
     env, random = make_env("MiniGrid-ObstructedMaze-1Dlhb-v0", 4, "envpool"), np.random.default_rng(0)
     of = {name: its for name, _, its in columns(env.agent_specs[0])}
-    encode, limits = encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 4], 49)
+    encode, limits = encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 3], 49)
     observation, met = env.reset_arrays(), set()
     for _ in range(100):
         cells = observation[:, of["image"]]

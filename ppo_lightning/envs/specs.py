@@ -11,7 +11,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from ppo_lightning.errors import ConfigError
 
 MASK = "action_mask"  # the entry of a dictionary of observations that says which discrete actions are allowed
-CELL = (11, 6, 4)  # how many objects, colours and states a cell of MiniGrid can have (minigrid/core/constants.py)
+CELL = (11, 6, 3)  # how many objects, colours and states MiniGrid has (minigrid/core/constants.py)
 SMALLEST_PICTURE = 36  # pixels: a smaller one (a few cells of a grid) is a vector
 
 
