@@ -242,6 +242,11 @@ def test_minigrids_cells_are_choices():
     env.close()
 
 
+def test_a_view_with_which_envpool_would_abort_is_refused():
+    with pytest.raises(ConfigError, match="package minigrid"):
+        make_env("MiniGrid-MemoryS7-v0", 1, "envpool", agent_view_size=5)
+
+
 @pytest.mark.parametrize("shape", [(56, 56, 3), (7, 7, 21), (7, 7)])
 def test_minigrids_pictures_that_are_no_cells_stay_as_they_are(shape):
     space = spaces.Dict(direction=spaces.Discrete(4), image=spaces.Box(0, 255, shape, np.uint8), mission=MissionSpace())

@@ -28,8 +28,8 @@ class EnvPoolEnv(BatchedEnv):
         **env_kwargs: For ``envpool.make``, ``max_episode_steps`` included.
 
     Raises:
-        ConfigError: No such environment, an Atari game by EnvPool's own id (which would inherit that id's preprocessing), or
-            the package ``envpool`` is missing.
+        ConfigError: No such environment, an Atari game by EnvPool's own id (which would inherit that id's preprocessing), a
+            view of MiniGrid that EnvPool cannot give, or the package ``envpool`` is missing.
     """
 
     def __init__(self, env_id: str, seeds: list[int], num_threads: int = 0, **env_kwargs: Any) -> None:
@@ -39,6 +39,11 @@ class EnvPoolEnv(BatchedEnv):
             raise ConfigError(f"env_id {env_id!r} is not an environment of EnvPool{hint}")
         if envpool.registration.registry.specs[env_id][0] == "envpool.atari":
             raise ConfigError(f"env_id {env_id!r} is an Atari game: write 'ALE/{env_id}', as with the other backends.")
+        if env_id.startswith("MiniGrid-") and env_kwargs.get("agent_view_size", 7) < 7:
+            raise ConfigError(
+                "data.env_kwargs.agent_view_size: EnvPool writes outside of its memory with a view below 7 (1.2.5 aborts): take"
+                " the package minigrid, env_id minigrid:MiniGrid-... with data.backend gymnasium."
+            )
         self._make = lambda seeds: envpool.make(
             env_id, env_type="gymnasium", num_envs=len(seeds), seed=seeds, num_threads=num_threads, **env_kwargs
         )
