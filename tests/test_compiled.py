@@ -54,7 +54,11 @@ def optimizer_state(module):
 
 
 @pytest.mark.parametrize(
-    "data, model", [(REACH, {"ent_coef": 0.01}), (CARTPOLE, {"clip_vloss": False, "norm_adv": False, "max_grad_norm": 99.0})]
+    "data, model",
+    [
+        (REACH, {"ent_coef": 0.01}),
+        pytest.param(CARTPOLE, {"clip_vloss": False, "norm_adv": False, "max_grad_norm": 99.0}, marks=pytest.mark.slow),
+    ],
 )
 def test_eager_and_compiled_updates_agree(fit, data, model, calls):
     eager, compiled = (fit(data, MODEL | model | {"compile": on}, ppo=Tracing) for on in (False, True))
@@ -155,6 +159,7 @@ def test_each_object_has_graphs_of_its_own(monkeypatch):
     assert compile_anew(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100], "not the graph of the method before"
 
 
+@pytest.mark.slow
 def test_the_annealed_coefficients_are_compiled_once(fit):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -191,6 +196,7 @@ def frozen(observation_spec, action_spec):
     return agent
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay(fit, calls):
     ends = [fit(CARTPOLE, MODEL | {"compile": on, "agent": frozen}) for on in (False, True)]
     assert len(calls) == 11

@@ -66,7 +66,7 @@ def difference(ranks, one, when="weights"):
 
 
 @pytest.mark.detail("A2")
-@pytest.mark.parametrize(("devices", "compiled"), [(2, False), (2, True), (4, False)])
+@pytest.mark.parametrize(("devices", "compiled"), [(2, False), pytest.param(2, True, marks=pytest.mark.slow), (4, False)])
 def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, devices, compiled):
     several = run(tmp_path / "several", devices, **HOPPER | {"model": HOPPER["model"] | {"compile": compiled}})
     assert difference(several, one, "first") < 0.001
@@ -120,7 +120,7 @@ def test_that_is_not_so_when_something_is_local_again(tmp_path, one, what):
 
 
 @pytest.mark.detail("A3")
-@pytest.mark.parametrize(("target_kl", "epochs"), [(0.4, 1), (0.6, 4)])
+@pytest.mark.parametrize(("target_kl", "epochs"), [(0.4, 1), pytest.param(0.6, 4, marks=pytest.mark.slow)])
 def test_ranks_agree_on_the_early_stop(tmp_path, target_kl, epochs):
     """Only rank 1 is far from its old policy: the mean, 0.5, decides for both, and neither waits for the other."""
     ranks = run(tmp_path / "run", 2, model={"target_kl": target_kl}, kl_of_ranks=[0.0, 1.0])
@@ -128,6 +128,7 @@ def test_ranks_agree_on_the_early_stop(tmp_path, target_kl, epochs):
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
 
 
+@pytest.mark.slow
 def test_a_local_early_stop_would_not_end_well(tmp_path):
     process = start(tmp_path / "run", 2, model={"target_kl": 0.5}, kl_of_ranks=[0.0, 1.0], local="kl")
     try:

@@ -88,7 +88,10 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
         "atari_lstm": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
         "procgen": (procgen, (64, 256, 25_000_000)),
-        "memory": (reference, (16, 128, 1_000_000)),
+        "memory": (
+            reference | {"learning_rate": 1e-3, "num_minibatches": 16, "ent_coef": 0.015, "target_kl": 0.02},
+            (64, 64, 1_000_000),
+        ),
         "spaces": (reference | {"learning_rate": 1e-3, "ent_coef": 0.05}, (4, 128, 100_000)),
     }
     pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}

@@ -176,7 +176,7 @@ def same(a, b):
     return all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices):
     """Sent to one process of the run; the run that goes on ends as the uninterrupted one, to the bit."""
     whole, broken = runs("whole"), runs("broken")

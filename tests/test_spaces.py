@@ -191,6 +191,7 @@ def test_the_first_ratio_is_1_for_every_head_mask_and_memory(do, masked, memory)
     assert max(kl) < 1e-6
 
 
+@pytest.mark.slow
 def test_all_parts_and_masks_in_one_compiled_graph():
     kwargs = {"do": "dict", "masked": True, "see": "everything"}
     _, kl = fit(compile=True, env_id="Any-v0", env_kwargs=kwargs)
