@@ -37,18 +37,17 @@ WORKLOADS: dict[str, tuple[str, str, str, int, int, float]] = {
 # In our names; the peers' are in `peers.py`.
 RECIPES: dict[str, dict[str, Any]] = {
     "classic": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.2},
-    "lstm": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.2},
     "mujoco": {
         "learning_rate": 3e-4, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "clip_coef": 0.2,
         "norm_reward": True,
     },
     "atari": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.1},
-    "atari-lstm": {"learning_rate": 2.5e-4, "num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "clip_coef": 0.1},
     "procgen": {
         "learning_rate": 5e-4, "anneal_lr": False, "gamma": 0.999, "num_minibatches": 8, "update_epochs": 3,
         "ent_coef": 0.01, "clip_coef": 0.2, "norm_reward": True,
     },
 }  # fmt: skip
+RECIPES |= {"lstm": RECIPES["classic"], "atari-lstm": RECIPES["atari"]}
 QUICK = ("cartpole-4x128", "cartpole-64x128")
 
 

@@ -227,13 +227,13 @@ def test_minigrids_cells_are_choices():
     env, random = make_env("MiniGrid-ObstructedMaze-1Dlhb-v0", 4, "envpool"), np.random.default_rng(0)
     of = {name: its for name, _, its in columns(env.agent_specs[0])}
     encode, limits = encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 3], 49)
+    first = np.concatenate([[0], limits.cumsum()[:-1]])
     observation, met = env.reset_arrays(), set()
     for _ in range(100):
         cells = observation[:, of["image"]]
         assert (cells < limits).all()
         rows = encode(torch.from_numpy(cells.astype(np.int64)))
         assert rows.shape == (4, limits.sum())
-        first = np.concatenate([[0], limits.cumsum()[:-1]])
         np.testing.assert_array_equal(rows.nonzero()[:, 1].view(4, -1).numpy(), first + cells)
         met |= set(np.unique(cells))
         observation, _, terminated, truncated = env.step_arrays(random.integers(0, 7, 4))
