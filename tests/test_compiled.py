@@ -203,6 +203,7 @@ def test_frozen_parameters_stay(fit, calls):
     torch.testing.assert_close(weights(ends[1]), weights(ends[0]), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_one_sentence_says_so(tmp_path):
     env = os.environ | {"CXX": "/nowhere/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "ppo_lightning", "fit", "--model.compile", "true", "--data.total_timesteps", "2048"]

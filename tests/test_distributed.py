@@ -66,7 +66,10 @@ def difference(ranks, one, when="weights"):
 
 
 @pytest.mark.detail("A2")
-@pytest.mark.parametrize(("devices", "compiled"), [(2, False), pytest.param(2, True, marks=pytest.mark.slow), (4, False)])
+@pytest.mark.parametrize(
+    ("devices", "compiled"),
+    [(2, False), pytest.param(2, True, marks=pytest.mark.slow), pytest.param(4, False, marks=pytest.mark.slow)],
+)
 def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, devices, compiled):
     several = run(tmp_path / "several", devices, **HOPPER | {"model": HOPPER["model"] | {"compile": compiled}})
     assert difference(several, one, "first") < 0.001
@@ -113,7 +116,7 @@ def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
     assert difference(ranks, one) < 0.01
 
 
-@pytest.mark.parametrize("what", ["seeds", "statistics", "advantages"])
+@pytest.mark.parametrize("what", [pytest.param("seeds", marks=pytest.mark.slow), "statistics", "advantages"])
 def test_that_is_not_so_when_something_is_local_again(tmp_path, one, what):
     two = run(tmp_path / "two", 2, **HOPPER, local=what)
     assert difference(two, one) > 0.1

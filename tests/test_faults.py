@@ -152,7 +152,7 @@ L.Trainer(logger=False, accelerator="cpu", default_root_dir={str(tmp_path)!r}).v
     assert "environments.py" in done.stderr.split("most recent call first", 1)[1], "says where it hangs"
 
 
-@pytest.mark.parametrize("trouble", ["raises", "exits", "hangs"])
+@pytest.mark.parametrize("trouble", ["raises", pytest.param("exits", marks=pytest.mark.slow), "hangs"])
 def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble):
     data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": {"kind": trouble, "at": 20}, "step_timeout": 3.0}
     process = start(tmp_path / "run", 2, data=data, rollouts=4, trouble_on=1)
