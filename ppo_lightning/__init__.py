@@ -1,6 +1,7 @@
 """PPO with TorchRL rollouts and a PyTorch Lightning update."""
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from ppo_lightning.evaluation import evaluate
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
     from ppo_lightning.module import PPO
+
+# Turns that PyTorch's idle threads (of GNU's OpenMP, which reads this when it is loaded) wait for work: by itself 300 000, some
+# milliseconds that they take from the threads of EnvPool.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.1.0"
 __all__ = [

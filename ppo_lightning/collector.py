@@ -159,6 +159,7 @@ class RolloutCollector(BaseCollector):
         names = ("terminated", "truncated", "done", "episode_done")
         terminateds, truncateds, dones, overs = (self._store["next", name][:, rows, 0] for name in names)
         raw_rewards, first_env = self._raw_rewards[:, rows], self._rows.start + rows.start
+        noise = None if noise is None else noise[:, rows]
         t, before = 0, self._frames // self.env.num_envs  # steps of each environment
         memory = None if self._memory is None else self._memory[rows]
 
@@ -174,19 +175,22 @@ class RolloutCollector(BaseCollector):
         if observation is None:
             (observation,) = seen(env.reset_arrays())
         for t in range(self.num_steps):
-            observations[t] = observation
-            action, log_prob, value = policy(observations[t], None if noise is None else noise[t, rows], memory)
+            row = observations[t]
+            row[:] = observation
+            action, log_prob, value = policy(row, None if noise is None else noise[t], memory)
             env.send_arrays(action)
             yield
             actions[t] = action
             if log_prob is not None:
                 log_probs[t], values[t, :, 0] = log_prob, value
             raw, raw_rewards[t], terminated, truncated = env.recv_arrays()
+            terminateds[t], truncateds[t] = terminated, truncated
             if env.broken is not None:
                 broken[t, rows] = env.broken
-            done = np.logical_or(terminated, truncated, out=dones[t])
-            terminateds[t], truncateds[t], overs[t] = terminated, truncated, env.episodes_over(done)
-            if np.count_nonzero(done):  # which takes a third of the time of any()
+            if env.episode_done is not None:
+                overs[t] = env.episode_done
+            if np.count_nonzero(terminated) or np.count_nonzero(truncated):  # which takes a third of the time of any()
+                done = terminated | truncated
                 raw = raw.copy()  # the reset may write into it
                 observation, fresh = seen(raw, env.reset_arrays(done)[done], rows=done)
                 ends.append((rows, done, t, observation[done]))
@@ -198,8 +202,11 @@ class RolloutCollector(BaseCollector):
             else:
                 (observation,) = seen(raw)
         self._observations[part], self._evaluated = observation, log_prob is not None
+        np.logical_or(terminateds, truncateds, out=dones)
+        if env.episode_done is None:
+            overs[:] = dones
         if memory is not None:
-            self._store["next", "memory"][-1, rows][~done] = memory[~done]
+            self._store["next", "memory"][-1, rows][~dones[-1]] = memory[~dones[-1]]
 
     def _scaled(self, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
         if self.reward_scaler is None:

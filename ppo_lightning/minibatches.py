@@ -43,7 +43,8 @@ def episode_starts(rollout: TensorDictBase) -> Tensor:
 
 def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Averages scalars of the same names."""
-    return {key: torch.stack([each[key] for each in metrics]).mean() for key in metrics[0]}
+    every = torch.stack([each[key] for each in metrics for key in metrics[0]])
+    return dict(zip(metrics[0], every.view(len(metrics), -1).mean(dim=0).unbind(), strict=True))
 
 
 def valid_minibatches(epoch: Minibatch, valid: Tensor, count: int, norm_adv: bool) -> Iterator[Minibatch]:

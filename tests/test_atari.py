@@ -385,8 +385,12 @@ def test_pixels_are_scaled_to_one(body):
     agent = CNNAgent(Bounded(0, 255, (3, 64, 64), dtype=torch.uint8), Categorical(6, shape=()), body=body)
     seen = []
     agent.actor_body.convolutions.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    agent.value(torch.full((1, 3, 64, 64), 255, dtype=torch.uint8))
-    assert torch.equal(seen[0], torch.ones(1, 3, 64, 64))
+    pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    pictures[0, 0, 0, :2] = torch.tensor([0, 255])
+    agent.value(pictures)
+    assert torch.equal(seen[0], pictures / 255)
+    assert seen[0].amin() == 0 and seen[0].amax() == 1
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.detail("P1")

@@ -13,7 +13,7 @@ from torchrl.envs.utils import step_mdp
 
 from ppo_lightning import ConfigError, make_env
 from ppo_lightning.envs.cartpole import CartPoleEnv
-from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs.gymnasium import GymnasiumEnv, QuickDiscrete
 from ppo_lightning.envs.specs import spec_from_plain, spec_from_space, spec_to_plain
 from ppo_lightning.seeding import derive_seed
 
@@ -254,6 +254,21 @@ def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
 
 def many_seeds(seed, count):
     return [derive_seed(seed, "train", index) for index in range(count)]
+
+
+@pytest.mark.parametrize("start", [0, -2, 5])
+def test_the_quick_check_of_actions_is_gymnasiums(start):
+    quick, plain = QuickDiscrete(3, start=start), spaces.Discrete(3, start=start)
+    numbers = [n for k in range(-4, 10) for n in (k, np.int64(k), np.uint8(k % 256), float(k), np.array(k), np.array([k]))]
+    every = [*numbers, 2**70, True, None, "1"]
+    assert [quick.contains(x) for x in every] == [plain.contains(x) for x in every]
+
+
+def test_a_wrong_action_is_refused_by_the_environment(env):
+    batch = env("CartPole-v1", 2)
+    batch.reset_arrays()
+    with pytest.raises(AssertionError, match=r"2 .* invalid"):
+        batch.step_arrays(np.array([0, 2]))
 
 
 def test_a_wrong_option_of_many_cartpoles_is_one_sentence():

@@ -1,7 +1,10 @@
 """The package as a whole: its metadata, its layout, and one place and one test for every implementation detail."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -31,6 +34,14 @@ def test_each_detail_has_a_test():
                 for decorator in node.decorator_list:
                     marked |= set(re.findall(r"pytest\.mark\.detail\('(\w+)'\)", ast.unparse(decorator)))
     assert marked == set(DETAILS)
+
+
+@pytest.mark.parametrize(("own", "seen"), [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5")])
+def test_threads_that_wait_leave_the_processor_to_others_unless_the_user_says_so(own, seen):
+    env = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"} | own
+    code = "import ppo_lightning, os, sys; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.stdout.split() == [seen, "False"], "set before PyTorch is there to read it"
 
 
 @pytest.mark.parametrize("name", ["lightning", "pytorch-lightning"])

@@ -19,7 +19,10 @@ from ppo_lightning.models.memory import MemoryName
 def scaled(observation: Tensor) -> Tensor:
     """Maps pictures [B, C, H, W] of bytes to floats in [0, 1], channels last, which convolutions on the CPU prefer."""
     # detail 22
-    return observation.to(dtype=torch.float32, memory_format=torch.channels_last) / 255
+    if torch.compiler.is_compiling():  # to one loop
+        return observation.to(dtype=torch.float32, memory_format=torch.channels_last) / 255
+    pixels = torch.stack(observation.unbind(1), dim=-1)  # [B, H, W, C]: a third of the time of a copy to another layout
+    return pixels.float().div_(255).permute(0, 3, 1, 2)
 
 
 def channels_last(network: nn.Module) -> nn.Module:

@@ -207,10 +207,13 @@ class RewardScaler(Moments):
             [T, N] float64.
         """
         # detail 30
-        sums, keep = np.array(reward, dtype=np.float64), self.gamma * ~done
+        sums, keep = np.array(reward, dtype=np.float64), self.gamma * ~done[:-1]
         sums[0] += self.gamma * discounted
-        for t in range(1, len(sums)):
-            sums[t] += keep[t - 1] * sums[t - 1]
+        shift = 1
+        while shift < len(sums):  # by doubling, as :func:`ppo_lightning.losses.gae`: R_t is the sum over `shift` steps
+            sums[shift:] += keep * sums[:-shift]
+            keep = keep[shift:] * keep[:-shift]
+            shift *= 2
         discounted[:] = np.where(done[-1], 0, sums[-1])
         scaled = reward / moments.update_each(sums)[:, None]
         # detail 31
