@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # Turns that PyTorch's idle threads (of GNU's OpenMP, which reads this when it is loaded) wait for work: by itself 300 000, some
 # milliseconds that they take from the threads of EnvPool.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.1.0"
 __all__ = [

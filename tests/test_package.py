@@ -36,10 +36,13 @@ def test_each_detail_has_a_test():
     assert marked == set(DETAILS)
 
 
-@pytest.mark.parametrize(("own", "seen"), [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5")])
+@pytest.mark.parametrize(
+    ("own", "seen"), [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
 def test_threads_that_wait_leave_the_processor_to_others_unless_the_user_says_so(own, seen):
-    env = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"} | own
-    code = "import ppo_lightning, os, sys; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    env = {key: value for key, value in os.environ.items() if key not in names} | own
+    code = "import ppo_lightning, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.stdout.split() == [seen, "False"], "set before PyTorch is there to read it"
 
