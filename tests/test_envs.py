@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -262,6 +263,38 @@ def test_the_quick_check_of_actions_is_gymnasiums(start):
     numbers = [n for k in range(-4, 10) for n in (k, np.int64(k), np.uint8(k % 256), float(k), np.array(k), np.array([k]))]
     every = [*numbers, 2**70, True, None, "1"]
     assert [quick.contains(x) for x in every] == [plain.contains(x) for x in every]
+
+
+class OwnSpace(gymnasium.Env):
+    """Has an action space that cannot be replaced, and draws from it."""
+
+    observation_space = spaces.Box(-9, 9, (1,))
+
+    def __init__(self):
+        self._space = spaces.Discrete(9, seed=5, dtype=np.int32)
+
+    @property
+    def action_space(self):
+        return self._space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.full(1, self.action_space.sample(), np.float32), 0.0, False, False, {}
+
+
+def test_the_quick_check_leaves_the_space_of_an_environment_as_it_is(env):
+    gymnasium.register("OwnSpace-v0", OwnSpace)
+    batch, plain = env("OwnSpace-v0", 1), spaces.Discrete(9, seed=5, dtype=np.int32)
+    batch.reset_arrays()
+    drawn = [batch.step_arrays(np.array([0]))[0].item() for _ in range(20)]
+    assert drawn == [plain.sample() for _ in range(20)]
+    (single,) = batch.envs
+    assert isinstance(single.action_space, QuickDiscrete) and single.action_space == plain
+    assert single.action_space.dtype == np.int32
 
 
 def test_a_wrong_action_is_refused_by_the_environment(env):
