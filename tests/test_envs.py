@@ -265,17 +265,16 @@ def test_the_quick_check_of_actions_is_gymnasiums(start):
     assert [quick.contains(x) for x in every] == [plain.contains(x) for x in every]
 
 
-class OwnSpace(gymnasium.Env):
-    """Has an action space that cannot be replaced, and draws from it."""
+SHARED = spaces.Discrete(9, seed=5, dtype=np.int32)
+
+
+class Drawing(gymnasium.Env):
+    """Draws from its action space."""
 
     observation_space = spaces.Box(-9, 9, (1,))
 
     def __init__(self):
-        self._space = spaces.Discrete(9, seed=5, dtype=np.int32)
-
-    @property
-    def action_space(self):
-        return self._space
+        self.action_space = SHARED
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -286,15 +285,26 @@ class OwnSpace(gymnasium.Env):
         return np.full(1, self.action_space.sample(), np.float32), 0.0, False, False, {}
 
 
-def test_the_quick_check_leaves_the_space_of_an_environment_as_it_is(env):
-    gymnasium.register("OwnSpace-v0", OwnSpace)
-    batch, plain = env("OwnSpace-v0", 1), spaces.Discrete(9, seed=5, dtype=np.int32)
+class DrawingFromItsOwn(Drawing):
+    """Has a space that cannot be replaced."""
+
+    action_space = property(lambda self: self._space)
+
+    def __init__(self):
+        self._space = spaces.Discrete(9, seed=5, dtype=np.int32)
+
+
+@pytest.mark.parametrize("kind", [Drawing, DrawingFromItsOwn])
+def test_the_quick_check_leaves_the_space_of_an_environment_as_it_is(env, kind):
+    gymnasium.register(f"{kind.__name__}-v0", kind)
+    batch, plain = env(f"{kind.__name__}-v0", 1), spaces.Discrete(9, seed=5, dtype=np.int32)
     batch.reset_arrays()
     drawn = [batch.step_arrays(np.array([0]))[0].item() for _ in range(20)]
     assert drawn == [plain.sample() for _ in range(20)]
     (single,) = batch.envs
-    assert isinstance(single.action_space, QuickDiscrete) and single.action_space == plain
-    assert single.action_space.dtype == np.int32
+    assert isinstance(single.action_space, QuickDiscrete) == (kind is Drawing)
+    assert single.action_space == plain and single.action_space.dtype == np.int32
+    assert type(SHARED) is spaces.Discrete, "another environment may have it"
 
 
 def test_a_wrong_action_is_refused_by_the_environment(env):

@@ -1,6 +1,7 @@
 """Gymnasium environments, stepped one after the other in this process: the fastest way for a few cheap ones."""
 
 import contextlib
+import copy
 import functools
 import warnings
 from typing import Any
@@ -195,9 +196,11 @@ class QuickDiscrete(spaces.Discrete):
 
 def _prepared(env: gymnasium.Env) -> gymnasium.Env:
     """Puts masks into the observations, makes dictionaries of floats vectors, and lets actions be checked sooner."""
-    actions = env.unwrapped.action_space
+    actions = vars(env.unwrapped).get("action_space")  # not a property, nor its class's
     if type(actions) is spaces.Discrete:
-        actions.__class__ = QuickDiscrete  # in place: the attribute may be a property, and the space's generator be seeded
+        quick = copy.copy(actions)  # with its dtype and its generator; other environments may have the same object
+        quick.__class__ = QuickDiscrete
+        env.unwrapped.action_space = quick
     if env.has_wrapper_attr("action_masks") and choices(spec_from_space(env.action_space)):
         env = MaskInObservation(env)
     space = env.observation_space
