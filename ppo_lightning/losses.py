@@ -7,6 +7,8 @@ Algorithms" (2017) and "High-Dimensional Continuous Control Using Generalized Ad
 import torch
 from torch import Tensor
 
+from ppo_lightning.running_sum import add_following
+
 
 def gae(
     reward: Tensor,
@@ -19,8 +21,7 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation.
 
-    The recursion ``A_t = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}`` is solved by doubling: after step k, ``A_t``
-    holds the sum over the next 2^k steps. That is log2(T) vector operations instead of a Python loop over T.
+    The recursion is ``A_t = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}``.
 
     Args:
         reward: r_t, [N, T].
@@ -35,12 +36,7 @@ def gae(
         Advantages and value targets (advantage + value), both [N, T].
     """
     advantage = reward + gamma * next_value * ~terminated - value
-    decay = (gamma * gae_lambda * ~done)[:, :-1]  # decay[t]: the weight of A_{t + shift} in A_t
-    shift, num_steps = 1, reward.shape[1]
-    while shift < num_steps:
-        advantage[:, :-shift] += decay * advantage[:, shift:]
-        decay = decay[:, :-shift] * decay[:, shift:]
-        shift *= 2
+    add_following(advantage.T, (gamma * gae_lambda * ~done).T[:-1])
     return advantage, advantage + value
 
 

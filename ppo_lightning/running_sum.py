@@ -1,6 +1,28 @@
 """What is counted along episodes, [T, N] at a time."""
 
+from typing import TypeVar
+
 import numpy as np
+from torch import Tensor
+
+Rows = TypeVar("Rows", np.ndarray, Tensor)
+
+
+def add_following(sums: Rows, weight: Rows) -> None:
+    """Solves ``x_t = sums_t + weight_t * x_{t+1}`` in place, from ``x_{T-1} = sums_{T-1}``.
+
+    By doubling: after step k, a row holds the sum over the next 2^k rows. That is log2(T) vector operations instead of a
+    Python loop over T.
+
+    Args:
+        sums: What each step adds, [T, N]; becomes x.
+        weight: [T - 1, N].
+    """
+    shift = 1
+    while shift < len(sums):
+        sums[:-shift] += weight * sums[shift:]
+        weight = weight[:-shift] * weight[shift:]
+        shift *= 2
 
 
 def running_sum(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.ndarray:

@@ -112,7 +112,8 @@ class GymnasiumEnv(BatchedEnv):
             for i, env in enumerate(self.envs):
                 observation[i], reward[i], terminated[i], truncated[i], _ = env.step(chosen[i])
             return observation, reward, terminated, truncated
-        self.broken = None
+        if self.broken is not None:
+            self.broken = None
         for i, env in enumerate(self.envs):
             step = self._careful_step(i, chosen[i]) if self.max_restarts else env.step(chosen[i])
             value, reward[i], terminated[i], truncated[i], _ = step

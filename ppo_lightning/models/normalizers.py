@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning import ranks
+from ppo_lightning.running_sum import add_following
 
 Summary = tuple[float, np.ndarray, np.ndarray | float]  # size, mean, sum of squared deviations
 EPSILON = 1e-8  # added to a variance before its root is taken
@@ -209,11 +210,7 @@ class RewardScaler(Moments):
         # detail 30
         sums, keep = np.array(reward, dtype=np.float64), self.gamma * ~done[:-1]
         sums[0] += self.gamma * discounted
-        shift = 1
-        while shift < len(sums):  # by doubling, as :func:`ppo_lightning.losses.gae`: R_t is the sum over `shift` steps
-            sums[shift:] += keep * sums[:-shift]
-            keep = keep[shift:] * keep[:-shift]
-            shift *= 2
+        add_following(sums[::-1], keep[::-1])  # backwards in time, what follows is what came before
         discounted[:] = np.where(done[-1], 0, sums[-1])
         scaled = reward / moments.update_each(sums)[:, None]
         # detail 31
