@@ -31,6 +31,7 @@ WORKLOADS: dict[str, tuple[str, str, str, int, int, float]] = {
     "halfcheetah-1x2048": ("HalfCheetah-v4", "mujoco", "gymnasium", 1, 2048, 0),
     "halfcheetah-16x256": ("HalfCheetah-v4", "mujoco", "envpool", 16, 256, 0),
     "breakout-8x128": ("ALE/Breakout-v5", "atari", "envpool", 8, 128, 20),
+    "breakout-64x128": ("ALE/Breakout-v5", "atari", "envpool", 64, 128, 20),
     "breakout-lstm-8x128": ("ALE/Breakout-v5", "atari-lstm", "envpool", 8, 128, 20),
     "starpilot-64x256": ("starpilot", "procgen", "procgen", 64, 256, 1),
 }
@@ -61,6 +62,8 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     if kind == "atari-lstm":
         without = {"ours, without memory": ({"memory": None}, "32-true")}
         return ours | {"ours, compiled, bf16": ({"compile": True}, "bf16-mixed")} | without
+    if device == "cuda" and not kind.endswith("lstm"):
+        return ours | {"ours, CUDA graphs": ({"compile": True, "cuda_graphs": True}, "32-true")}
     if kind == "procgen":  # compiling gains nothing there on a CPU
         return {
             "ours": ours["ours"],

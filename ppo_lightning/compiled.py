@@ -1,8 +1,8 @@
 """The update of a minibatch as one compiled graph."""
 
+import functools
 import types
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.graphs import recorded
 from ppo_lightning.minibatches import Minibatch, mean_of
 
 State = dict[str, list[Tensor]]
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
+FIRST_REPLAY = 2  # of a CUDA graph, which is recorded at the second call
 
 
 def compile_anew(method: Callable[..., Any], fullgraph: bool = True) -> Any:
@@ -37,20 +39,21 @@ class CompiledUpdate:
     operations; here it is one call. Lightning's hooks around backward and the optimizer's step do not run, and no
     parameter has a ``grad``.
 
-    At the first and every thousandth call the loss is computed without the compiler, too: ``drift`` is the largest difference
-    between their parts, in proportion to 1 + the part.
+    At the first, the third and every thousandth call the loss is computed without the compiler, too: ``drift`` is the largest
+    difference between their parts, in proportion to 1 + the part.
 
     Args:
         module: Has ``loss``, from a minibatch to the loss and its detached parts. Nothing in it may depend on the iteration
             but tensors.
         optimizer: Adam, over parameters of the module.
         max_grad_norm: As for PPO.
+        cuda_graphs: Record what the GPU does for a minibatch that is not in parts, and launch that from the third call on.
 
     Raises:
         ConfigError: The optimizer is another one.
     """
 
-    def __init__(self, module: Any, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+    def __init__(self, module: Any, optimizer: torch.optim.Optimizer, max_grad_norm: float, cuda_graphs: bool = False) -> None:
         group = optimizer.param_groups[0]
         plain = not (group.get("weight_decay") or group.get("amsgrad") or group.get("maximize"))
         if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) > 1 or not plain:
@@ -65,7 +68,7 @@ class CompiledUpdate:
         self._names = [names[parameter] for parameter in self._params]
         self._constants = (*group["betas"], group["eps"])
         self._lr = torch.zeros((), device=self._params[0].device)
-        self._calls, self.drift = 0, 0.0
+        self._calls, self.drift, self._cuda_graphs = 0, 0.0, cuda_graphs
         self._whole: Any = compile_anew(self._update)
         self._gradients: Any = compile_anew(self._differentiate)
         self._step: Any = compile_anew(self._apply)
@@ -85,14 +88,11 @@ class CompiledUpdate:
             ConfigError: The graph cannot be compiled on this machine.
         """
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
-        expected = self._eager(parts) if self._calls % CHECK_EVERY == 0 else None
+        expected = self._eager(parts) if self._calls % CHECK_EVERY in (0, FIRST_REPLAY) else None
         self._calls += 1
         try:
             with torch.no_grad():
-                if len(parts) > 1:
-                    metrics = self._accumulate(parts)
-                else:
-                    metrics = self._whole(self._detached, self._state, self._lr, parts[0])
+                metrics = self._accumulate(parts) if len(parts) > 1 else self._in_one(parts[0])
         except torch._inductor.exc.InductorError as error:
             raise ConfigError(
                 f"model.compile does not work here ({first_line(error)}): install g++, or leave model.compile off."
@@ -106,10 +106,15 @@ class CompiledUpdate:
         """Returns the parts of the loss as they are without a compiler."""
         return mean_of([self._holder(part)[1] for part in parts])
 
-    @cached_property
+    @functools.cached_property
     def _state(self) -> State:
         """Adam's own tensors, parameter by parameter."""
         return {key: [self._optimizer.state[p][key] for p in self._params] for key in ("exp_avg", "exp_avg_sq", "step")}
+
+    @functools.cached_property
+    def _in_one(self) -> Callable[[Minibatch], dict[str, Tensor]]:
+        update = functools.partial(self._whole, self._detached, self._state, self._lr)
+        return recorded(update) if self._cuda_graphs else update
 
     def _update(self, params: list[Tensor], state: State, lr: Tensor, minibatch: Minibatch) -> dict[str, Tensor]:
         grads, metrics = self._differentiate(params, minibatch)

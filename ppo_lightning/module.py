@@ -11,9 +11,10 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning import losses, ranks
-from ppo_lightning.checks import check_hyperparameters, check_minibatches
+from ppo_lightning.checks import check_cuda_graphs, check_hyperparameters, check_minibatches
 from ppo_lightning.compiled import CompiledUpdate, Loss, compile_anew
 from ppo_lightning.finite import Snapshot
+from ppo_lightning.graphs import GraphedAct
 from ppo_lightning.minibatches import Minibatch, equal_parts, mean_of, take, valid_minibatches
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
@@ -55,6 +56,8 @@ class PPO(OptimizerModule):
         compile: Compile the update: one graph for loss, gradients, clipping and Adam on a single device, the loss alone on
             several ranks. It takes some ten seconds at the start and needs a C++ compiler, and the weights are those of
             the uncompiled update to float tolerance. On a single device, Lightning's hooks around the optimizer do not run.
+        cuda_graphs: Record what a GPU does for a compiled update and for a choice of actions, and launch it as one piece: on
+            one GPU, in 32-true, without memory. A minibatch in parts is not recorded.
         nonfinite: What an update does that makes a weight NaN or infinite: end the run with an ``error``; or be taken back, all
             of its iteration, whose rollout is then left out (``skip``), or is the last (``stop``).
         num_threads: PyTorch's threads on the CPU while it trains; None: one where parameters times rows of a minibatch are
@@ -91,6 +94,7 @@ class PPO(OptimizerModule):
         bootstrap_truncated: bool = True,
         microbatch_size: int | None = None,
         compile: bool = False,
+        cuda_graphs: bool = False,
         nonfinite: Literal["error", "skip", "stop"] = "error",
         num_threads: int | None = None,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
@@ -246,13 +250,17 @@ class PPO(OptimizerModule):
         if self.hparams.compile:
             self.clip_coef = torch.zeros((), device=self.device)
             if self.trainer.world_size == 1 and self.whole_graph:
-                self._compiled = CompiledUpdate(self, self.trainer.optimizers[0], self.hparams.max_grad_norm)
+                options = self.hparams.max_grad_norm, self.hparams.cuda_graphs
+                self._compiled = CompiledUpdate(self, self.trainer.optimizers[0], *options)
             else:
                 self._loss = compile_anew(self.loss, self.whole_graph)
+        if self.hparams.cuda_graphs:
+            self.agent.act = GraphedAct(self.agent)  # type: ignore[method-assign]
 
     def on_train_end(self) -> None:
         """Drops what was compiled."""
         self._compiled, self._loss, self.clip_coef = None, self.loss, float(self.clip_coef)
+        self.agent.__dict__.pop("act", None)
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Logs one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
@@ -280,6 +288,9 @@ class PPO(OptimizerModule):
         super().setup(stage)
         if stage == "fit":
             self.check_split()
+            trainer = self.trainer
+            device = trainer.strategy.root_device.type
+            check_cuda_graphs(self.hparams, device, trainer.world_size, trainer.precision, self.whole_graph)
 
     def check_split(self) -> None:
         """Demands that the rollout can be split into minibatches."""

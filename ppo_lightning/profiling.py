@@ -30,8 +30,8 @@ class StageClock(L.Callback):
     seconds that an iteration's environment steps, choices of actions and minibatch updates take alone, and ``fraction`` the
     floor's time in proportion to the run's.
 
-    The speed is measured before the clocks are put in, which cost some per cent themselves, and the floor right after each
-    stretch of it: the machine's own speed drifts.
+    The speed is measured before the clocks are put in, which cost some per cent themselves and wait for a GPU, and the floor
+    right after each stretch of it: the machine's own speed drifts.
 
     Args:
         seconds: How long to measure after the warm-up, at least one iteration without and one with clocks.
@@ -52,6 +52,7 @@ class StageClock(L.Callback):
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = function(*args, **kwargs)
+            _wait_for_gpu()
             self.spent[stage] += time.perf_counter() - start
             return result
 
@@ -80,6 +81,7 @@ class StageClock(L.Callback):
         def timed_minibatches(rollout: Any) -> Iterator[Any]:
             start = time.perf_counter()
             for minibatch in minibatches(rollout):
+                _wait_for_gpu()
                 self.spent["shuffling"] += time.perf_counter() - start
                 yield minibatch
                 start = time.perf_counter()
@@ -213,10 +215,16 @@ def seconds_of(function: Callable[[], Any], least: float = 0.3) -> float:
     """Returns the mean time of a call over a time at least: a mean, as a run's speed is, with the machine's hiccups in both."""
     function()
     calls, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < least:
+    while time.perf_counter() - start < least:
         function()
         calls += 1
-    return elapsed / calls
+    _wait_for_gpu()
+    return (time.perf_counter() - start) / calls
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def changes(module: Any) -> list[tuple[str, ...]]:

@@ -45,7 +45,7 @@ class Tracing(PPO):
 
 
 def weights(module):
-    return torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach()
+    return torch.cat([its.detach().flatten() for its in module.agent.parameters()])
 
 
 def optimizer_state(module):

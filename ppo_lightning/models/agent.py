@@ -209,7 +209,8 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
             drawn, state = (None if each is None else torch.from_numpy(each).to(device) for each in (noise, memory))
-            action, log_prob, value, state = self.act(torch.from_numpy(observation).to(device), drawn, state)
+            seen = torch.from_numpy(observation).to(device, non_blocking=True)  # a row of the rollout, which stays as it is
+            action, log_prob, value, state = self.act(seen, drawn, state)
             if memory is not None and state is not None:
                 memory[:] = state.numpy(force=True)
             return action.numpy(force=True), log_prob.numpy(force=True), value.numpy(force=True)

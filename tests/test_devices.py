@@ -1,0 +1,128 @@
+"""The same on a GPU: what can be seen without one, and, where there is one, that training there is training here."""
+
+import contextlib
+
+import pytest
+import torch
+
+from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent
+from ppo_lightning.compiled import CompiledUpdate
+from ppo_lightning.envs.specs import spec_from_space
+from ppo_lightning.export import random_observations
+from ppo_lightning.graphs import GraphedAct
+from ppo_lightning.storage import allocate
+from tests.test_compiled import CARTPOLE, MODEL, REACH, weights
+from tests.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+PICTURE = spaces.Box(0, 255, (4, 84, 84), "uint8")
+BOX, DISCRETE = ACTIONS["box"], ACTIONS["discrete"]
+ON_GPU = {"accelerator": "gpu", "devices": 1}
+
+
+@pytest.mark.parametrize(
+    ("agent", "observations", "actions", "options"),
+    [
+        *((MLPAgent, EVERYTHING, space, {"norm_obs": True}) for space in ACTIONS.values()),
+        (MLPAgent, VECTOR, BOX, {"head": "tanh_gaussian"}),
+        (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "lstm"}),
+        (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "gru"}),
+        (CNNAgent, PICTURE, DISCRETE, {}),
+        (CNNAgent, PICTURE, BOX, {"body": "impala"}),
+    ],
+)
+def test_no_tensor_of_an_agent_stays_behind(monkeypatch, agent, observations, actions, options):
+    """PyTorch's device without memory refuses what a GPU refuses: to compute with tensors of two devices."""
+    monkeypatch.setattr("torch.is_autocast_enabled", lambda device: False)  # which that device does not know
+    monkeypatch.setattr("torch.autocast", lambda device, enabled: contextlib.nullcontext())
+    specs = spec_from_space(observations), spec_from_space(actions)
+    module = PPO()
+    module.agent = agent(*specs, **options)
+    module.to("meta")
+    raw = torch.from_numpy(random_observations(specs[0])).to("meta")
+    noise, memory = module.agent.noise((len(raw),)).to("meta"), module.agent.initial_memory(len(raw))
+    observation = module.agent.normalize(raw)
+    played, *_ = module.agent.play(raw, memory)
+    action, log_prob, value, _ = module.agent.act(observation, noise, memory)
+    assert {its.device.type for its in (played, action, log_prob, value)} == {"meta"}
+    if memory is None:
+        column = value.unsqueeze(-1)
+        minibatch = {"observation": observation, "action": action, "action_log_prob": log_prob, "state_value": column}
+        loss, parts = module.loss(minibatch | {"advantage": column, "value_target": column})
+        assert {its.device.type for its in (loss, *parts.values())} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("model", "missing"),
+    [({"compile": True}, "accelerator gpu"), ({}, "accelerator gpu, model.compile")],
+)
+def test_cuda_graphs_say_what_they_need(fit, model, missing):
+    with pytest.raises(ConfigError, match=f"model.cuda_graphs does not work without {missing}: leave it off."):
+        fit(CARTPOLE, MODEL | model | {"cuda_graphs": True})
+
+
+def test_only_the_collectors_choices_come_from_the_graph(env, monkeypatch):
+    """Another batch size, moved weights, results to be differentiated and the mode are ordinary calls."""
+    agent = MLPAgent(*env("CartPole-v1", 2).agent_specs)
+    graphed, replayed = GraphedAct(agent), []
+    graph = graphed._graph
+    monkeypatch.setattr(graphed, "_graph", lambda *args: replayed.append(args) or graph(*args))
+
+    def replays(rows, noisy=True):
+        observation, noise = torch.randn(rows, 4), agent.noise((rows,)) if noisy else None
+        before = len(replayed)
+        for one, other in zip(graphed(observation, noise), agent.act(observation, noise), strict=True):
+            torch.testing.assert_close(one, other)
+        return len(replayed) > before
+
+    assert not replays(2)
+    with torch.inference_mode():
+        assert [replays(2), replays(2), replays(3), replays(2, noisy=False), replays(2)] == [True, True, False, False, True]
+    agent.critic.weight.data = agent.critic.weight.data.clone()
+    with torch.inference_mode():
+        assert not replays(2)
+
+
+@pytest.mark.slow
+def test_the_way_through_the_graphs_changes_nothing(fit, monkeypatch):
+    """Without a GPU they pass every call on."""
+    monkeypatch.setattr("ppo_lightning.module.check_cuda_graphs", lambda *args: None)
+    modules = [fit(REACH, MODEL | {"compile": True, "cuda_graphs": on}) for on in (False, True)]
+    torch.testing.assert_close(*map(weights, modules), rtol=0, atol=0)
+    assert "act" not in vars(modules[1].agent)
+
+
+@needs_gpu
+@pytest.mark.parametrize("options", [{}, {"compile": True}, {"compile": True, "cuda_graphs": True}], ids=str)
+@pytest.mark.parametrize(
+    ("data", "agent"),
+    [
+        (CARTPOLE, MLPAgent),
+        (REACH, MLPAgent),
+        (CARTPOLE | {"env_id": "ALE/Breakout-v5", "backend": "ale"}, CNNAgent),
+    ],
+    ids=["cartpole", "reach", "breakout"],
+)
+def test_training_on_a_gpu_is_training_on_the_cpu(fit, data, agent, options):
+    here, there = (fit(data, MODEL | {"agent": agent} | model, **on) for model, on in (({}, {}), (options, ON_GPU)))
+    assert there.env_steps == here.env_steps
+    torch.testing.assert_close(weights(there).cpu(), weights(here), atol=1e-4, rtol=1e-3)
+
+
+@needs_gpu
+def test_graphs_follow_the_learning_rate_and_the_weights(fit, monkeypatch):
+    """Both are read at each replay, from where they lay when it was recorded."""
+    made = []
+    whole = CompiledUpdate._in_one.func
+    monkeypatch.setattr(CompiledUpdate._in_one, "func", lambda self: made.append(whole(self)) or made[-1])
+    data = CARTPOLE | {"total_timesteps": 64 * 20}
+    plain, graphed = (fit(data, MODEL | {"compile": True, "cuda_graphs": on}, **ON_GPU) for on in (False, True))
+    torch.testing.assert_close(weights(graphed), weights(plain), atol=1e-4, rtol=1e-3)
+    assert made[-1].counter > 1, "it was recorded"
+
+
+@needs_gpu
+def test_rollouts_are_collected_into_pinned_memory(env):
+    made = env("CartPole-v1", 2)
+    storage = allocate(made, MLPAgent(*made.agent_specs).to("cuda"), 8)
+    assert all(tensor.is_pinned() for tensor in storage.values(True, leaves_only=True))
