@@ -61,16 +61,16 @@ def check_cuda_graphs(hparams: Any, device: str, world_size: int, precision: str
     Raises:
         ConfigError: Something of that is missing.
     """
-    missing = {
+    needs = {
         "accelerator gpu": device == "cuda",
         "devices 1": world_size == 1,
         "precision 32-true": precision == "32-true",
         "model.compile": hparams.compile,
         "an agent without memory": whole_graph,
     }
-    if hparams.cuda_graphs and not all(missing.values()):
-        needed = ", ".join(name for name, there in missing.items() if not there)
-        raise ConfigError(f"model.cuda_graphs does not work without {needed}: leave it off.")
+    if hparams.cuda_graphs and not all(needs.values()):
+        missing = ", ".join(name for name, there in needs.items() if not there)
+        raise ConfigError(f"model.cuda_graphs does not work without {missing}: leave it off.")
 
 
 def check_minibatch_size(hparams: Any, size: int) -> None:

@@ -154,8 +154,7 @@ class RolloutCollector(BaseCollector):
     ) -> Iterator[None]:
         """Takes a part of the environments through a rollout; pauses at each step, when it has begun."""
         env, rows, normalizer = self.env.parts[part], self._part_rows[part], self.agent.normalizer
-        keys = ("observation", "action", "action_log_prob", "state_value")
-        observations, actions, log_probs, values = (self._store[key][:, rows] for key in keys)
+        observations, actions, log_probs, values = (self._store[key][:, rows] for key in KEYS_OF_ACTING)
         names = ("terminated", "truncated", "done", "episode_done")
         terminateds, truncateds, dones, overs = (self._store["next", name][:, rows, 0] for name in names)
         raw_rewards, first_env = self._raw_rewards[:, rows], self._rows.start + rows.start

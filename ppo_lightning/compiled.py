@@ -39,7 +39,7 @@ class CompiledUpdate:
     operations; here it is one call. Lightning's hooks around backward and the optimizer's step do not run, and no
     parameter has a ``grad``.
 
-    At the first, the third and every thousandth call the loss is computed without the compiler, too: ``drift`` is the largest
+    At the first and the third of every thousand calls the loss is computed without the compiler, too: ``drift`` is the largest
     difference between their parts, in proportion to 1 + the part.
 
     Args:

@@ -214,6 +214,7 @@ def raw_step(env: BatchedEnv) -> Callable[[], Any]:
 def seconds_of(function: Callable[[], Any], least: float = 0.3) -> float:
     """Returns the mean time of a call over a time at least: a mean, as a run's speed is, with the machine's hiccups in both."""
     function()
+    _wait_for_gpu()
     calls, start = 0, time.perf_counter()
     while time.perf_counter() - start < least:
         function()
