@@ -1,13 +1,14 @@
 """The update of a minibatch as one compiled graph."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
+from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.graphs import recorded
@@ -17,6 +18,9 @@ State = dict[str, list[Tensor]]
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
 FIRST_REPLAY = 2  # of a CUDA graph, which is recorded at the second call
+# Without its wrapper, which lets nothing compile a state that is on a GPU and not `capturable`. The capturable formula is 0 / 0
+# at a learning rate of 0; the graph of the plain one reads the state where it lies, too.
+adam: Any = inspect.unwrap(guarded_adam)
 
 
 def compile_anew(method: Callable[..., Any], fullgraph: bool = True) -> Any:
@@ -61,6 +65,8 @@ class CompiledUpdate:
                 "model.compile takes torch.optim.Adam without weight decay, AMSGrad or several groups, and configure_optimizers"
                 f" gives {type(optimizer).__name__}: leave model.compile off."
             )
+        if cuda_graphs and not group.get("fused"):  # its count of steps would be on the CPU, out of the graph's sight
+            raise ConfigError("model.cuda_graphs takes torch.optim.Adam with fused=True: leave it off.")
         self._optimizer, self._max_grad_norm, self._holder = optimizer, max_grad_norm, _Holder(module)
         self._params = [parameter for parameter in group["params"] if parameter.requires_grad]
         self._detached = [parameter.detach() for parameter in self._params]

@@ -50,10 +50,15 @@ class OptimizerModule(AgentModule):
         """Puts this run's settings in the place of those that came with an optimizer's state from a checkpoint."""
         lr = self.hparams.learning_rate
         self.schedule.base_lrs = [lr]
-        for group in self.trainer.optimizers[0].param_groups:
+        optimizer = self.trainer.optimizers[0]
+        fused = optimizer.defaults.get("fused")
+        for group in optimizer.param_groups:
             factor = self.learning_rate_factor(self.rollouts_done)
-            group.update(initial_lr=lr, lr=lr * factor, eps=self.hparams.adam_eps)
-        self.schedule._last_lr = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
+            group.update(initial_lr=lr, lr=lr * factor, eps=self.hparams.adam_eps, fused=fused)
+        for parameter, state in optimizer.state.items():
+            if fused:
+                state["step"] = state["step"].to(parameter.device)  # a checkpoint of another precision has it on the CPU
+        self.schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
 
     def remaining(self, rollouts_done: int) -> float:
         """Returns the share of the run that is left: 1 in the first iteration, 1 / num_rollouts in the last."""

@@ -4,8 +4,9 @@ import contextlib
 
 import pytest
 import torch
+from torch.optim.adam import adam as own
 
-from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent
+from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, compiled
 from ppo_lightning.compiled import CompiledUpdate
 from ppo_lightning.envs.specs import spec_from_space
 from ppo_lightning.export import random_observations
@@ -63,6 +64,7 @@ def test_cuda_graphs_say_what_they_need(fit, model, missing):
 
 def test_only_the_collectors_choices_come_from_the_graph(env, monkeypatch):
     """Another batch size, moved weights, results to be differentiated and the mode are ordinary calls."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     agent = MLPAgent(*env("CartPole-v1", 2).agent_specs)
     graphed, replayed = GraphedAct(agent), []
     graph = graphed._graph
@@ -86,10 +88,50 @@ def test_only_the_collectors_choices_come_from_the_graph(env, monkeypatch):
 @pytest.mark.slow
 def test_the_way_through_the_graphs_changes_nothing(fit, monkeypatch):
     """Without a GPU they pass every call on."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("ppo_lightning.module.check_cuda_graphs", lambda *args: None)
     modules = [fit(REACH, MODEL | {"compile": True, "cuda_graphs": on}) for on in (False, True)]
     torch.testing.assert_close(*map(weights, modules), rtol=0, atol=0)
     assert "act" not in vars(modules[1].agent)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1"])
+def test_environment_and_agent_are_made_on_the_cpu(fit, monkeypatch, env_id):
+    """Lightning's default device while a model is configured is that of training: there, a seed gives other weights."""
+    data = CARTPOLE | {"env_id": env_id}
+    here = fit(data, MODEL)
+    monkeypatch.setattr("lightning.pytorch.strategies.Strategy.tensor_init_context", lambda *_, **__: torch.device("meta"))
+    assert weights(fit(data, MODEL)).tolist() == weights(here).tolist()
+
+
+def test_adam_is_of_the_runs_precision_whatever_the_checkpoints_was(fit, tmp_path):
+    """A count of steps on the CPU would be out of a CUDA graph's sight."""
+    options = {"enable_checkpointing": True, "max_epochs": -1}
+    first = fit(CARTPOLE, MODEL, precision="bf16-mixed", **options)
+    path = first.trainer.checkpoint_callback.best_model_path
+    longer = CARTPOLE | {"total_timesteps": 64 * 4}
+    fused = fit(longer, MODEL, ckpt_path=path, **options).trainer.optimizers[0].param_groups[0]["fused"]
+    assert fused and not first.trainer.optimizers[0].param_groups[0]["fused"]
+    unfused = torch.optim.Adam(first.parameters())
+    with pytest.raises(ConfigError, match=r"model.cuda_graphs takes torch.optim.Adam with fused=True"):
+        CompiledUpdate(first, unfused, max_grad_norm=0.5, cuda_graphs=True)
+
+
+def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
+    """PyTorch's own function refuses that; here, it is made to refuse the CPU."""
+    devices = [frozenset({"cpu"}) if isinstance(each, frozenset) else each for each in own.__code__.co_consts]
+    monkeypatch.setattr(own, "__code__", own.__code__.replace(co_consts=tuple(devices)))
+
+    def step(function):
+        weight, *state = torch.ones(3), [torch.zeros(3)], [torch.zeros(3)], [], [torch.zeros(())]
+        numbers = {"beta1": 0.9, "beta2": 0.999, "lr": torch.tensor(0.1), "weight_decay": 0.0, "eps": 1e-5}
+        function([weight], [torch.ones(3)], *state, foreach=False, amsgrad=False, maximize=False, **numbers)
+        return weight
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="marked as skipped"):
+        torch.compile(lambda: step(own), backend="eager", fullgraph=True)()
+    ours = torch.compile(lambda: step(compiled.adam), backend="eager", fullgraph=True)()
+    torch.testing.assert_close(ours, torch.full((3,), 0.9), atol=1e-4, rtol=0)
 
 
 @needs_gpu
@@ -103,7 +145,8 @@ def test_the_way_through_the_graphs_changes_nothing(fit, monkeypatch):
     ],
     ids=["cartpole", "reach", "breakout"],
 )
-def test_training_on_a_gpu_is_training_on_the_cpu(fit, data, agent, options):
+def test_training_on_a_gpu_is_training_on_the_cpu(fit, data, agent, options, monkeypatch):
+    monkeypatch.setattr("torch.backends.cudnn.allow_tf32", False)  # convolutions in float32, as on the CPU
     here, there = (fit(data, MODEL | {"agent": agent} | model, **on) for model, on in (({}, {}), (options, ON_GPU)))
     assert there.env_steps == here.env_steps
     torch.testing.assert_close(weights(there).cpu(), weights(here), atol=1e-4, rtol=1e-3)
@@ -119,6 +162,8 @@ def test_graphs_follow_the_learning_rate_and_the_weights(fit, monkeypatch):
     plain, graphed = (fit(data, MODEL | {"compile": True, "cuda_graphs": on}, **ON_GPU) for on in (False, True))
     torch.testing.assert_close(weights(graphed), weights(plain), atol=1e-4, rtol=1e-3)
     assert made[-1].counter > 1, "it was recorded"
+    (adam,) = graphed.trainer.optimizers
+    assert {int(state["step"]) for state in adam.state.values()} == {20 * MODEL["num_minibatches"] * MODEL["update_epochs"]}
 
 
 @needs_gpu
