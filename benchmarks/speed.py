@@ -62,7 +62,7 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     if kind == "atari-lstm":
         without = {"ours, without memory": ({"memory": None}, "32-true")}
         return ours | {"ours, compiled, bf16": ({"compile": True}, "bf16-mixed")} | without
-    if device == "cuda" and not kind.endswith("lstm"):
+    if device == "cuda":
         return ours | {"ours, CUDA graphs": ({"compile": True, "cuda_graphs": True}, "32-true")}
     if kind == "procgen":  # compiling gains nothing there on a CPU
         return {

@@ -56,8 +56,8 @@ class OptimizerModule(AgentModule):
             factor = self.learning_rate_factor(self.rollouts_done)
             group.update(initial_lr=lr, lr=lr * factor, eps=self.hparams.adam_eps, fused=fused)
         for parameter, state in optimizer.state.items():
-            if fused:
-                state["step"] = state["step"].to(parameter.device)  # a checkpoint of another precision has it on the CPU
+            if fused and "step" in state:  # on the CPU, if the checkpoint is of another precision
+                state["step"] = state["step"].to(parameter.device)
         self.schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
 
     def remaining(self, rollouts_done: int) -> float:

@@ -12,7 +12,7 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
     shape = (env.num_envs, num_steps)
     observation, action = env.observation_spec_unbatched["observation"], env.action_spec_unbatched
     seen = observation.dtype if agent.normalizer is None else torch.float32
-    pinned = agent.critic.weight.device.type == "cuda"  # which copies such memory without a detour, while Python goes on
+    pinned = agent.critic.weight.device.type == "cuda"  # which copies such memory without a detour
 
     def empty(dtype: torch.dtype, *features: int) -> torch.Tensor:
         # One step of all environments lies together: with thousands of them, a column of [N, T] is N cache misses.

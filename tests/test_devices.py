@@ -104,7 +104,7 @@ def test_environment_and_agent_are_made_on_the_cpu(fit, monkeypatch, env_id):
     assert weights(fit(data, MODEL)).tolist() == weights(here).tolist()
 
 
-def test_adam_is_of_the_runs_precision_whatever_the_checkpoints_was(fit, tmp_path):
+def test_adam_is_of_the_runs_precision_whatever_the_checkpoints_was(fit):
     """A count of steps on the CPU would be out of a CUDA graph's sight."""
     options = {"enable_checkpointing": True, "max_epochs": -1}
     first = fit(CARTPOLE, MODEL, precision="bf16-mixed", **options)
