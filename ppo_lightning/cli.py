@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 from lightning import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -80,10 +79,9 @@ class PPOCLI(LightningCLI):
         parser.add_argument("--auto_resume", action="store_true", help="fit: go on from the newest whole checkpoint, if any")
 
     def before_instantiate_classes(self) -> None:
-        """Demands a checkpoint where one is needed; honours two flags that Lightning takes otherwise.
+        """Demand a checkpoint where one is needed; honour ``--trainer.enable_progress_bar false``.
 
-        It refuses ``--trainer.enable_progress_bar false`` beside a bar of one's own, and with
-        ``--trainer.limit_val_batches 0`` it would never save, for it saves after validations.
+        Lightning refuses that flag beside a progress bar among the callbacks.
         """
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
@@ -91,8 +89,6 @@ class PPOCLI(LightningCLI):
         if config.trainer.enable_progress_bar is False:
             callbacks = self.trainer_defaults["callbacks"]
             self.trainer_defaults["callbacks"] = [c for c in callbacks if not isinstance(c, RolloutProgressBar)]
-        if config.trainer.limit_val_batches == 0 and config.trainer.enable_checkpointing is not False:
-            self.trainer_defaults["callbacks"] += [ModelCheckpoint(save_on_train_epoch_end=True)]  # the end of the run
 
     def before_fit(self) -> None:
         """Looks whether the run's folders can be written; finds the checkpoint for ``--auto_resume`` and ``--ckpt_path last``.
@@ -165,7 +161,6 @@ def run(callbacks: list[Callback], save_config: bool = True) -> None:
         save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
         trainer_defaults={
             "max_epochs": -1,  # data.total_timesteps ends the run
-            "check_val_every_n_epoch": None,
             "num_sanity_val_steps": 0,
             "log_every_n_steps": 1,
             "callbacks": callbacks,

@@ -1,13 +1,15 @@
 """Environments and collectors behind Lightning's data interface: one rollout is one batch is one PPO iteration."""
 
 import importlib
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch.utils.data import DataLoader
 from torchrl.collectors import BaseCollector
 from torchrl.data import Categorical, Composite, TensorSpec
@@ -42,6 +44,7 @@ class RolloutDataModule(L.LightningDataModule):
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
+        rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``.
         transforms: TorchRL transforms to apply; collection then goes through TorchRL's own, slower collector.
         eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch size [N] plays N.
@@ -65,6 +68,7 @@ class RolloutDataModule(L.LightningDataModule):
         num_envs: int = 4,
         num_steps: int = 128,
         total_timesteps: int = 500_000,
+        rollouts_per_epoch: int = 100,
         env_kwargs: dict[str, Any] | None = None,
         transforms: list[Transform] | None = None,
         eval_episodes: int = 10,
@@ -78,6 +82,7 @@ class RolloutDataModule(L.LightningDataModule):
         numbers = {
             "num_envs": num_envs,
             "num_steps": num_steps,
+            "rollouts_per_epoch": rollouts_per_epoch,
             "eval_episodes": eval_episodes,
             "local_num_envs": local_num_envs,
         }
@@ -96,6 +101,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.env_id = _imported(env_id) if isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id) else env_id
         self.backend, self.env_kwargs, self.transforms = backend, env_kwargs or {}, transforms
         self.num_steps, self.eval_episodes, self.total_timesteps = num_steps, eval_episodes, total_timesteps
+        self.rollouts_per_epoch = rollouts_per_epoch
         self.local_num_envs, self.double_buffer = local_num_envs, double_buffer
         self.step_timeout, self.max_restarts = step_timeout, max_restarts
         self.predict_observations = predict_observations
@@ -103,7 +109,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.seed = 1
         self.collector: BaseCollector | None = None
         self._env: EnvBase | None = None
-        self._running: dict[str, Any] | None = None  # episodes of a run that this one goes on with
+        self._saved: dict[str, Any] = {}  # state of a resumed run's collector
 
     def _count(self, num_envs: int) -> None:
         self.num_envs, self.frames_per_rollout = num_envs, num_envs * self.num_steps  # of all ranks
@@ -118,8 +124,8 @@ class RolloutDataModule(L.LightningDataModule):
         """Takes rank 0's seed for all ranks: each draws what all need and keeps its own part."""
         self._close()  # what a run that was interrupted left
         assert self.trainer is not None
-        if self.local_num_envs is not None:
-            self._count(self.local_num_envs * self.trainer.world_size)
+        local = self.local_num_envs
+        self._count(self.num_envs if local is None else local * self.trainer.world_size)
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
     def _make(self, num_envs: int, first_env: int, stream: Stream) -> EnvBase:
@@ -188,46 +194,58 @@ class RolloutDataModule(L.LightningDataModule):
         assert isinstance(agent, ActorCritic)
         return agent
 
-    def train_dataloader(self) -> BaseCollector:
-        """Returns the collector: ``num_rollouts`` batches, each collected when it is asked for."""
+    def train_dataloader(self) -> "RolloutLoader":
+        """Return a loader whose epochs are stretches of one run: each rollout is collected when it is asked for."""
         assert self.trainer is not None
-        self.collector = make_collector(
-            self.env,
-            self._agent(),
-            self.num_steps,
-            self.num_rollouts,
-            reward_scaler=self.trainer.lightning_module.reward_scaler,  # type: ignore[arg-type]
-            seed=self.seed,
-            first_env=self.trainer.global_rank * self.env.batch_size[0],
-            total_envs=self.num_envs,
-            precision=self.trainer.precision_plugin.forward_context,
-            step_timeout=self.step_timeout,
-        )
-        if self.trainer.ckpt_path is not None:
-            self._go_on()
-        return self.collector
+        if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
+            self.collector = make_collector(
+                self.env,
+                self._agent(),
+                self.num_steps,
+                self.num_rollouts,
+                reward_scaler=self.trainer.lightning_module.reward_scaler,  # type: ignore[arg-type]
+                seed=self.seed,
+                first_env=self.trainer.global_rank * self.env.batch_size[0],
+                total_envs=self.num_envs,
+                precision=self.trainer.precision_plugin.forward_context,
+                step_timeout=self.step_timeout,
+            )
+            if self.trainer.ckpt_path is not None:
+                self._resume()
+        return RolloutLoader(self.collector, self.rollouts_per_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the running episodes of the environments of all ranks, which all call it together, if they can go on."""
+        """Return the collector's state and, where they can be resumed, the running episodes of all ranks.
+
+        All ranks call it together.
+        """
+        if self.collector is None:  # before or after a fit
+            return {"backend": self.backend, "collector": None, "running": None}
         rows = self.collector.running() if isinstance(self.collector, RolloutCollector) else None
         rows = ranks.chain(rows or [])
-        return {"backend": self.backend, "running": to_columns(rows) if rows else None}
+        state = self.collector.state_dict()
+        return {"backend": self.backend, "collector": state, "running": to_columns(rows) if rows else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the episodes for the collector, which does not exist yet; another backend cannot go on with them."""
-        self._running = state_dict["running"] if state_dict["backend"] == self.backend else None
+        """Keep the state for the collector, which does not exist yet."""
+        self._saved = state_dict
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         assert self.trainer is not None
-        rows, self._running = [] if self._running is None else to_rows(self._running), None
+        assert self.collector is not None
+        saved, self._saved = self._saved, {}
+        if saved.get("collector") is not None:
+            self.collector.load_state_dict(saved["collector"])
+        running = saved.get("running") if saved.get("backend") == self.backend else None
+        rows = [] if running is None else to_rows(running)
         if isinstance(self.collector, RolloutCollector) and len(rows) == self.num_envs:
             first = self.trainer.global_rank * self.collector.env.num_envs
             self.collector.resume(rows[first : first + self.collector.env.num_envs])
-            said = "each environment goes on with its episode, to the bit."
+            outcome = "each environment resumes its episode, to the bit."
         else:
-            said = "the environments start fresh episodes, because the checkpoint does not hold the running ones."
+            outcome = "the environments start fresh episodes, because the checkpoint does not hold the running ones."
         if self.trainer.is_global_zero:
-            print(f"Resumed from {self.trainer.ckpt_path}: {said}")
+            print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")
 
     def val_dataloader(self) -> EvaluationLoader:
         """Returns a loader of one batch: ``eval_episodes`` whole episodes in fresh environments."""
@@ -264,6 +282,38 @@ class RolloutDataModule(L.LightningDataModule):
         if self._env is not None and not self._env.is_closed:
             self._env.close()
         self.collector = self._env = None
+
+
+class RolloutLoader:
+    """The rollouts of a run, one epoch after the other.
+
+    The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before update t. The last
+    epoch may be shorter: PPO stops the run after its last rollout.
+
+    Args:
+        collector: Collects all rollouts of the run; episodes continue from one epoch to the next.
+        rollouts_per_epoch: Rollouts in an epoch; the whole run if it has fewer.
+    """
+
+    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int) -> None:
+        self._rollouts = iter(collector)
+        self._length = min(rollouts_per_epoch, len(collector))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        return itertools.islice(self._rollouts, self._length)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: Lightning restores a loader's state in the middle of an epoch only.
+
+        The data module holds the collector's. Without the method, Lightning warns that the loader cannot be resumed.
+        """
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing, see :meth:`state_dict`."""
 
 
 def _imported(path: str) -> Callable[[], EnvBase]:

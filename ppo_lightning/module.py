@@ -116,12 +116,12 @@ class PPO(OptimizerModule):
 
         Args:
             rollout: From a collector, batch size [N, T].
-            batch_idx: Lightning's count of rollouts.
+            batch_idx: Lightning's count of rollouts in this epoch.
         """
         # detail A1
         clip_coef = self.hparams.clip_coef * (self.remaining(self.rollouts_done) if self.hparams.anneal_clip_coef else 1.0)
         self.clip_coef = self.clip_coef.fill_(clip_coef) if isinstance(self.clip_coef, Tensor) else clip_coef
-        if batch_idx % CHECK_EVERY == 0:
+        if self.rollouts_done % CHECK_EVERY == 0:
             self.check_log_probs(rollout)
         rollout = self.advantages(self.agree_on_valid(rollout))
         before = None if self.hparams.nonfinite == "error" else Snapshot(self.trainer.optimizers[0])
@@ -135,7 +135,8 @@ class PPO(OptimizerModule):
         self.log_rollout(rollout, metrics)
         if metrics:
             self.adapt_learning_rate(mean_of(metrics)["approx_kl"])
-        self.schedule.step()
+        if self.schedule is not None:
+            self.schedule.step()
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True  # whatever max_epochs says; Lightning validates once more before it stops
 
@@ -279,7 +280,7 @@ class PPO(OptimizerModule):
         values["losses/explained_variance"] = losses.explained_variance(pairs[:, 0], pairs[:, 1])
         if len(returns):
             values["charts/episodic_return"], values["charts/episodic_length"] = returns.mean(), lengths.mean()
-        values["charts/learning_rate"] = self.schedule.get_last_lr()[0]
+        values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         values["charts/SPS"] = self.steps_per_second()
         self.log_values(values)
 
@@ -291,6 +292,12 @@ class PPO(OptimizerModule):
             trainer = self.trainer
             device = trainer.strategy.root_device.type
             check_cuda_graphs(self.hparams, device, trainer.world_size, trainer.precision, self.whole_graph)
+
+    @property
+    def steps_per_rollout(self) -> int | None:
+        """Optimizer steps of an iteration; None if they vary."""
+        varies = self.hparams.target_kl is not None or self.data.max_restarts
+        return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
     def check_split(self) -> None:
         """Demands that the rollout can be split into minibatches."""

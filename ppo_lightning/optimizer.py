@@ -29,7 +29,7 @@ class OptimizerModule(AgentModule):
         )
         # detail 4
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def learning_rate_factor(self, rollouts_done: int) -> float:
         """Returns what the learning rate is multiplied with in an iteration."""
@@ -47,7 +47,9 @@ class OptimizerModule(AgentModule):
         self.kl_factor.mul_(factor).clamp_(SLOWEST / lr, FASTEST / lr)
 
     def keep_settings(self) -> None:
-        """Puts this run's settings in the place of those that came with an optimizer's state from a checkpoint."""
+        """Override the optimizer settings of a checkpoint with those of this run."""
+        if getattr(self.schedule, "lr_lambdas", None) != [self.learning_rate_factor]:
+            return  # a subclass configures its own
         lr = self.hparams.learning_rate
         self.schedule.base_lrs = [lr]
         optimizer = self.trainer.optimizers[0]
@@ -66,10 +68,5 @@ class OptimizerModule(AgentModule):
 
     @property
     def schedule(self) -> Any:
-        """The schedule of the learning rate, which Lightning holds; it counts the iterations."""
+        """The learning rate's schedule, which Lightning holds; None if ``configure_optimizers`` returns none."""
         return self.lr_schedulers()
-
-    @property
-    def rollouts_done(self) -> int:
-        """Iterations completed, resumed ones included."""
-        return self.schedule.last_epoch

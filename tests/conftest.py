@@ -18,7 +18,7 @@ def make_trainer(tmp_path):
 
     def make(**options):
         defaults = {
-            "max_epochs": 1,
+            "max_epochs": -1,
             "accelerator": "cpu",
             "logger": False,
             "enable_checkpointing": False,

@@ -1,0 +1,64 @@
+"""Loggers that share one x axis and cannot end a run."""
+
+import functools
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.trainer.states import TrainerFn
+
+GUARDED = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
+SPARE = 2**20  # bytes that stay free on the disk
+
+
+class LoggerGuard(L.Callback):
+    """Gives all metrics of a fit the x axis of environment steps, and keeps a logger that fails from ending the run.
+
+    Lightning's own x axis counts batches, for ``self.log``, ``LearningRateMonitor`` and ``DeviceStatsMonitor`` alike.
+
+    A failure, of a full disk for example, is printed on standard error once. The logger is called again at the next
+    metrics. Nothing is written to a disk that is nearly full: CSVLogger would lose its file when a new column makes it
+    rewrite the file there.
+    """
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Wrap the methods of this Trainer's loggers."""
+        self._failed: set[tuple[int, str]] = set()  # methods of loggers whose last call failed
+        for logger in trainer.loggers:
+            for name in GUARDED:
+                method = getattr(type(logger), name).__get__(logger)  # the class's: an earlier fit may have wrapped it
+                setattr(logger, name, functools.partial(self._call, trainer, pl_module, logger, name, method))
+
+    def _call(
+        self, trainer: L.Trainer, pl_module: Any, logger: Logger, name: str, method: Callable, *args: Any, **kwargs: Any
+    ) -> None:
+        if name == "log_metrics" and trainer.state.fn == TrainerFn.FITTING:
+            args, kwargs = (*args[:1],), kwargs | {"step": pl_module.env_steps}
+        try:
+            if not (isinstance(logger, CSVLogger) and name == "log_metrics"):  # which keeps them in memory until it saves
+                _require_space(logger)
+            method(*args, **kwargs)
+        except Exception as error:  # whatever lies between a logger and its files or its server
+            if isinstance(logger, TensorBoardLogger):
+                logger._experiment = None  # a writer that failed once never writes again
+            if (id(logger), name) not in self._failed:
+                kind = type(logger).__name__
+                print(f"\nMETRICS cannot be written by {kind}: {error}. Training continues.", file=sys.stderr, flush=True)
+            self._failed.add((id(logger), name))
+        else:
+            self._failed.discard((id(logger), name))
+
+
+def _require_space(logger: Logger) -> None:
+    """Raise OSError where the disk of a logger's files is nearly full."""
+    folder = Path(getattr(logger, "log_dir", None) or logger.save_dir or "")
+    if not folder.is_dir():
+        return
+    table = folder / "metrics.csv"
+    needed = SPARE + (table.stat().st_size if table.is_file() else 0)
+    if shutil.disk_usage(folder).free < needed:
+        raise OSError(f"the disk of {folder} has less than {needed / 2**20:.0f} MiB left")

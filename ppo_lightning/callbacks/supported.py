@@ -1,0 +1,46 @@
+"""Callbacks of Lightning that would do nothing here without a word."""
+
+import warnings
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+
+from ppo_lightning.errors import ConfigError
+
+
+def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
+    """Refuse callbacks that would have no effect.
+
+    Args:
+        trainer: Its callbacks are looked at.
+        steps_per_rollout: Optimizer steps of an iteration; None: they vary.
+
+    Raises:
+        ConfigError: Names the callback and what to use instead.
+    """
+    # Lightning advises to save weights from before the last optimizer step, which no checkpoint of this package wants.
+    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, StochasticWeightAveraging):
+            raise ConfigError(
+                "StochasticWeightAveraging copies the module before the agent exists: use EMAWeightAveraging of"
+                " lightning.pytorch.callbacks instead."
+            )
+        if not isinstance(callback, ModelCheckpoint):
+            continue
+        if callback._train_time_interval is not None:
+            raise ConfigError(
+                "ModelCheckpoint's train_time_interval has no effect with manual optimization: set every_n_epochs"
+                " (an epoch has data.rollouts_per_epoch rollouts) instead."
+            )
+        every = callback._every_n_train_steps
+        if every and steps_per_rollout is None:
+            raise ConfigError(
+                f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps in each rollout,"
+                " which model.target_kl and data.max_restarts change: set every_n_epochs instead."
+            )
+        if every and steps_per_rollout and every % steps_per_rollout:
+            raise ConfigError(
+                f"ModelCheckpoint's every_n_train_steps ({every}) counts optimizer steps and must be a multiple of the"
+                f" {steps_per_rollout} of one rollout (model.update_epochs * model.num_minibatches)."
+            )
