@@ -87,6 +87,8 @@ class AgentModule(InferenceModule):
         """Starts the counts of a new run, whatever the module did before; sees to it that checkpoints are whole."""
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()
+        if self._compiler_ctx is not None:
+            raise ConfigError("torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead.")
         if stage == "fit":
             check_callbacks(self.trainer, self.steps_per_rollout)
             if self.trainer.fast_dev_run:  # type: ignore[attr-defined]

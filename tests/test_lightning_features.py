@@ -12,7 +12,9 @@ from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     LearningRateMonitor,
     ModelCheckpoint,
+    RichProgressBar,
     StochasticWeightAveraging,
+    TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -167,6 +169,21 @@ def test_weights_are_averaged(fit, tmp_path):
     assert not torch.equal(weights(plain), weights(averaged))
     (path,) = tmp_path.glob("*.ckpt")
     torch.testing.assert_close(weights(PPO.load_from_checkpoint(path)), weights(averaged))
+
+
+def test_a_compiled_module_is_refused(make_trainer):
+    with pytest.raises(ConfigError, match=r"pass PPO\(compile=True\) instead"):
+        make_trainer().fit(torch.compile(PPO(**MODEL)), RolloutDataModule(**EIGHT))
+
+
+@pytest.mark.parametrize("options", [{"detect_anomaly": True}, {"deterministic": True}, {"profiler": "simple"}], ids=str)
+def test_trainer_options_that_change_nothing(fit, options):
+    assert torch.equal(weights(fit(EIGHT, MODEL, **options)), weights(fit(EIGHT, MODEL)))
+
+
+@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
+def test_lightnings_progress_bars(fit, bar):
+    assert fit(EIGHT, MODEL, callbacks=[bar()], enable_progress_bar=True, **VALIDATED).rollouts_done == 8
 
 
 # The x axis
