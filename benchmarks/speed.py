@@ -113,7 +113,7 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
         max_epochs=-1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         limit_val_batches=0, callbacks=[Until() if isinstance(callback, peers.Stopwatch) else callback], **trainer,
     )  # fmt: skip
-    data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, 10**9, env_kwargs)  # type: ignore[arg-type]
+    data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, 10**9, env_kwargs=env_kwargs)  # type: ignore[arg-type]
     module = RecurrentPPO if memory else PPO
     made.fit(module(**RECIPES[kind], **options, agent=agent), data)
     return made

@@ -296,6 +296,7 @@ class RolloutLoader:
     """
 
     def __init__(self, collector: BaseCollector, rollouts_per_epoch: int) -> None:
+        self.collector = collector
         self._rollouts = iter(collector)
         self._length = min(rollouts_per_epoch, len(collector))
 

@@ -87,7 +87,7 @@ def test_the_same_command_again_trains_nothing(finished):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_benchmark_goes_on(number, finished, tmp_path):
     """Its runs are asked to save themselves, and end as those that were not interrupted, to the bit."""
-    flags = ["--data.total_timesteps", "8192", "--trainer.val_check_interval", "2"]
+    flags = ["--data.total_timesteps", "8192", "--data.rollouts_per_epoch", "2"]
     process = start(tmp_path / "broken", *flags)
     while not list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/*.ckpt")):
         assert process.poll() is None

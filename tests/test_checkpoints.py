@@ -68,7 +68,9 @@ def test_a_resumed_run_counts_on(saved, fit):
     last = [module.trainer.callback_metrics["charts/learning_rate"] for module in (whole, resumed)]
     assert last[0] == last[1] > 0
     assert resumed._shuffle.get_state().equal(whole._shuffle.get_state())
-    assert resumed.trainer.train_dataloader._generator.get_state().equal(whole.trainer.train_dataloader._generator.get_state())
+    assert resumed.trainer.train_dataloader.collector._generator.get_state().equal(
+        whole.trainer.train_dataloader.collector._generator.get_state()
+    )
 
 
 def test_validating_a_checkpoint_repeats_the_logged_return_and_changes_nothing(saved, make_trainer):
@@ -141,7 +143,7 @@ def test_a_finished_run_can_be_made_longer(saved, fit):
 def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
     fit(SMALL, enable_checkpointing=True, callbacks=[ModelCheckpoint(dirpath=tmp_path / "end", filename="end")])
     with pytest.raises(ConfigError, match=r"max_epochs .* 64 steps to go"):
-        fit({**SMALL, "total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt")
+        fit({**SMALL, "total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt", max_epochs=1)
 
 
 def test_a_run_does_not_go_on_with_rollouts_of_another_size(saved, fit):

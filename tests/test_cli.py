@@ -101,7 +101,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(run_cli, flags, message):
         ("hidden_sizes:", "hiden_sizes:", "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes?"),
         ("gamma:", "rpo_alpha:", "did you mean rpo_alpha of model ppo_lightning.variants.RPO"),
         ("gamma:", "norm_obs:", "did you mean model.agent.norm_obs"),
-        ("val_check_interval:", "val_check_intervall:", "unknown: did you mean trainer.val_check_interval"),
+        ("rollouts_per_epoch:", "rollouts_per_epochs:", "unknown: did you mean data.rollouts_per_epoch"),
         ("seed_everything:", "seed_everythin:", "unknown: did you mean seed_everything?"),
     ],
 )

@@ -54,14 +54,14 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_stays(fit, tmp_path, full
     errors = capsys.readouterr().err
     assert errors.count("NO CHECKPOINT was written") == 2
     assert "File too large" in errors
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["step=32.ckpt"], "no torn file, and the old one"
-    assert PPO.load_from_checkpoint(tmp_path / "step=32.ckpt").env_steps == 64
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["step=64.ckpt"], "no torn file, and the old one"
+    assert PPO.load_from_checkpoint(tmp_path / "step=64.ckpt").env_steps == 64
 
 
 def test_a_full_disk_ends_the_run_where_that_is_asked_for(fit, tmp_path, full_disk):
     with pytest.raises(OSError, match="File too large"):
         fit(SMALL, callbacks=[FillDisk(tmp_path, full_disk)], enable_checkpointing=True, plugins=[CheckedCheckpointIO("stop")])
-    assert PPO.load_from_checkpoint(tmp_path / "step=32.ckpt").env_steps == 64
+    assert PPO.load_from_checkpoint(tmp_path / "step=64.ckpt").env_steps == 64
     assert len([*tmp_path.glob("*.ckpt")]) == 1
 
 

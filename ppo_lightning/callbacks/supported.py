@@ -34,12 +34,13 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
                 " (an epoch has data.rollouts_per_epoch rollouts) instead."
             )
         every = callback._every_n_train_steps
-        if every and steps_per_rollout is None:
+        if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps in each rollout,"
                 " which model.target_kl and data.max_restarts change: set every_n_epochs instead."
             )
-        if every and steps_per_rollout and every % steps_per_rollout:
+        # Lightning saves after a rollout whose last optimizer step is a multiple.
+        if every and steps_per_rollout and every % steps_per_rollout and steps_per_rollout % every:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) counts optimizer steps and must be a multiple of the"
                 f" {steps_per_rollout} of one rollout (model.update_epochs * model.num_minibatches)."
