@@ -25,10 +25,9 @@ def gather(tensor: Tensor) -> Tensor:
     ranks = world_size()
     if ranks == 1:
         return tensor.unsqueeze(0)
-    group = _cpu_group(dist.group.WORLD)
     local = tensor.detach().cpu().contiguous()
     parts = [torch.empty_like(local) for _ in range(ranks)]
-    dist.all_gather(parts, local, group=group)
+    dist.all_gather(parts, local, group=cpu_group())
     return torch.stack(parts).to(tensor.device)
 
 
@@ -51,7 +50,7 @@ def chain(items: list[Any]) -> list[Any]:
     """Returns the lists of all ranks one after the other; of plain types and tensors on the CPU."""
     lists: list[Any] = [items] * world_size()
     if world_size() > 1:
-        dist.all_gather_object(lists, items, group=_cpu_group(dist.group.WORLD))
+        dist.all_gather_object(lists, items, group=cpu_group())
     return list(itertools.chain.from_iterable(lists))
 
 
@@ -68,16 +67,24 @@ def require_same(state: Mapping[str, Tensor], step: int) -> None:
     if world_size() == 1:
         return
     tensors = {name: tensor for name, tensor in state.items() if tensor.numel()}
-    bits = [tensor.contiguous().view(torch.uint8).to(torch.int64) for tensor in tensors.values()]
+    bits = [tensor.reshape(-1).view(torch.uint8).to(torch.int64) for tensor in tensors.values()]
     weights = [torch.arange(1, its.numel() + 1, device=its.device) for its in bits]
-    sums = gather(torch.stack([(a.flatten() * b).sum() for a, b in zip(bits, weights, strict=True)]).cpu())
+    sums = gather(torch.stack([(a * b).sum() for a, b in zip(bits, weights, strict=True)]).cpu())
     for name, of_ranks in zip(tensors, sums.T.tolist(), strict=True):
         for rank, its in enumerate(of_ranks):
             if its != of_ranks[0]:
                 raise RuntimeError(f"{name} of rank {rank} is not the one of rank 0 after {step} steps.")
 
 
+def cpu_group() -> Any:
+    """Returns the process group that exchanges tensors on the CPU; None on a single rank."""
+    return _cpu_group(dist.group.WORLD) if world_size() > 1 else None
+
+
 @functools.lru_cache(maxsize=1)
 def _cpu_group(world: Any) -> Any:
-    """Returns a group that passes memory of the CPU; created by all ranks at once, at their first exchange."""
-    return world if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
+    """Creates the group, by all ranks at once, at their first exchange; with the time-out of the default group."""
+    if dist.get_backend(world) == "gloo":
+        return world
+    options = world._get_backend(world._device_types[0]).options
+    return dist.new_group(backend="gloo", timeout=options._timeout)

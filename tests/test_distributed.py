@@ -22,6 +22,7 @@ DEFAULTS = {
 # Every statistic there is, and environments that end soon and not together.
 HOPPER = {
     "data": {"env_id": "Hopper-v5"}, "agent": {"norm_obs": True}, "model": {"norm_reward": True, "target_kl": 0.01},
+    "check_every": 1,
 }  # fmt: skip
 
 
@@ -89,13 +90,20 @@ def test_ranks_with_a_memory_do_so_too(tmp_path):
     """And the learning rate, which follows the KL divergence, is the same for all."""
     agent = {"memory": "lstm", "memory_size": 16, "shared": True}
     model = {"num_minibatches": 2, "anneal_lr": False, "desired_kl": 1e-3}
-    options = {"agent": agent, "model": model, "data": {"env_id": "Hopper-v5"}}
+    options = {"agent": agent, "model": model, "data": {"env_id": "Hopper-v5"}, "check_every": 1}
     (one,) = run(tmp_path / "one", 1, **options)
     two = run(tmp_path / "two", 2, **options)
     assert difference(two, one, "first") < 0.001
     assert difference(two, one) < 0.01
     assert torch.equal(two[0]["weights"], two[1]["weights"])
     assert two[0]["statistics"]["kl_factor"] == two[1]["statistics"]["kl_factor"] == one["statistics"]["kl_factor"] != 1
+
+
+def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
+    """With every buffer there is, 0-dimensional ones too, beyond the first comparison."""
+    model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
+    for rank in run(tmp_path / "run", 2, **HOPPER | {"model": model, "rollouts": 11, "check_every": 10}):
+        assert rank["env_steps"] == 4 * 16 * 11
 
 
 def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
