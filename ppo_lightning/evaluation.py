@@ -57,10 +57,13 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout
 
 
 def episode_statistics(prefix: str, episodes: TensorDictBase) -> dict[str, torch.Tensor]:
-    """Returns mean, (population) std, min and max of return and length of episodes [E], as ``prefix/episodic_return`` ..."""
+    """Returns mean, (population) std, min and max of return and length of episodes [E], as ``prefix/episodic_return`` ...
+
+    They are float64 on the CPU, whatever device the episodes are on.
+    """
     results = {}
     for name, key in (("episodic_return", "episode_reward"), ("episodic_length", "step_count")):
-        values = episodes[key].double()
+        values = episodes[key].cpu().double()
         results[f"{prefix}/{name}"] = values.mean()
         results[f"{prefix}/{name}_std"] = values.std(correction=0)
         results[f"{prefix}/{name}_min"], results[f"{prefix}/{name}_max"] = values.min(), values.max()

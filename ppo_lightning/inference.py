@@ -8,6 +8,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from ppo_lightning import ranks
 from ppo_lightning.envs.specs import spec_from_plain, stored
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.evaluation import episode_statistics
@@ -37,7 +38,8 @@ class InferenceModule(L.LightningModule):
         results = episode_statistics(prefix, episodes)
         if self.trainer.state.fn == TrainerFn.FITTING:
             results["step"] = torch.tensor(self.env_steps, dtype=torch.float64)  # Lightning's key for the x axis
-        self.log_dict(results, batch_size=len(episodes), sync_dist=True)
+        # On the CPU: the default group of several GPUs does not exchange these, and MPS has no float64.
+        self.log_dict(results, batch_size=len(episodes), sync_dist=True, sync_dist_group=ranks.cpu_group())
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns the most probable actions [B, ...], within their bounds, for raw observations [B, ...].

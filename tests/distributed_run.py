@@ -61,12 +61,38 @@ def make_local(what):
         Run.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
 
 
+def refuse_cpu_tensors():
+    """Lets the default group behave as one of nccl does, which exchanges no tensors of the CPU.
+
+    Lightning's own exchanges are of integers, which it puts on the accelerator.
+    """
+    backend = torch.distributed.get_backend
+    torch.distributed.get_backend = lambda group=None: "nccl" if group in (None, default()) else backend(group)
+
+    def default():
+        return torch.distributed.group.WORLD
+
+    def guarded(collective):
+        def call(*args, group=None, **kwargs):
+            integer = torch.is_tensor(args[0]) and not args[0].is_floating_point()
+            if group in (None, default()) and not integer:
+                raise RuntimeError("No backend type associated with device type cpu")
+            return collective(*args, group=group, **kwargs)
+
+        return call
+
+    for name in ("all_reduce", "all_gather", "all_gather_object"):
+        setattr(torch.distributed, name, guarded(getattr(torch.distributed, name)))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     L.seed_everything(1)
     make_local(options["local"])
     if options["trouble_on"] not in (None, int(os.environ.get("LOCAL_RANK", 0))):
         environments.Trouble.made = 100
+    if options["nccl"]:
+        refuse_cpu_tensors()
     ppo_lightning.base.CHECK_RANKS_EVERY = options["check_every"]
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
     module = (RecurrentRun if options["agent"].get("memory") else Run)(
@@ -76,7 +102,7 @@ if __name__ == "__main__":
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", devices=options["devices"], num_nodes=options["nodes"],
         strategy="ddp" if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        limit_val_batches=0, enable_model_summary=False, default_root_dir=options["folder"],
+        limit_val_batches=options["validations"], enable_model_summary=False, default_root_dir=options["folder"],
     )  # fmt: skip
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
     trainer.fit(module, ppo_lightning.RolloutDataModule(**data))

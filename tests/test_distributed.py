@@ -17,7 +17,7 @@ from ppo_lightning import ConfigError, RolloutDataModule
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 DEFAULTS = {
     "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
-    "trouble_on": None, "nodes": 1,
+    "trouble_on": None, "nodes": 1, "nccl": False, "validations": 0,
 }  # fmt: skip
 # Every statistic there is, and environments that end soon and not together.
 HOPPER = {
@@ -104,6 +104,13 @@ def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
     model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
     for rank in run(tmp_path / "run", 2, **HOPPER | {"model": model, "rollouts": 11, "check_every": 10}):
         assert rank["env_steps"] == 4 * 16 * 11
+
+
+def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path):
+    """As on several GPUs, where the default process group takes no tensors of the CPU."""
+    options = HOPPER | {"data": HOPPER["data"] | {"eval_episodes": 2}, "rollouts": 2, "nccl": True, "validations": 1}
+    first, second = run(tmp_path / "run", 2, **options)
+    assert first["metrics"]["eval/episodic_return"] == second["metrics"]["eval/episodic_return"] > 0
 
 
 def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
