@@ -4,13 +4,14 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.data import AttributeDict
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
@@ -36,6 +37,7 @@ from ppo_lightning.watch import end_with_the_launcher
 SMALL_WORK = 10_000_000  # parameters times rows of a minibatch
 SAVE_LOGS_EVERY = 10  # seconds
 CHECK_RANKS_EVERY = 10  # rollouts
+RETURNED = "returned"  # beside the weights: what else a started process sends back
 
 
 class AgentModule(InferenceModule):
@@ -60,6 +62,32 @@ class AgentModule(InferenceModule):
         self.reward_scaler = None
         self.episode_returns: deque[float] = deque(maxlen=100)
         self._shuffle = torch.Generator()
+        self._threads_before: int | None = None
+        self._returns_agent = False  # to the process that started this one
+
+    # ddp_spawn and ddp_notebook: Lightning copies the module to the processes that it starts, and the weights back.
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the generator, which a started process cannot read; ``setup`` makes another one."""
+        return super().__getstate__() | {"_shuffle": None}
+
+    def teardown(self, stage: str) -> None:
+        """Lets :meth:`state_dict` describe the agent, in a process that Lightning's launcher has started."""
+        self._returns_agent = stage == "fit" and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Returns weights and statistics."""
+        state = super().state_dict(*args, **kwargs)
+        return state | {RETURNED: [self._recipe, self.env_steps, list(self.episode_returns)]} if self._returns_agent else state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Loads weights and statistics; builds the agent first where another process describes one."""
+        state = dict(state_dict)
+        if RETURNED in state:
+            self._recipe, self.env_steps, returns = state.pop(RETURNED)
+            self.agent = agent_from_plain(self._recipe)
+            self.episode_returns.extend(returns)
+        return super().load_state_dict(state, *args, **kwargs)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +122,7 @@ class AgentModule(InferenceModule):
             if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
                 # Lightning limits the optimizer steps, too, to the number of batches; a rollout has many.
                 self.trainer.fit_loop.epoch_loop.max_steps = -1
-            self._shuffle.manual_seed(derive_seed(self.data.seed, "shuffle"))
+            self._shuffle = torch.Generator().manual_seed(derive_seed(self.data.seed, "shuffle"))
         if stage == "fit" and self.trainer.ckpt_path is None:
             self.env_steps = 0
             self.episode_returns.clear()
@@ -154,9 +182,9 @@ class AgentModule(InferenceModule):
                     f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {was}, and now it is {now}:"
                     " keep it, or start a new run."
                 )
+            self._shuffle.set_state(checkpoint["shuffle"].cpu())
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
-        self._shuffle.set_state(checkpoint["shuffle"].cpu())
 
     def uniform(self, num_envs: int, *shape: int) -> Tensor:
         """Draws from U(0, 1), [num_envs, *shape]: every rank draws for the environments of all and keeps those of its own."""
@@ -194,7 +222,7 @@ class AgentModule(InferenceModule):
         Raises:
             ConfigError: The run was to go on, and ``max_epochs`` let it do nothing.
         """
-        torch.set_num_threads(self._threads_before)
+        self._give_threads_back()
         left = self.data.num_rollouts * self.data.frames_per_rollout - self.env_steps
         if self.env_steps == self._steps_before and left > 0:
             raise ConfigError(f"trainer.max_epochs ended the run with {left} steps to go: set it to -1, and they are trained.")
@@ -204,6 +232,15 @@ class AgentModule(InferenceModule):
                 f"trainer.max_steps ({self.trainer.max_steps}) counts optimizer steps: it ended the run after"
                 f" {self.env_steps} of {total} environment steps."
             )
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Gives the threads back, when a run is interrupted."""
+        self._give_threads_back()
+
+    def _give_threads_back(self) -> None:
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+        self._threads_before = None
 
     @property
     def rows_at_once(self) -> int | None:

@@ -47,10 +47,22 @@ def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return dict(zip(metrics[0], every.view(len(metrics), -1).mean(dim=0).unbind(), strict=True))
 
 
+def weight_of_rank(valid: Tensor) -> Tensor | None:
+    """Returns what a mean over this rank's valid steps is multiplied with, a scalar.
+
+    The mean over the ranks is then the mean over the valid steps of all ranks. None where a rank has fewer than two.
+
+    Args:
+        valid: Of this rank's part of a minibatch, bool.
+    """
+    counts = ranks.gather(valid.sum())
+    return None if counts.min() < 2 else valid.sum() * len(counts) / counts.sum()
+
+
 def valid_minibatches(epoch: Minibatch, valid: Tensor, count: int, norm_adv: bool) -> Iterator[Minibatch]:
     """Yields what is left of an epoch's minibatches without the steps that are not valid.
 
-    A minibatch of which a rank has fewer than two steps is left out, by all ranks.
+    A minibatch of which a rank has fewer than two steps is left out, by all ranks. On several ranks ``weight`` is the rank's.
 
     Args:
         epoch: Shuffled steps, [count * B, ...].
@@ -60,9 +72,12 @@ def valid_minibatches(epoch: Minibatch, valid: Tensor, count: int, norm_adv: boo
     """
     for *parts, kept in zip(*(tensor.chunk(count) for tensor in epoch.values()), valid.chunk(count), strict=True):
         minibatch = {key: part[kept] for key, part in zip(epoch, parts, strict=True)}
-        if ranks.gather(kept.sum()).min() < 2:
+        weight = weight_of_rank(kept)
+        if weight is None:
             continue
         if norm_adv:
             advantage = minibatch["advantage"].squeeze(-1)
             minibatch["advantage"] = losses.normalize(advantage, ranks.concatenate(advantage)).unsqueeze(-1)
+        if ranks.world_size() > 1:
+            minibatch["weight"] = weight
         yield minibatch

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -103,8 +104,6 @@ class PPO(OptimizerModule):
         self.save_hyperparameters(ignore=["agent"])
         check_hyperparameters(self.hparams)
         self.automatic_optimization = False
-        if desired_kl is not None:
-            self.register_buffer("kl_factor", torch.ones((), dtype=torch.float64))
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
         self.clip_coef: float | Tensor = clip_coef  # of this iteration; a tensor where a compiled graph reads it
@@ -211,6 +210,7 @@ class PPO(OptimizerModule):
     def update(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Takes one optimizer step on a minibatch and returns the parts of its loss."""
         optimizer: Any = self.optimizers()
+        weight = minibatch.pop("weight", None)  # where ranks have unequal numbers of valid steps
         # Their gradients are added: the same result, while the activations of many rows would not fit into a cache.
         parts = [minibatch] if "valid" in minibatch else equal_parts(minibatch, self.rows_at_once)
         usual = len(minibatch["action"]) == self._minibatch_rows  # what the graph is made for
@@ -224,10 +224,14 @@ class PPO(OptimizerModule):
             return metrics
         optimizer.zero_grad()
         every = []
-        for part in parts:
-            loss, metrics = self._loss(part)
-            # detail A2
-            self.manual_backward(loss / len(parts))  # averages the gradients of all ranks
+        without_exchange = getattr(self.trainer.model, "no_sync", nullcontext)
+        for number, part in enumerate(parts, start=1):
+            with nullcontext() if number == len(parts) else without_exchange():
+                loss, metrics = self._loss(part)
+                if weight is not None:
+                    loss, metrics = loss * weight, {key: value * weight for key, value in metrics.items()}
+                # detail A2
+                self.manual_backward(loss / len(parts))  # the last one averages the gradients of all ranks
             every.append(metrics)
         # detail 11
         self.clip_gradients(optimizer, self.hparams.max_grad_norm, "norm")
@@ -260,8 +264,17 @@ class PPO(OptimizerModule):
 
     def on_train_end(self) -> None:
         """Drops what was compiled."""
+        self._drop_compiled()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Drops what was compiled, and gives the threads back, when a run is interrupted."""
+        super().on_exception(exception)
+        self._drop_compiled()
+
+    def _drop_compiled(self) -> None:
         self._compiled, self._loss, self.clip_coef = None, self.loss, float(self.clip_coef)
-        self.agent.__dict__.pop("act", None)
+        if self.agent is not None:
+            vars(self.agent).pop("act", None)
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Logs one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
@@ -277,7 +290,11 @@ class PPO(OptimizerModule):
         # detail 12
         values: dict[str, Any] = {f"losses/{key}": value for key, value in mean_of(metrics).items()} if metrics else {}
         pairs = ranks.gather(torch.stack([rollout["state_value"], rollout["value_target"]]))  # [W, 2, N, T, 1]
-        values["losses/explained_variance"] = losses.explained_variance(pairs[:, 0], pairs[:, 1])
+        value, target = pairs.unbind(dim=1)
+        if "valid" in rollout.keys():  # noqa: SIM118  (a TensorDict)
+            valid = ranks.gather(rollout["valid"])
+            value, target = value[valid], target[valid]
+        values["losses/explained_variance"] = losses.explained_variance(value, target)
         if len(returns):
             values["charts/episodic_return"], values["charts/episodic_length"] = returns.mean(), lengths.mean()
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]

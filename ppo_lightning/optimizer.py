@@ -14,11 +14,26 @@ KL_STEP, SLOWEST, FASTEST = 1.5, 1e-5, 1e-2  # of the learning rate that follows
 class OptimizerModule(AgentModule):
     """Optimises its agent; the schedule counts iterations.
 
-    A subclass has the hyperparameters ``learning_rate``, ``anneal_lr``, ``desired_kl`` and ``adam_eps``, and, with
-    ``desired_kl``, the buffer ``kl_factor``.
+    A subclass has the hyperparameters ``learning_rate``, ``anneal_lr``, ``desired_kl`` and ``adam_eps``.
     """
 
-    kl_factor: Tensor
+    kl_factor = 1.0  # of the learning rate, with ``desired_kl``
+
+    def setup(self, stage: str) -> None:
+        """See :meth:`AgentModule.setup`."""
+        super().setup(stage)
+        if stage == "fit":
+            self.kl_factor = 1.0  # a checkpoint's is loaded after this
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """See :meth:`AgentModule.on_save_checkpoint`."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["kl_factor"] = self.kl_factor
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """See :meth:`AgentModule.on_load_checkpoint`."""
+        super().on_load_checkpoint(checkpoint)
+        self.kl_factor = checkpoint.get("kl_factor", 1.0)
 
     def configure_optimizers(self) -> Any:
         """Returns Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
@@ -34,7 +49,7 @@ class OptimizerModule(AgentModule):
     def learning_rate_factor(self, rollouts_done: int) -> float:
         """Returns what the learning rate is multiplied with in an iteration."""
         if self.hparams.desired_kl is not None:
-            return self.kl_factor.item()
+            return self.kl_factor
         return self.remaining(rollouts_done) if self.hparams.anneal_lr else 1.0
 
     def adapt_learning_rate(self, approx_kl: Tensor) -> None:
@@ -44,7 +59,7 @@ class OptimizerModule(AgentModule):
             return
         kl = float(ranks.gather(approx_kl).mean())
         factor = KL_STEP if kl < desired / 2 else 1 / KL_STEP if kl > 2 * desired else 1.0
-        self.kl_factor.mul_(factor).clamp_(SLOWEST / lr, FASTEST / lr)
+        self.kl_factor = min(max(self.kl_factor * factor, SLOWEST / lr), FASTEST / lr)
 
     def keep_settings(self) -> None:
         """Override the optimizer settings of a checkpoint with those of this run."""

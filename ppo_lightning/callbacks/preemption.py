@@ -66,6 +66,7 @@ class Preemption(L.Callback):
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Gives the signals back."""
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Gives the signals back, and tells the module, which Lightning does not."""
         self.on_train_end(trainer, pl_module)
+        pl_module.on_exception(exception)

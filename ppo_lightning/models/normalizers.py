@@ -39,10 +39,15 @@ class Moments(nn.Module):
         self.register_buffer("m2", torch.zeros(shape, dtype=torch.float64))
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Moments":
-        """Moves to another device, and never to another precision: a sum over millions of steps needs float64."""
+        """Moves to another device, and never to another precision: a sum over millions of steps needs float64.
+
+        Apple's GPUs (MPS) have no float64. There the statistics stay on the CPU.
+        """
         for name, buffer in self._buffers.items():
             assert buffer is not None
-            self._buffers[name] = buffer.to(fn(buffer).device)
+            device = fn(torch.empty(0, device=buffer.device)).device
+            if device.type != "mps":
+                self._buffers[name] = buffer.to(device)
         return self
 
     def arrays(self) -> "ArrayMoments":
@@ -144,8 +149,9 @@ class ObservationNormalizer(Moments):
         self.clip, self.leave = clip, leave
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Normalises raw observations [B, ...] by the present statistics, to float32."""
-        normalized = ((observation.double() - self.mean) / self.std).clamp(-self.clip, self.clip).float()
+        """Normalizes raw observations [B, ...] by the present statistics, to float32 on their device."""
+        raw = observation.to(self.mean.device).double()
+        normalized = ((raw - self.mean) / self.std).clamp(-self.clip, self.clip).float().to(observation.device)
         for its in self.leave:
             normalized[..., its] = observation[..., its]
         return normalized

@@ -9,7 +9,7 @@ from torch import Tensor
 from ppo_lightning import losses, ranks
 from ppo_lightning.checks import check_minibatch_size
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.minibatches import Minibatch, episode_starts
+from ppo_lightning.minibatches import Minibatch, episode_starts, weight_of_rank
 from ppo_lightning.module import PPO
 
 OF_STEPS = ("action_log_prob", "state_value", "advantage", "value_target")
@@ -66,11 +66,14 @@ class RecurrentPPO(PPO):
             minibatch = {key: tensor[sequences] for key, tensor in epoch.items()}
             if masked:
                 valid = minibatch["valid"]
-                if ranks.gather(valid.sum()).min() < 2:
+                weight = weight_of_rank(valid)
+                if weight is None:
                     continue
                 if self.hparams.norm_adv:
                     of_all_ranks = ranks.concatenate(minibatch["advantage"][valid].squeeze(-1))
                     minibatch["advantage"] = losses.normalize(minibatch["advantage"].squeeze(-1), of_all_ranks).unsqueeze(-1)
+                if ranks.world_size() > 1:
+                    minibatch["weight"] = weight
             yield minibatch
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
