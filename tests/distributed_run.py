@@ -8,6 +8,7 @@ import types
 
 import lightning as L
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ppo_lightning
 from ppo_lightning import losses
@@ -16,12 +17,20 @@ from ppo_lightning.variants import RecurrentPPO
 from tests import environments
 
 options = json.loads(sys.argv[1])
+several = options["devices"] * options["nodes"] > 1
 
 
 class Recorded:
     def on_train_start(self):
         super().on_train_start()
         self.initial = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
+        self.exchanges = self.updates = 0
+        if several:
+            self.trainer.model.register_comm_hook(None, self.exchange)
+
+    def exchange(self, state, bucket):
+        self.exchanges += 1
+        return allreduce_hook(None, bucket)
 
     def training_step(self, rollout, batch_idx):
         self.last_observation = rollout["observation"].clone()
@@ -30,9 +39,16 @@ class Recorded:
         if batch_idx == 1 and options["spoil"] == self.global_rank:
             with torch.no_grad():
                 self.agent.critic.bias += 1e-6
+        first_env = self.global_rank * len(rollout)
+        for env, steps in options["invalid"]:
+            if 0 <= env - first_env < len(rollout):
+                valid = rollout.get("valid", torch.ones(rollout.batch_size, dtype=torch.bool))
+                valid[env - first_env, :steps] = False
+                rollout["valid"] = valid
         super().training_step(rollout, batch_idx)
 
     def update(self, minibatch):
+        self.updates += 1
         metrics = super().update(minibatch)
         if options["kl_of_ranks"]:
             metrics["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
@@ -98,7 +114,6 @@ if __name__ == "__main__":
     module = (RecurrentRun if options["agent"].get("memory") else Run)(
         **{"learning_rate": 1e-3} | options["model"], agent=agent
     )
-    several = options["devices"] * options["nodes"] > 1
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", devices=options["devices"], num_nodes=options["nodes"],
         strategy="ddp" if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -109,6 +124,9 @@ if __name__ == "__main__":
     result = {
         "weights": torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach(),
         "statistics": dict(module.named_buffers()),
+        "kl_factor": module.kl_factor,
+        "exchanges": module.exchanges,
+        "updates": module.updates,
         "metrics": {k: v.item() for k, v in trainer.callback_metrics.items() if k != "charts/SPS"},
         "returns": list(module.episode_returns),
         "initial": module.initial,

@@ -18,6 +18,7 @@ SCRIPT = Path(__file__).parent / "distributed_run.py"
 DEFAULTS = {
     "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
     "trouble_on": None, "nodes": 1, "nccl": False, "validations": 0,
+    "invalid": [],
 }  # fmt: skip
 # Every statistic there is, and environments that end soon and not together.
 HOPPER = {
@@ -30,8 +31,13 @@ def start(folder, devices, launcher=(), **options):
     """Starts a run in `devices` processes."""
     folder.mkdir(exist_ok=True)
     settings = DEFAULTS | {"folder": str(folder), "devices": devices} | options
+    return launch([*launcher, SCRIPT], settings)
+
+
+def launch(script, settings):
+    """Starts a script, whose settings are its argument."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
-    command = [sys.executable, *launcher, str(SCRIPT), json.dumps(settings)]
+    command = [sys.executable, *map(str, script), json.dumps(settings)]
     return subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
 
 
@@ -96,7 +102,7 @@ def test_ranks_with_a_memory_do_so_too(tmp_path):
     assert difference(two, one, "first") < 0.001
     assert difference(two, one) < 0.01
     assert torch.equal(two[0]["weights"], two[1]["weights"])
-    assert two[0]["statistics"]["kl_factor"] == two[1]["statistics"]["kl_factor"] == one["statistics"]["kl_factor"] != 1
+    assert two[0]["kl_factor"] == two[1]["kl_factor"] == one["kl_factor"] != 1
 
 
 def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
@@ -104,6 +110,29 @@ def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
     model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
     for rank in run(tmp_path / "run", 2, **HOPPER | {"model": model, "rollouts": 11, "check_every": 10}):
         assert rank["env_steps"] == 4 * 16 * 11
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("memory", [None, "lstm"])
+def test_ranks_count_by_their_valid_steps(tmp_path, memory):
+    """One rank has 32 valid steps and the other 6: each step counts alike, in the gradients and in the metrics."""
+    agent = HOPPER["agent"] | ({"memory": memory, "memory_size": 8, "shared": True} if memory else {})
+    model = {"norm_reward": True, "num_minibatches": 1, "target_kl": 0.1}
+    options = HOPPER | {"agent": agent, "model": model, "invalid": [[2, 14], [3, 12]]}
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options)
+    assert difference(two, one, "first") < 0.001
+    assert difference(two, one) < 0.01
+    assert two[0]["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.integration
+def test_gradients_of_a_minibatch_in_parts_are_exchanged_once(tmp_path, one):
+    model = HOPPER["model"] | {"microbatch_size": 2}  # a rank's minibatch has 8 rows
+    several = run(tmp_path / "several", 2, **HOPPER | {"model": model})
+    assert [rank["exchanges"] for rank in several] == [rank["updates"] for rank in several]
+    assert torch.equal(several[0]["weights"], several[1]["weights"])
+    assert difference(several, one, "first") < 0.001
 
 
 def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path):
@@ -173,3 +202,24 @@ def test_the_arithmetic_of_ranks(tmp_path):
 def test_too_short_a_run_for_the_ranks_is_refused():
     with pytest.raises(ConfigError, match=r"data.total_timesteps is 100, less than one rollout"):
         RolloutDataModule(local_num_envs=4, num_steps=128, total_timesteps=100)
+
+
+@pytest.mark.integration
+def test_processes_started_from_a_notebook_or_by_spawn_do_the_same(tmp_path):
+    """And the process that started them has the trained agent: it plays as the evaluation in the run said."""
+    script = SCRIPT.with_name("spawned_run.py")
+    results = []
+    for strategy in ("ddp", "ddp_spawn", "ddp_notebook"):
+        folder = tmp_path / strategy
+        folder.mkdir()
+        model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
+        options = {"strategy": strategy, "folder": str(folder), "timesteps": 64 * 12, "data": {}, "model": model}
+        code, errors = finish(launch([script], options), timeout=300)
+        assert code == 0, errors
+        results.append(torch.load(folder / "result.pt"))
+        assert results[-1]["validated"].items() <= results[-1]["fitted"].items()
+        assert results[-1]["env_steps"] == 64 * 12
+    for result in results[1:]:
+        assert result["weights"].keys() == results[0]["weights"].keys()
+        for name, value in result["weights"].items():
+            assert torch.equal(value, results[0]["weights"][name]), name
