@@ -4,7 +4,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -36,8 +35,6 @@ class InferenceModule(L.LightningModule):
 
     def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
         results = episode_statistics(prefix, episodes)
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            results["step"] = torch.tensor(self.env_steps, dtype=torch.float64)  # Lightning's key for the x axis
         # On the CPU: the default group of several GPUs does not exchange these, and MPS has no float64.
         self.log_dict(results, batch_size=len(episodes), sync_dist=True, sync_dist_group=ranks.cpu_group())
 
