@@ -69,9 +69,10 @@ class OptimizerModule(AgentModule):
         self.schedule.base_lrs = [lr]
         optimizer = self.trainer.optimizers[0]
         fused = optimizer.defaults.get("fused")
+        eps = optimizer.defaults.get("eps")  # as configure_optimizers chose it
         for group in optimizer.param_groups:
             factor = self.learning_rate_factor(self.rollouts_done)
-            group.update(initial_lr=lr, lr=lr * factor, eps=self.hparams.adam_eps, fused=fused)
+            group.update(initial_lr=lr, lr=lr * factor, eps=eps, fused=fused)
         for parameter, state in optimizer.state.items():
             if fused and "step" in state:  # on the CPU, if the checkpoint is of another precision
                 state["step"] = state["step"].to(parameter.device)

@@ -88,7 +88,7 @@ class First(L.Callback):
         pl_module.update = first
 
 
-@pytest.mark.detail("34")
+@pytest.mark.detail("33")
 @KINDS
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
 def test_sequences_give_what_steps_give(kind, share):
@@ -124,6 +124,7 @@ def test_weights_are_orthogonal_and_biases_zero(kind):
 
 
 @pytest.mark.detail("33")
+@pytest.mark.detail("34")
 @pytest.mark.parametrize("collector", ["ours", "torchrl"])
 @KINDS
 def test_the_memory_of_a_rollout_is_the_one_that_acting_had(kind, collector):

@@ -8,10 +8,11 @@ from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from ppo_lightning import ActorCritic, ConfigError, MLPAgent, make_env
+from ppo_lightning import ActorCritic, CNNAgent, ConfigError, MLPAgent, make_env
 from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
 
 VECTOR, ACTIONS = Unbounded(shape=(5,)), Categorical(3, shape=(), dtype=torch.int64)
+PICTURE = Bounded(0, 255, (3, 64, 64), dtype=torch.uint8)
 
 
 @pytest.fixture(params=[False, True], ids=["separate", "shared"])
@@ -22,19 +23,56 @@ def agent(request):
     return agent
 
 
-@pytest.mark.detail("2")
-def test_layers_start_orthogonal_with_their_gains_and_zero_bias():
-    agent = MLPAgent(VECTOR, ACTIONS)
-    gains = {"actor_body": math.sqrt(2), "critic_body": math.sqrt(2), "head": 0.01, "critic": 1.0}
-    checked = 0
+GAINS = {"actor_body": math.sqrt(2), "critic_body": math.sqrt(2), "head": 0.01, "critic": 1.0}
+
+
+def layers_of(agent):
+    """Yields name, weight [out, in] and bias of each linear layer and convolution."""
     for name, layer in agent.named_modules():
-        if isinstance(layer, torch.nn.Linear):
-            weight = layer.weight.detach() / gains[name.split(".")[0]]
-            gram = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
-            torch.testing.assert_close(gram, torch.eye(len(gram)), atol=1e-5, rtol=0)
-            assert not layer.bias.any()
-            checked += 1
-    assert checked == 6
+        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
+            yield name, layer.weight.detach().flatten(1), layer.bias.detach()
+
+
+def require_orthogonal(name, weight, bias):
+    weight = weight / GAINS[name.split(".")[0]]
+    gram = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+    torch.testing.assert_close(gram, torch.eye(len(gram)), atol=1e-5, rtol=0)
+    assert not bias.any()
+
+
+@pytest.mark.detail("2")
+@pytest.mark.detail("21")
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda: MLPAgent(VECTOR, ACTIONS), 6),
+        (lambda: CNNAgent(PICTURE, ACTIONS, body="nature"), 6),
+        (lambda: CNNAgent(PICTURE, ACTIONS, body="nature", shared=False), 10),
+    ],
+    ids=["mlp", "nature", "nature-separate"],
+)
+def test_layers_start_orthogonal_with_their_gains_and_zero_bias(make, count):
+    """Hidden layers, convolutions included, have gain sqrt(2), the policy's head 0.01 and the value's head 1."""
+    layers = list(layers_of(make()))
+    for layer in layers:
+        require_orthogonal(*layer)
+    assert len(layers) == count
+
+
+@pytest.mark.detail("P1")
+def test_the_impala_body_starts_as_pytorch_initializes_it_and_its_heads_orthogonal():
+    """Weights and biases are uniform within 1 / sqrt(fan in), as in the published Procgen agent."""
+    torch.manual_seed(0)
+    layers = list(layers_of(CNNAgent(PICTURE, ACTIONS, body="impala")))
+    for name, weight, bias in layers:
+        if not name.startswith("actor_body"):
+            require_orthogonal(name, weight, bias)
+            continue
+        scaled, shift = weight * weight.shape[1] ** 0.5, bias * weight.shape[1] ** 0.5
+        assert scaled.abs().max() <= 1 + 1e-5 and shift.abs().max() <= 1 + 1e-5
+        assert scaled.std().item() == pytest.approx(3**-0.5, rel=0.1)
+        assert bias.any()
+    assert len(layers) == 15 + 1 + 2
 
 
 @pytest.mark.detail("13")
