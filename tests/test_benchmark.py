@@ -2,7 +2,10 @@
 
 import contextlib
 import csv
+import hashlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +16,10 @@ import numpy as np
 import pytest
 
 from ppo_lightning import ConfigError, cli
+from ppo_lightning.benchmark import command, provenance
 from ppo_lightning.benchmark.compare import compare, p_worse, probability_of_improvement, smallest_difference
-from ppo_lightning.benchmark.report import interquartile_mean, interval, published, read_csv, table, write_csv
-from ppo_lightning.benchmark.runner import jobs_of, metrics_of
+from ppo_lightning.benchmark.report import interquartile_mean, interval, published, read_csv, table, write_csv, write_report
+from ppo_lightning.benchmark.runner import Runner, jobs_of, metrics_of
 
 ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "configs/classic/cartpole.yaml"
@@ -72,6 +76,65 @@ def test_it_leaves_runs_curves_a_table_and_pictures(finished):
         assert part.replace("--total", "--data.total") in report
     assert report.startswith(out.split("\n\n")[0].rstrip()[:200])
     assert "2 of 2 runs done" in errors
+
+
+def arguments(folder, *flags, recipe=RECIPE, threads="1"):
+    own = ["--recipes", str(recipe), "--seeds", "1", "2", "--threads", threads, "--output", str(folder)]
+    return [*own, *SHORT, *flags]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"flags": ["--model.gamma", "0.5"]}, r"flags \('.*--data.eval_episodes 1', now '.* --model.gamma 0.5'\)"),
+        ({"threads": "2"}, r"threads \(1, now 2\)"),
+        ({"recipe": {"gamma: 0.99": "gamma: 0.98"}}, r"recipe.model.init_args.gamma \(0.99, now 0.98\)"),
+    ],
+)
+def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finished, tmp_path, capsys):
+    """A report of these runs with the present command would be false."""
+    folder, recipe, flags = finished[0], RECIPE, changed.pop("flags", [])
+    if "recipe" in changed:
+        recipe, text = tmp_path / RECIPE.name, RECIPE.read_text()
+        for old, new in changed.pop("recipe").items():
+            assert old in text
+            text = text.replace(old, new)
+        recipe.write_text(text)
+    before = (folder / "report.md").read_text()
+    with pytest.raises(ConfigError, match=rf"cartpole-1 .*other settings: {named}.*--output"):
+        command.main(arguments(folder, *flags, recipe=recipe, **changed))
+    assert capsys.readouterr().out == "" and (folder / "report.md").read_text() == before
+
+
+def test_a_comment_in_a_recipe_is_no_other_setting(finished, tmp_path):
+    recipe = tmp_path / RECIPE.name
+    recipe.write_text(f"# A comment.\n{RECIPE.read_text()}")
+    Runner(finished[0], 1, 1).require_same_settings(jobs_of([recipe], [1, 2], [], tuple(SHORT)))
+
+
+def test_a_run_without_a_record_of_its_settings_is_refused(finished, tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(finished[0], folder)
+    (folder / "runs/cartpole-2/job.json").unlink()
+    with pytest.raises(ConfigError, match=r"cartpole-2 .*no record of the settings .*--output"):
+        command.main(arguments(folder))
+
+
+def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, monkeypatch):
+    """Seed 2 was interrupted and resumed by another version of the package."""
+    folder, jobs = tmp_path / "resumed", jobs_of([RECIPE], [1, 2], [], tuple(SHORT))
+    shutil.copytree(finished[0], folder)
+    first = json.loads((folder / "runs/cartpole-2/job.json").read_text())["sources"][0]
+    monkeypatch.setattr(provenance, "commit", lambda: "c0ffee0000")
+    runner = Runner(folder, 1, 1)
+    runner.record(jobs[1])
+    write_report(runner, jobs, ["ppo-lightning", "benchmark"])
+    both, one = (line for line in (folder / "report.md").read_text().splitlines() if "commit" in line)
+    assert both.startswith(f"- cartpole-1, cartpole-2: commit {first['commit']}; Python ") and "; 2 runs at a time" in both
+    assert one.startswith("- cartpole-2: commit c0ffee0000; Python ") and "; 1 run at a time" in one
+    assert [run["commit"] for run in read_csv(folder / "runs.csv")] == [first["commit"], f"{first['commit']} + c0ffee0000"]
+    digest = hashlib.sha256(RECIPE.read_bytes()).hexdigest()
+    assert f"cartpole {digest[:10]}" in (folder / "report.md").read_text()
 
 
 @pytest.mark.slow

@@ -46,9 +46,11 @@ def run(own: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) ->
     """Trains, reports, prints the table.
 
     Raises:
+        ConfigError: The folder has runs with other settings.
         SystemExit: With code 1 if a run failed.
     """
     runner = Runner(own.output, own.workers, own.threads)
+    runner.require_same_settings(jobs)
     for number in (signal.SIGINT, signal.SIGTERM):  # which a shell lets its background jobs ignore, or which end at once
         signal.signal(number, _interrupt)
     try:

@@ -1,12 +1,8 @@
 """What a benchmark leaves: a CSV of runs, a table beside published results, learning curves."""
 
 import csv
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,6 @@ from ppo_lightning.rounding import decimals
 
 CONFIDENCE, RESAMPLES = 0.95, 9999
 WINDOW = 0.04  # of the horizontal axis, over which curves are averaged
-PACKAGES = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "envpool", "mujoco", "ale-py")
 Row = dict[str, Any]
 
 
@@ -43,8 +38,16 @@ def interval(statistic: Callable[..., Any], *samples: Sequence[float]) -> tuple[
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def results_of(job: Job, folder: Path) -> tuple[Row, list[Row]]:
-    """Reads a finished run: its row, and the points of its learning curve.
+def results_of(job: Job, folder: Path, sources: Sequence[Row]) -> tuple[Row, list[Row]]:
+    """Read a finished run.
+
+    Args:
+        job: The run.
+        folder: Of the run.
+        sources: What the run recorded at its start and at each resumption.
+
+    Returns:
+        The run's row, and the points of its learning curve.
 
     Raises:
         FileNotFoundError: It left no checkpoint.
@@ -62,6 +65,7 @@ def results_of(job: Job, folder: Path) -> tuple[Row, list[Row]]:
         "episodic_return": _mean(checkpoint["episode_returns"]),
         "eval_return": evaluations[-1] if evaluations else float("nan"),
         "wall_seconds": json.loads((folder / DONE).read_text())["wall_seconds"],
+        "commit": " + ".join(dict.fromkeys(its["commit"] for its in sources)),
     }
     curve = [
         {
@@ -128,13 +132,13 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
     done = [job for job in jobs if (runner.of(job) / DONE).exists()]
     if not done:
         return "No run is done."
-    results = [results_of(job, runner.of(job)) for job in done]
+    results = [results_of(job, runner.of(job), runner.record_of(job)["sources"]) for job in done]
     runs, curves = [row for row, _ in results], [point for _, its in results for point in its]
     write_csv(runner.folder / "runs.csv", runs)
     families = {job.label: job.recipe.resolve().parent.name for job in jobs}
     text = table(runs, families)
     left = [f"\n{len(jobs) - len(done)} of {len(jobs)} runs are not done.\n"] if len(done) < len(jobs) else []
-    (runner.folder / "report.md").write_text("\n".join([text, *left, about(command, runner), ""]))
+    (runner.folder / "report.md").write_text("\n".join([text, *left, about(command, runner, done), ""]))
     if curves:
         write_csv(runner.folder / "curves.csv", curves)
         lines = {label: published(its["env_id"], families[label]) for its in runs for label in [its["recipe"]]}
@@ -170,45 +174,26 @@ def table(runs: Sequence[Row], families: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def about(command: Sequence[str], runner: Runner) -> str:
-    """Returns where the results come from: command, commit, versions, machine."""
-    versions = []
-    for name in PACKAGES:
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+def about(command: Sequence[str], runner: Runner, done: Sequence[Job]) -> str:
+    """Return where the results come from, as the runs recorded it: command, recipes, commits, versions, machines."""
+    records = {job: runner.record_of(job) for job in done}
+    names: dict[str, list[str]] = {}
+    for job, record in records.items():
+        for its in record["sources"]:
+            runs = "1 run" if its["workers"] == 1 else f"{its['workers']} runs"
+            text = f"commit {its['commit']}; {its['versions']}; {its['machine']}; {runs} at a time"
+            names.setdefault(text, []).append(job.name)
+    sources = [f"- {text}" if len(names) == 1 else f"- {', '.join(runs)}: {text}" for text, runs in names.items()]
+    recipes = {f"{job.label} {record['recipe_sha256'][:10]}": None for job, record in records.items()}
     return "\n".join(
         [
             "\nMean ± sample standard deviation over seeds of the return over the last 100 training episodes.",
             "",
             f"- `{' '.join(command)}`",
-            f"- commit {commit()}; Python {platform.python_version()}, {', '.join(versions)}",
-            f"- {processor()}, {os.cpu_count()} processors; {runner.workers} runs at a time, threads of each: {runner.threads}",
+            f"- SHA-256 of the recipes: {', '.join(recipes)}; PyTorch threads of each run: {runner.threads}",
+            *sources,
         ]
     )
-
-
-def commit() -> str:
-    """Returns the commit of the package's source, marked where files differ from it; unknown outside of a repository."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        found = subprocess.run(
-            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changes = subprocess.run([*git, "status", "--porcelain", ".."], capture_output=True, text=True, check=True).stdout
-        return found + " with changes" * bool(changes.strip())
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def processor() -> str:
-    """Returns the processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:

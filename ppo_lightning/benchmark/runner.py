@@ -2,10 +2,12 @@
 
 import csv
 import functools
+import hashlib
 import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,10 +19,12 @@ from typing import Any
 
 import yaml
 
+from ppo_lightning.benchmark import provenance
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.watch import end_with_the_parent
 
 DONE, TRIES = "done.json", "seconds.txt"  # what a finished run left; how long each try took
+RECORD = "job.json"  # a run's settings, and where each of its tries comes from
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,54 @@ class Runner:
         """Returns a job's folder."""
         return self.folder / "runs" / job.name
 
+    def settings_of(self, job: Job) -> dict[str, Any]:
+        """Return everything that decides what a run computes, but for commit, versions and machine."""
+        recipe = yaml.safe_load(job.recipe.read_text())
+        settings = {"recipe": recipe, "flags": shlex.join(job.flags), "threads": self.threads}
+        return json.loads(json.dumps(settings, default=str))  # as the file has them
+
+    def require_same_settings(self, jobs: Sequence[Job]) -> None:
+        """Refuse a folder with runs of other settings, which a report would ascribe to the present command.
+
+        Raises:
+            ConfigError: A job was started with other settings, or without a record of them.
+        """
+        for job in jobs:
+            folder = self.of(job)
+            if not (folder / RECORD).exists():
+                if any((folder / name).exists() for name in (DONE, "runs")):
+                    raise ConfigError(f"{folder} has no record of the settings of its run: choose another folder by --output.")
+                continue
+            old, new = (dict(_flat(settings)) for settings in (self.record_of(job)["settings"], self.settings_of(job)))
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            changes = ", ".join(f"{name} ({old.get(name)!r}, now {new.get(name)!r})" for name in names)
+            if changes:
+                raise ConfigError(
+                    f"{folder} has a run with other settings: {changes}; keep them, or choose another folder by --output."
+                )
+
+    def record_of(self, job: Job) -> dict[str, Any]:
+        """Return what :meth:`record` wrote about a job."""
+        return json.loads((self.of(job) / RECORD).read_text())
+
+    def record(self, job: Job) -> None:
+        """Write a job's settings, the hash of the recipe, and where the job is started from, once for each such source."""
+        path, source = self.of(job) / RECORD, provenance.source() | {"workers": self.workers}
+        if path.exists():
+            record = self.record_of(job)
+        else:
+            digest = hashlib.sha256(job.recipe.read_bytes()).hexdigest()
+            record = {"settings": self.settings_of(job), "recipe_sha256": digest, "sources": []}
+        if source not in record["sources"]:
+            record["sources"].append(source)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(record, indent=1) + "\n")
+        part.replace(path)
+
     def _start(self, job: Job) -> None:
         folder = self.of(job)
         folder.mkdir(parents=True, exist_ok=True)
+        self.record(job)
         command = [sys.executable, "-W", "ignore", "-m", "ppo_lightning", "fit", "--config", str(job.recipe.resolve())]
         command += ["--seed_everything", str(job.seed), "--auto_resume", "--trainer.enable_progress_bar", "false"]
         command += ["--model.num_threads", str(self.threads), *job.flags]
@@ -146,6 +195,15 @@ class Runner:
             self.failed.append(job)
             last = (folder / "log.txt").read_text().strip().splitlines()[-1:]
             self._display.say(f"{job.name} failed with code {code}: {' '.join(last)} ({folder / 'log.txt'})")
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings within nested dictionaries with their dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
