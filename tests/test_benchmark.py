@@ -5,6 +5,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,9 +17,9 @@ import numpy as np
 import pytest
 
 from ppo_lightning import ConfigError, cli
-from ppo_lightning.benchmark import command, provenance
+from ppo_lightning.benchmark import command, provenance, report
 from ppo_lightning.benchmark.compare import compare, p_worse, probability_of_improvement, smallest_difference
-from ppo_lightning.benchmark.report import interquartile_mean, interval, published, read_csv, table, write_csv, write_report
+from ppo_lightning.benchmark.report import curve, interquartile_mean, interval, published, read_csv, table, write_csv, write_report
 from ppo_lightning.benchmark.runner import Runner, jobs_of, metrics_of
 
 ROOT = Path(__file__).parent.parent
@@ -238,25 +239,85 @@ def test_published_results_are_found(env_id, family, mean):
 )
 def test_a_table_shows_three_digits(returns, shown):
     run = {"recipe": "mine", "env_id": "Mine-v0", "env_steps": "1000", "wall_seconds": "9"}
-    assert f"| {shown} |" in table([run | {"episodic_return": str(value)} for value in returns], {"mine": "classic"})
+    assert f"| {shown} [" in table([run | {"episodic_return": str(value)} for value in returns], {"mine": "classic"})
 
 
 def test_there_is_no_published_result_for_anything_else():
     assert published("MyEnv-v0", "classic") is None
 
 
-def test_interquartile_means_and_intervals():
+def test_interquartile_means():
     assert interquartile_mean(np.array([100.0, 1, 2, 3, 4, 5, 6, -100])) == 3.5
     assert interquartile_mean(np.array([1.0, 2, 6])) == 3
-    low, high = interval(interquartile_mean, [1.0, 2.0, 3.0, 4.0])
-    assert 1 <= low < 2.5 < high <= 4
-    assert np.isnan(interval(interquartile_mean, [1.0])).all()
+
+
+@pytest.mark.parametrize("count", [3, 5, 10])
+def test_an_interval_covers_the_mean_in_95_percent(count):
+    """Also with three runs, the default of `benchmark`, where the percentile bootstrap covers 76 %."""
+    draws = np.random.default_rng(count).normal(7, 2, (2000, count))
+    bounds = np.array([interval(runs) for runs in draws])
+    covered = ((bounds[:, 0] <= 7) & (7 <= bounds[:, 1])).mean()
+    assert 0.93 <= covered <= 0.97
+
+
+@pytest.mark.parametrize(("counts", "stds"), [((3, 3), (1, 1)), ((5, 5), (1, 3)), ((10, 4), (2, 1))])
+def test_an_interval_covers_the_difference_of_two_means(counts, stds):
+    generator = np.random.default_rng(3)
+    old, new = (generator.normal(mean, std, (2000, n)) for mean, std, n in zip((7, 4), stds, counts, strict=True))
+    bounds = np.array([interval(runs, reference) for reference, runs in zip(old, new, strict=True)])
+    covered = ((bounds[:, 0] <= -3) & (-3 <= bounds[:, 1])).mean()
+    assert 0.93 <= covered <= 0.98, "Welch's is a little wide for equal spreads and three runs"
+
+
+def test_an_interval_needs_two_runs_and_may_be_a_point():
+    assert np.isnan(interval([1.0])).all() and np.isnan(interval([1.0, 2.0], [1.0])).all()
+    assert interval([5.0, 5.0], [3.0, 3.0]) == (2, 2)
+
+
+# Pictures
+
+
+def test_a_learning_curve_is_whole_though_few_episodes_end():
+    """Acrobot's first episodes are longer than the window of the mean; the curve was in pieces there."""
+    rows = [{"env_steps": step, "episodic_return": step / 10} for step in (100, 300, 1000)]
+    found = curve(rows, "env_steps", np.linspace(0, 1000, 101))
+    assert found.mask[:10].all(), "nothing before the first episode"
+    assert not found.mask[10:].any()
+    assert found[[10, 30, 100]].tolist() == [10, 30, 100]
+    assert (np.diff(found[14:31]) > 0).all() and (np.diff(found[34:]) > 0).all(), "it leads from one point to the next"
+
+
+@pytest.mark.parametrize("labels", [["one"], ["one", "two", "three", "four"]])
+def test_the_legend_covers_no_curve(labels, tmp_path, monkeypatch):
+    """It stands beside the panels; a curve that stays low, as CartPole's at first, was below it."""
+    shown = {}
+    monkeypatch.setattr(report, "save", lambda figure, path: shown.update(figure=figure))
+    points = [
+        {"recipe": label, "seed": seed, "env_steps": step, "episodic_return": -step}
+        for label in labels
+        for seed in (1, 2)
+        for step in range(100, 1100, 100)
+    ]
+    report.draw(points, "env_steps", {labels[-1]: 3.0}, tmp_path / "curves")
+    figure = shown["figure"]
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box, renderer = legend.get_window_extent(), figure.canvas.get_renderer()
+    panels = [axis for axis in figure.axes if axis.get_visible()]
+    assert len(panels) == len(labels)
+    assert not any(box.overlaps(axis.get_tightbbox(renderer)) or axis.get_legend() for axis in panels)
+    assert figure.bbox.contains(*box.min) and figure.bbox.contains(*box.max)
+    assert [text.get_text() for text in legend.get_texts()] == ["ppo_lightning: mean, and each seed", "CleanRL, at the end"]
 
 
 # Comparing
 
 
+FOUR_AND_FOUR = {"a": [10, 11, 12, 13], "b": [11, 12, 10, 13]}
+
+
 def runs_file(path, **recipes):
+    path.parent.mkdir(exist_ok=True)
     rows = [
         {"recipe": recipe, "seed": seed, "episodic_return": value}
         for recipe, its in recipes.items()
@@ -266,21 +327,62 @@ def runs_file(path, **recipes):
     return path
 
 
+def exit_code(before, after):
+    """Of the command."""
+    try:
+        cli.main(["compare", str(before), str(after)])
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
 def test_a_recipe_that_became_worse_is_found_and_the_command_says_so(tmp_path, capsys):
     generator = np.random.default_rng(0)
     before = runs_file(tmp_path / "a.csv", good=generator.normal(100, 10, 5), bad=generator.normal(100, 10, 5))
     after = runs_file(tmp_path / "b.csv", good=generator.normal(100, 10, 5), bad=generator.normal(50, 10, 5), new=[1, 2])
-    text, worse = compare(before, after)
-    assert worse
+    text, code = compare(before, after)
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
     assert "**worse**" in rows["bad"] and "| 0.00 |" in rows["bad"]
     assert "worse" not in rows["good"]
-    assert "Not compared" in text and "new" in text
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["compare", str(before), str(after)])
-    assert ended.value.code == 1
+    assert "not compared: new" in text
+    assert code == exit_code(before, after) == 1
     assert text in capsys.readouterr().out
-    cli.main(["compare", str(after), str(before)])  # better is not worse
+    better = runs_file(tmp_path / "c.csv", good=generator.normal(100, 10, 5), bad=generator.normal(150, 10, 5))
+    assert exit_code(before, better) == 0
+
+
+def test_folders_are_compared_by_their_runs(tmp_path, capsys):
+    files = {name: runs_file(tmp_path / name / "runs.csv", one=values) for name, values in FOUR_AND_FOUR.items()}
+    assert exit_code(*(tmp_path / name for name in files)) == exit_code(*files.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        ({"kept": range(10, 15)}, "lost has 0 of 5 runs in .*: seeds 0, 1, 2, 3, 4 are missing"),
+        ({"kept": range(10, 15), "lost": [1, 1, 1]}, "lost has 3 of 5 runs in .*: seeds 3, 4 are missing"),
+    ],
+)
+def test_recipes_and_seeds_lost_in_the_second_file_are_a_failure(after, sentence, tmp_path):
+    """Every seed of a recipe crashed, or some did, and the rest is as good as before."""
+    before = runs_file(tmp_path / "a.csv", kept=range(10, 15), lost=[1, 1, 1, 1, 1])
+    text, code = compare(before, runs_file(tmp_path / "b.csv", **after))
+    assert code == 1 and re.search(sentence, text)
+
+
+def test_other_seeds_may_be_used_if_they_are_as_many(tmp_path):
+    before, after = (runs_file(tmp_path / f"{n}.csv", one=values) for n, values in enumerate(FOUR_AND_FOUR.values()))
+    after.write_text(after.read_text().replace("one,", "one,10"))
+    assert compare(before, after)[1] == 0
+
+
+@pytest.mark.parametrize(("name", "bad"), [("a", "nan"), ("b", "inf")])
+def test_a_value_that_is_not_finite_is_refused_by_name(name, bad, tmp_path):
+    """A NaN in the first file made an improvement worse."""
+    files = {name: runs_file(tmp_path / f"{name}.csv", one=[10, 11, 12, 13]) for name in "ab"}
+    files[name].write_text(files[name].read_text().replace("one,2,12", f"one,2,{bad}"))
+    with pytest.raises(ConfigError, match=rf"{name}.csv, line 4 \(recipe one, seed 2\): episodic_return is {bad}"):
+        compare(*files.values())
 
 
 def test_the_share_of_false_alarms_is_what_it_shall_be():
@@ -306,19 +408,31 @@ def test_the_probability_of_improvement():
     assert probability_of_improvement([3, 3], [1, 4]) == 0.5
 
 
-def test_runs_too_few_for_any_verdict_are_called_so(tmp_path):
-    before = runs_file(tmp_path / "a.csv", few=[10, 11])
-    text, worse = compare(before, runs_file(tmp_path / "b.csv", few=[1, 2]))
-    assert not worse and "no test with so few runs" in text
+@pytest.mark.parametrize(("count", "recipes", "needed"), [(2, 1, 3), (3, 2, 4), (1, 1, 3)])
+def test_runs_too_few_for_a_test_have_an_exit_code_of_their_own(count, recipes, needed, tmp_path):
+    """Three seeds and two recipes: the smallest possible p is 0.05, and 0.025 would be needed."""
+    names = ["one", "two"][:recipes]
+    before = runs_file(tmp_path / "a.csv", **{name: 101.0 + np.arange(count) for name in names})
+    after = runs_file(tmp_path / "b.csv", **{name: -999.0 - np.arange(count) for name in names})
+    text, code = compare(before, after)
+    assert code == exit_code(before, after) == 3
+    assert f"{names[-1]} has too few runs for a test ({count} and {count}): train {needed} seeds each." in text
+    enough = [
+        runs_file(tmp_path / f"{level}.csv", **{name: level - np.arange(needed) for name in names}) for level in (101.0, -999.0)
+    ]
+    assert compare(*enough)[1] == 1, "so many seeds show it"
 
 
 def test_files_that_are_no_runs_are_refused(tmp_path):
-    good = runs_file(tmp_path / "a.csv", one=[1, 2])
+    good, twice = (runs_file(tmp_path / f"{name}.csv", one=[1, 2]) for name in ("a", "twice"))
+    twice.write_text(f"{twice.read_text()}one,1,3\n")
     for bad, message in (
         (tmp_path / "none.csv", "cannot be read as runs"),
         (runs_file(tmp_path / "b.csv", two=[1, 2]), "share no"),
+        (twice, "line 4 .recipe one, seed 1.: an earlier line"),
+        (tmp_path, "runs.csv cannot be read as runs"),
     ):
         with pytest.raises(ConfigError, match=message):
             compare(good, bad)
-    with pytest.raises(ConfigError, match="columns recipe and eval_return"):
+    with pytest.raises(ConfigError, match="columns recipe, seed and eval_return"):
         compare(good, good, "eval_return")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ppo_lightning.benchmark import command
-from ppo_lightning.benchmark.report import curve, decorate, interquartile_mean, interval, read_csv, save
+from ppo_lightning.benchmark.report import curve, decorate, interval, read_csv, save
 from ppo_lightning.benchmark.runner import Job
 from ppo_lightning.details import DETAILS, of_recipe, shown
 from ppo_lightning.errors import ConfigError, import_extra
@@ -41,7 +41,8 @@ def draw(folder: Path) -> None:
 
     points, runs = read_csv(folder / "curves.csv"), read_csv(folder / "runs.csv")
     labels = list(dict.fromkeys(run["recipe"] for run in runs))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 1.8 + 0.35 * len(labels)), width_ratios=(3, 2))
+    size, widths = (11, 1.8 + 0.35 * len(labels)), (3, 2)
+    figure, (left, right) = plt.subplots(1, 2, figsize=size, width_ratios=widths, layout="constrained")
     for index, label in enumerate(labels):
         colour = "black" if label == FULL else f"C{index - 1}"
         seeds: dict[str, list] = {}
@@ -52,14 +53,14 @@ def draw(folder: Path) -> None:
         mean = np.ma.mean([curve(rows, "env_steps", grid) for rows in seeds.values()], axis=0)
         left.plot(grid, mean, color=colour, linewidth=2.2 if label == FULL else 1.3)
         returns = [float(run["episodic_return"]) for run in runs if run["recipe"] == label]
-        low, high = interval(interquartile_mean, returns)
+        low, high = interval(returns)
         right.plot([low, high], [index, index], color=colour, linewidth=2)
         right.plot(returns, [index] * len(returns), "o", color=colour, markersize=3, alpha=0.5)
-        right.plot(interquartile_mean(np.array(returns)), index, "D", color=colour)
+        right.plot(np.mean(returns), index, "D", color=colour)
     left.set_ylabel("return", fontsize=8)
     decorate(left, "env_steps")
     decorate(right, "return")
-    right.set_xlabel("return at the end: interquartile mean, 95 %, seeds", fontsize=8)
+    right.set_xlabel("return at the end: mean with its 95 % interval, and each seed", fontsize=8)
     right.set_yticks(range(len(labels)), labels)
     right.invert_yaxis()
     save(figure, folder / "ablation")

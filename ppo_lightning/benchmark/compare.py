@@ -1,4 +1,4 @@
-"""``ppo-lightning compare A.csv B.csv``: is the second set of runs worse than the first, and could one have seen it?"""
+"""``ppo-lightning compare BEFORE AFTER``: whether the second set of runs is worse, and what difference they could show."""
 
 import argparse
 import math
@@ -8,42 +8,41 @@ from typing import Any
 
 import numpy as np
 
-from ppo_lightning.benchmark.report import interquartile_mean, interval, read_csv
+from ppo_lightning.benchmark.report import interval, read_csv
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.rounding import decimals
 
-ALPHA, POWER = 0.05, 0.8  # of all recipes together; with which the smallest difference is seen
+ALPHA = 0.05  # chance of a false alarm, of all recipes together
+POWER = 0.8  # chance that the smallest detectable difference is detected
+WORSE, NO_TEST = 1, 3  # exit codes; 2 is that of wrong input
+Runs = dict[str, dict[str, float]]  # recipe -> seed -> return
 
 
 def difference(before: np.ndarray, after: np.ndarray, axis: int = -1) -> Any:
-    """Returns the interquartile mean of ``after`` minus that of ``before``."""
-    return interquartile_mean(after, axis=axis) - interquartile_mean(before, axis=axis)
+    """Return the mean of ``after`` minus the mean of ``before``."""
+    return np.mean(after, axis=axis) - np.mean(before, axis=axis)
 
 
 def probability_of_improvement(before: Sequence[float], after: Sequence[float]) -> float:
-    """Returns how often a run of ``after`` is better than one of ``before``, over all pairs; a tie is half a time."""
+    """Return the share of pairs in which the run of ``after`` is better than the run of ``before``; a tie counts half."""
     pairs = np.asarray(after)[:, None] - np.asarray(before)[None]
     return float((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
 
 
 def p_worse(before: Sequence[float], after: Sequence[float]) -> float:
-    """Returns how often chance alone would make ``after`` so much worse: a permutation test, exact for a few runs.
+    """Return the probability that chance alone makes the mean of ``after`` so much lower: a permutation test.
 
-    The interval of a bootstrap is too narrow for three or five runs; this test is not, whatever the distribution.
+    The test is exact for few runs and for every distribution.
     """
     options = {"permutation_type": "independent", "alternative": "less", "n_resamples": 9999, "rng": 0, "vectorized": True}
     arrays = np.asarray(before, float), np.asarray(after, float)
-
-    def drop(before: np.ndarray, after: np.ndarray, axis: int = -1) -> Any:
-        return difference(before, after, axis)
-
-    return float(import_extra("scipy.stats", extra="report").permutation_test(arrays, drop, **options).pvalue)
+    return float(import_extra("scipy.stats", extra="report").permutation_test(arrays, difference, **options).pvalue)
 
 
 def smallest_difference(before: Sequence[float], after: Sequence[float], alpha: float) -> float:
-    """Returns by how much ``after`` must be worse for so many runs of such a spread to show it in four cases of five.
+    """Return the smallest detectable difference: the drop of the mean that so many runs show in four cases of five.
 
-    By the t-test's power, which the permutation test comes close to.
+    It follows from the power of the t-test, which is close to that of the permutation test.
     """
     t = import_extra("scipy.stats", extra="report").t
     counts = len(before), len(after)
@@ -52,80 +51,116 @@ def smallest_difference(before: Sequence[float], after: Sequence[float], alpha: 
     return float((t.ppf(1 - alpha, freedom) + t.ppf(POWER, freedom)) * math.sqrt(variance * sum(1 / count for count in counts)))
 
 
-def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[str, bool]:
-    """Compares two files of runs, recipe by recipe.
+def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[str, int]:
+    """Compare two files of runs, recipe by recipe.
 
     Args:
-        before: A CSV with ``recipe``, ``seed`` and the key.
+        before: A CSV with the columns ``recipe``, ``seed`` and the key, or a benchmark's folder, which has ``runs.csv``.
         after: The same of other runs.
-        key: What is compared: the higher, the better.
+        key: The column to compare; higher is better.
 
     Returns:
-        A table in Markdown; whether a recipe is worse, with a chance of 5 % to say so of any when nothing has changed.
+        A table in Markdown, and the exit code: 1 if a recipe is worse (a false alarm in 5 % of all comparisons) or has
+        fewer runs in the second file; otherwise 3 if a recipe has too few runs for a test; otherwise 0.
 
     Raises:
-        ConfigError: A file cannot be read as runs, or they share no recipe with two runs in each.
+        ConfigError: A file cannot be read as runs, a value is not finite, or the files share no recipe.
     """
-    samples = [_samples(path, key) for path in (before, after)]
-    shared = [label for label in samples[0] if all(len(its.get(label, ())) > 1 for its in samples)]
+    first, second = read_runs(before, key), read_runs(after, key)
+    shared = [label for label in first if label in second]
     if not shared:
-        raise ConfigError(f"{before} and {after} share no recipe of which both have two runs or more.")
+        raise ConfigError(f"{before} and {after} share no recipe: compare two benchmarks of the same recipes.")
+    alpha = ALPHA / len(shared)  # Bonferroni: one false alarm in twenty comparisons of all recipes
+    needed = next(count for count in range(2, 1000) if _smallest_p(count, count) <= alpha)
     lines = [
-        "| recipe | runs | before | after | difference [95 %] | probability of improvement | smallest to be seen | p | |",
+        "| recipe | runs | before | after | difference [95 %] | probability of improvement"
+        " | smallest detectable difference | p | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    worse = False
-    for label in shared:
-        old, new = (its[label] for its in samples)
-        low, high = interval(difference, old, new)
-        form = decimals(float(interquartile_mean(np.array(old))))
-        p, alpha = p_worse(old, new), ALPHA / len(shared)  # Bonferroni: one wrong alarm in twenty comparisons of them all
-        verdict = "**worse**" if p <= alpha else "no test with so few runs" if _too_few(len(old), len(new), alpha) else ""
-        worse = worse or p <= alpha
-        lines.append(
-            f"| {label} | {len(old)}, {len(new)} | {float(interquartile_mean(np.array(old))):{form}}"
-            f" | {float(interquartile_mean(np.array(new))):{form}}"
-            f" | {float(difference(np.array(old), np.array(new))):+{form}} [{low:+{form}}, {high:+{form}}]"
-            f" | {probability_of_improvement(old, new):.2f} | {smallest_difference(old, new, alpha):{form}}"
-            f" | {p:.3f} | {verdict} |"
-        )
-    alone = sorted(set(samples[0]) ^ set(samples[1]) | set(samples[0]) - set(shared))
-    if alone:
-        lines.append(f"\nNot compared, for they are not in both, or once only: {', '.join(alone)}.")
-    return "\n".join(lines), worse
+    lost, untested, worse = [], [], False
+    for label, runs in first.items():
+        old, new = list(runs.values()), list(second.get(label, {}).values())
+        if len(new) < len(old):
+            missing = ", ".join(seed for seed in runs if seed not in second.get(label, {}))
+            lost.append(f"{label} has {len(new)} of {len(old)} runs in {after}: seeds {missing} are missing.")
+        if label not in shared:
+            continue
+        p, verdict = "", "no test"
+        if min(len(old), len(new)) > 1 and _smallest_p(len(old), len(new)) <= alpha:
+            probability = p_worse(old, new)
+            p, verdict = f"{probability:.3f}", "**worse**" if probability <= alpha else ""
+            worse = worse or probability <= alpha
+        else:
+            untested.append(f"{label} has too few runs for a test ({len(old)} and {len(new)}): train {needed} seeds each.")
+        lines.append(f"| {label} | {len(old)}, {len(new)} | {_figures(old, new, alpha)} | {p} | {verdict} |")
+    lines += [f"\n{sentence}" for sentence in (*lost, *untested)]
+    if added := [label for label in second if label not in first]:
+        lines.append(f"\nOnly in {after}, and not compared: {', '.join(added)}.")
+    return "\n".join(lines), WORSE if worse or lost else NO_TEST if untested else 0
 
 
-def _too_few(old: int, new: int, alpha: float) -> bool:
-    """Returns whether even the clearest difference of so many runs would not count."""
-    return 1 / math.comb(old + new, new) > alpha
+def _figures(old: Sequence[float], new: Sequence[float], alpha: float) -> str:
+    """Return the cells of a row from the means to the smallest detectable difference."""
+    mean, form = float(np.mean(old)), decimals(float(np.mean(old)))
+    change, between, detectable = f"{float(np.mean(new)) - mean:+{form}}", "", ""
+    if min(len(old), len(new)) > 1:
+        low, high = interval(new, old)
+        between, detectable = f" [{low:+{form}}, {high:+{form}}]", f"{smallest_difference(old, new, alpha):{form}}"
+    better = f"{probability_of_improvement(old, new):.2f}"
+    return f"{mean:{form}} | {float(np.mean(new)):{form}} | {change}{between} | {better} | {detectable}"
 
 
-def _samples(path: Path, key: str) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {}
+def _smallest_p(old: int, new: int) -> float:
+    """Return the p value of the clearest difference that so many runs can show."""
+    return 1 / math.comb(old + new, new)
+
+
+def read_runs(path: Path, key: str) -> Runs:
+    """Read the values of a column by recipe and seed.
+
+    Args:
+        path: A CSV, or a folder with ``runs.csv``.
+        key: The column.
+
+    Raises:
+        ConfigError: The file cannot be read, a value is not finite, or a recipe has a seed twice.
+    """
+    path = path / "runs.csv" if path.is_dir() else path
+    runs: Runs = {}
     try:
-        for row in read_csv(path):
-            samples.setdefault(row["recipe"], []).append(float(row[key]))
-    except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as runs with the columns recipe and {key}: {error}.") from error
-    return samples
+        for line, row in enumerate(read_csv(path), start=2):
+            recipe, seed, value = row["recipe"], row["seed"], float(row[key])
+            where = f"{path}, line {line} (recipe {recipe}, seed {seed})"
+            if not math.isfinite(value):
+                raise ConfigError(f"{where}: {key} is {value}; train this run again, or for long enough to end an episode.")
+            if seed in runs.setdefault(recipe, {}):
+                raise ConfigError(f"{where}: an earlier line has the same recipe and seed; keep one of them.")
+            runs[recipe][seed] = value
+    except ConfigError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as runs with the columns recipe, seed and {key}: {error}.") from error
+    return runs
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs ``ppo-lightning compare``.
+    """Run ``ppo-lightning compare``.
 
     Raises:
-        SystemExit: With code 1 if a recipe has become worse.
+        SystemExit: With the exit code of :func:`compare`, if it is not 0.
     """
     parser = argparse.ArgumentParser(
         "ppo-lightning compare",
-        description="Recipe by recipe: are the runs of the second file worse? Exit code 1 if they are, for CI.",
+        description="Recipe by recipe: are the runs of the second benchmark worse than those of the first?",
+        epilog="Exit codes: 0 no recipe is worse; 1 a recipe is worse, or has fewer runs in the second benchmark;"
+        " 2 wrong input; 3 too few runs for a test.",
         allow_abbrev=False,
     )
-    parser.add_argument("before", type=Path, help="runs.csv of a benchmark")
-    parser.add_argument("after", type=Path, help="runs.csv of another")
+    parser.add_argument("before", type=Path, help="a benchmark's folder, or its runs.csv")
+    parser.add_argument("after", type=Path, help="another benchmark's folder, or its runs.csv")
     parser.add_argument("--key", default="episodic_return", help="the column to compare (default: episodic_return)")
     own = parser.parse_args(args)
-    text, worse = compare(own.before, own.after, own.key)
+    text, exit_code = compare(own.before, own.after, own.key)
     print(text)
-    if worse:
-        raise SystemExit(1)
+    if exit_code:
+        raise SystemExit(exit_code)
