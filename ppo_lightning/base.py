@@ -1,5 +1,6 @@
 """What every algorithm here needs of Lightning: an agent that is built late, evaluated, asked for actions, and saved."""
 
+import inspect
 import math
 import time
 import warnings
@@ -22,15 +23,16 @@ from ppo_lightning import ranks
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.supported import check_callbacks
+from ppo_lightning.checkpoint_file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.details import manifest
-from ppo_lightning.errors import ConfigError, NonFiniteError
+from ppo_lightning.errors import ConfigError, NonFiniteError, first_line
 from ppo_lightning.finite import Snapshot, require_finite_state
 from ppo_lightning.inference import InferenceModule
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent, check_same_state
+from ppo_lightning.models.rebuild import agent_to_plain, check_same_agent, check_same_state, known_class, trained_agent
 from ppo_lightning.seeding import derive_seed
 from ppo_lightning.watch import end_with_the_launcher
 
@@ -90,9 +92,35 @@ class AgentModule(InferenceModule):
         return super().load_state_dict(state, *args, **kwargs)
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Lightning's, which never executes code from the file: neither from an address on the web."""
-        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs | {"weights_only": True})
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: Any, map_location: Any = "cpu", **kwargs: Any
+    ) -> Any:
+        """Build the module of a checkpoint, with its agent, without executing code from the file.
+
+        Lightning's own method parses the settings as a command line, which imports the classes that they name.
+
+        Args:
+            checkpoint_path: A path, an address (``s3://...``), or an open file.
+            map_location: Device of the module.
+            **kwargs: Hyperparameters in the place of the checkpoint's; ``weights_only`` is always true.
+
+        Raises:
+            ConfigError: The file cannot be read, or its settings do not fit the module's class.
+        """
+        checkpoint = read_checkpoint(checkpoint_path)
+        saved = checkpoint["hyper_parameters"]
+        module_class = known_class(saved.get("_class_path"), cls) or cls
+        parameters = inspect.signature(module_class).parameters
+        every = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+        accepted = {key for key in saved if (every or key in parameters) and key != "agent" and key[0] != "_"}
+        given = {key: value for key, value in kwargs.items() if key != "weights_only"}
+        try:
+            module = module_class(**{key: saved[key] for key in accepted} | given)
+        except (TypeError, AttributeError) as error:
+            raise ConfigError(f"The checkpoint's hyperparameters do not fit {cls.__name__}: {first_line(error)}.") from error
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"])
+        return module.to(map_location)
 
     @property
     def data(self) -> RolloutDataModule:
@@ -137,11 +165,12 @@ class AgentModule(InferenceModule):
             if self.agent is None:
                 self.agent = self.make_agent(observation_spec, action_spec)
                 self._recipe = agent_to_plain(self.agent, observation_spec, action_spec)
+            else:
+                check_same_agent(self._recipe, agent_to_plain(self.agent, observation_spec, action_spec))
         if self.takes_memory and self.agent.memory is None:
             raise ConfigError("RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or gru.")
         if self.agent.memory is not None and not self.takes_memory:
             raise ConfigError("model.agent has a memory: use ppo_lightning.variants.RecurrentPPO, or set memory to null.")
-        check_same_agent(self._recipe, agent_to_plain(self.agent, observation_spec, action_spec))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what Lightning does not know, as plain types.
@@ -151,25 +180,31 @@ class AgentModule(InferenceModule):
         """
         require_finite_state(checkpoint)
         checkpoint["agent"], checkpoint["details"] = self._recipe, manifest(self)
-        checkpoint["seed"] = self.data.seed
+        checkpoint["seed"], checkpoint["evaluation"] = self.data.seed, self._evaluation()
         checkpoint["env_steps"], checkpoint["frames_per_rollout"] = self.env_steps, self.data.frames_per_rollout
         checkpoint["episode_returns"] = list(self.episode_returns)
         checkpoint["shuffle"] = self._shuffle.get_state()
+
+    def _evaluation(self) -> dict[str, float] | None:
+        """Return the results of the last evaluation, if it was one of the present weights."""
+        metrics = {key: float(value) for key, value in self.trainer.callback_metrics.items()}
+        if abs(metrics.get("step", -math.inf) - self.env_steps) > self.data.frames_per_rollout / 2:  # float32
+            return None
+        return {key.removeprefix("eval/"): metrics[key] for key in metrics if key.startswith("eval/")}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes it back; builds the agent if there is none, and otherwise demands the same one.
 
         Raises:
-            ConfigError: The checkpoint is of another kind, other spaces or another agent; or a run would go on in another
-                environment, or with rollouts of another size, which its schedules cannot count.
+            ConfigError: The checkpoint has other spaces or another agent; or, to resume a run, it holds weights only, or is of
+                another environment or of rollouts of another size, which its schedules cannot count.
         """
-        if "agent" not in checkpoint:
-            raise ConfigError("The checkpoint (ckpt_path) was not written by ppo_lightning: give one that was.")
         if self.agent is None:
-            self.agent, self._recipe = agent_from_plain(checkpoint["agent"]), checkpoint["agent"]
+            self.agent, self._recipe = trained_agent(checkpoint).train(), checkpoint["agent"]
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict())
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            require_resumable(checkpoint)
             source, here = checkpoint["datamodule_hyper_parameters"], self.data.hparams
             if source["backend"] == here["backend"] and source["env_id"] != here["env_id"]:
                 raise ConfigError(

@@ -1,15 +1,18 @@
 """Checkpoint files that are whole, or not there."""
 
+import contextlib
+import fcntl
 import io
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.checkpoint_file import read_checkpoint
 
 
 class CheckedCheckpointIO(TorchCheckpointIO):
@@ -45,17 +48,12 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             print(f"\nNO CHECKPOINT was written to {path}: {error}. Training goes on.", file=sys.stderr, flush=True)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict[str, Any]:
-        """Loads a checkpoint of tensors and plain types; ``weights_only=False`` is not honoured.
+        """Load a checkpoint by :func:`~ppo_lightning.checkpoint_file.read_checkpoint`; ignore ``weights_only``.
 
         Raises:
-            ConfigError: The file is truncated, of another kind, or would execute code.
+            ConfigError: As there.
         """
-        try:
-            return super().load_checkpoint(path, map_location, weights_only=True)
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # whatever torch.load raises for what is no checkpoint
-            raise ConfigError(f"ckpt_path {str(path)!r} cannot be read as a checkpoint: {first_line(error)}.") from error
+        return read_checkpoint(path, map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes a checkpoint, unless the one that shall take its place could not be written."""
@@ -63,18 +61,33 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             super().remove_checkpoint(path)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder; the file of a writer that still runs stays.
+
+    A writer holds a lock on its file, which ends with the process. The minute is for the moment before it has the lock.
+    """
+    for path in folder.glob(".*.part"):
+        with contextlib.suppress(OSError), open(path, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - path.stat().st_mtime > 60:
+                path.unlink()
+
+
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    buffer, beside = io.BytesIO(), path.with_name(f".{path.name}.part")
+    remove_unfinished(path.parent)
+    buffer, beside = io.BytesIO(), path.with_name(f".{path.name}.{os.getpid()}.part")
     torch.save(checkpoint, buffer)
     try:
         with open(beside, "wb") as file:
+            with contextlib.suppress(OSError):  # not every network's file system has locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-        if beside.read_bytes() != buffer.getbuffer():
-            raise OSError("it reads back differently")
-        os.replace(beside, path)
+            if beside.read_bytes() != buffer.getbuffer():
+                raise OSError("it reads back differently")
+            os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)

@@ -10,12 +10,12 @@ from typing import Any
 
 import lightning as L
 
+from ppo_lightning.checkpoint_file import read_checkpoint
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.atari import AtariEnv
 from ppo_lightning.envs.specs import mask_columns
 from ppo_lightning.models.composite import MultiCategoricalHead
 from ppo_lightning.models.heads import GaussianHead
-from ppo_lightning.models.rebuild import read_checkpoint
 
 Value = bool | float | int | str | list | None  # None: it does not concern this run
 ROOT = Path(__file__).parent

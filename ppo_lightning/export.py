@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from torchrl.data import Categorical, Composite, TensorSpec
 
 import ppo_lightning
+from ppo_lightning.checkpoint_file import CONFIG, WEIGHTS, read_checkpoint, read_hub_folder
+from ppo_lightning.checkpoint_settings import TRUST, TRUST_HELP, environment_of
 from ppo_lightning.envs import make_env
 from ppo_lightning.envs.specs import columns, mask_columns, spec_from_plain, stored
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.rebuild import agent_from_plain, read_checkpoint, trained_agent
+from ppo_lightning.models.rebuild import trained_agent
 from ppo_lightning.video import record_video
 
-WEIGHTS, CONFIG, CARD, VIDEO = "model.safetensors", "config.json", "README.md", "replay.mp4"
+CARD, VIDEO = "README.md", "replay.mp4"
 CHECKED = 256  # observations of each kind
 
 
@@ -72,6 +74,8 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
             dynamo=True,
             verbose=False,
         )
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces, with the paths of this machine
     program.save(path)
     return path
 
@@ -144,14 +148,17 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     config = {
         "ppo_lightning": ppo_lightning.__version__,
         "agent": checkpoint["agent"],
-        "data": data,
-        "hyper_parameters": {key: value for key, value in checkpoint["hyper_parameters"].items() if not key.startswith("_")},
+        "data": _public(data),
+        "hyper_parameters": _public(checkpoint["hyper_parameters"]),
         "details": checkpoint["details"],
         "seed": checkpoint["seed"],
         "env_steps": checkpoint["env_steps"],
-        "episodic_return": float(np.mean(returns)) if returns else None,
-        "episodic_return_std": float(np.std(returns)) if returns else None,
-        "episodes": len(returns),
+        "evaluation": checkpoint.get("evaluation"),
+        "training": {
+            "episodic_return": float(np.mean(returns)) if returns else None,
+            "episodic_return_std": float(np.std(returns)) if returns else None,
+            "episodes": len(returns),
+        },
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=1, default=str) + "\n")
     said = ""
@@ -167,14 +174,26 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     return folder
 
 
+def _public(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without Lightning's own entries and without the user's file of observations."""
+    return {key: value for key, value in settings.items() if not key.startswith("_") and key != "predict_observations"}
+
+
 def _card(config: dict[str, Any], video: str) -> str:
-    env_id, mean, std = config["data"]["env_id"], config["episodic_return"], config["episodic_return_std"]
+    env_id, evaluated = config["data"]["env_id"], bool(config["evaluation"])
+    results = config["evaluation"] if evaluated else config["training"]
+    mean, std = (results.get(name) for name in ("episodic_return", "episodic_return_std"))
     result = "" if mean is None else f"{mean:.2f} +/- {std:.2f}"
-    metric = f"      - type: mean_reward\n        value: {result}\n        name: mean_reward\n" if result else ""
-    act = "action = agent.mode(observation)    # raw observations [B, ...]"
+    kind = (
+        "Return of the last evaluation (whole episodes, the most probable actions)"
+        if evaluated
+        else f"Return of the last {results['episodes']} training episodes (sampled actions; no evaluation of these weights)"
+    )
+    metric = f"      - {{type: mean_reward, value: {result}, name: {kind.partition(' (')[0].lower()}}}\n" if result else ""
+    act = "action = agent.mode(observation)  # raw observations [B, ...]"
     if config["agent"]["init_args"].get("memory"):
-        act = """memory = agent.initial_memory(1)  # zero where an episode begins
-action, _, memory = agent.play(observation, memory)  # raw observations [B, ...]"""
+        act = """memory = agent.initial_memory(len(observation))  # zero where an episode begins
+action, value, memory = agent.play(observation, memory)  # raw observations [B, ...]"""
     settings = "\n".join(f"| {name} | {value} |" for name, value in config["hyper_parameters"].items())
     return f"""---
 library_name: ppo_lightning
@@ -189,7 +208,7 @@ model-index:
 
 # PPO on {env_id}
 
-Return over the last {config["episodes"]} training episodes: {result or "unknown"}, after {config["env_steps"]} steps.
+{kind}: {result or "unknown"}, after {config["env_steps"]} environment steps of training.
 {video}
 ```python
 from ppo_lightning.export import load_from_hub
@@ -211,9 +230,8 @@ def load_from_hub(source: str | Path) -> ActorCritic:
         source: A folder, or ``"user/name"``.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: It is neither, a file in it is damaged, or its agent's class is not imported.
     """
-    safetensors = import_extra("safetensors.torch", extra="export")
     folder = Path(source)
     if not folder.is_dir():
         hub = import_extra("huggingface_hub", extra="export")
@@ -221,18 +239,24 @@ def load_from_hub(source: str | Path) -> ActorCritic:
             folder = Path(hub.snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG]))
         except Exception as error:  # whatever lies between here and the Hub
             raise ConfigError(f"{source} is no folder, and the Hub does not give it: {first_line(error)}.") from error
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} has no {CONFIG}: give a folder that ppo-lightning export --hub wrote.")
-    agent = agent_from_plain(json.loads((folder / CONFIG).read_text())["agent"])
-    agent.load_state_dict(safetensors.load_file(folder / WEIGHTS))
-    return agent.eval()
+    return trained_agent(read_hub_folder(folder))
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool = False) -> str:
-    """Uploads a folder that :func:`save_for_hub` wrote; ``huggingface_hub`` knows the account. Returns the address."""
+    """Upload a folder that :func:`save_for_hub` wrote, and return its address; ``huggingface_hub`` knows the account.
+
+    Raises:
+        ConfigError: There is no network, no token, or no right to write there.
+    """
     api = import_extra("huggingface_hub", extra="export").HfApi()
-    address = api.create_repo(repo_id, private=private, exist_ok=True)
-    api.upload_folder(repo_id=repo_id, folder_path=str(folder))
+    try:
+        address = api.create_repo(repo_id, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo_id, folder_path=str(folder))
+    except Exception as error:  # whatever lies between here and the Hub
+        raise ConfigError(
+            f"{folder} is written, but not uploaded to {repo_id} ({first_line(error)}): check the network, and log in with"
+            " hf auth login."
+        ) from error
     return str(address)
 
 
@@ -246,12 +270,14 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--hub", type=Path, help="a folder to write: weights, configuration, model card, video")
     parser.add_argument("--push", metavar="USER/NAME", help="upload that folder, too")
     parser.add_argument("--no_video", action="store_true", help="leave out the video")
+    parser.add_argument(TRUST, action="store_true", help=TRUST_HELP)
     own = parser.parse_args(args)
     if own.onnx is None and own.hub is None:
         raise ConfigError("export needs something to write: give --onnx FILE or --hub FOLDER.")
     if own.push and own.hub is None:
         raise ConfigError("--push uploads the folder of --hub: give both.")
     checkpoint = read_checkpoint(own.ckpt_path)
+    environment_of(checkpoint, args)
     if own.onnx is not None:
         agent, spec = trained_agent(checkpoint), spec_from_plain(checkpoint["agent"]["observation_spec"])
         path = to_onnx(agent, spec, own.onnx)

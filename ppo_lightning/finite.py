@@ -39,13 +39,20 @@ def require_finite_state(checkpoint: dict[str, Any]) -> None:
     Raises:
         NonFiniteError: Names the first tensor.
     """
+    if name := first_nonfinite(checkpoint):
+        raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
+
+
+def first_nonfinite(checkpoint: dict[str, Any]) -> str | None:
+    """Return the name of the first weight, statistic or optimizer state that is NaN or infinite, if any."""
     tensors = dict(checkpoint["state_dict"])
     for optimizer in checkpoint.get("optimizer_states", []):
         for number, entries in optimizer["state"].items():
             tensors |= {f"{name} of parameter {number} in the optimizer": value for name, value in entries.items()}
     for name, value in tensors.items():
         if torch.is_tensor(value) and not value.isfinite().all():
-            raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
+            return name
+    return None
 
 
 class Snapshot:

@@ -50,7 +50,8 @@ class InferenceModule(L.LightningModule):
         """Does what :meth:`forward` does, after checking the observations.
 
         Raises:
-            ConfigError: There is no trained agent, or the observations have another shape than those it was trained on.
+            ConfigError: There is no trained agent, or the observations have another shape than those it was trained on, or are
+                not finite.
         """
         if self.agent is None:
             raise ConfigError("predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path).")
@@ -60,6 +61,8 @@ class InferenceModule(L.LightningModule):
             raise ConfigError(f"predict takes observations of shape {shapes}.")
         if spec.dtype == torch.uint8 and observation.dtype != torch.uint8:
             raise ConfigError(f"predict takes pictures of bytes (uint8, 0 to 255), not {observation.dtype}.")
+        if not observation.isfinite().all():
+            raise ConfigError("predict takes finite observations, and there is a NaN or an infinity among these.")
         return self(observation.to(self.device, spec.dtype))
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from ppo_lightning.checkpoint_file import read_checkpoint
+from ppo_lightning.checkpoint_io import remove_unfinished
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.rebuild import read_checkpoint
 
 
 def newest_checkpoint(trainer: Trainer, env_id: Any, seed: Any) -> str | None:
@@ -21,7 +22,10 @@ def newest_checkpoint(trainer: Trainer, env_id: Any, seed: Any) -> str | None:
         env_id: As the configuration has it.
         seed: As the configuration has it; True (a random one) fits every run.
     """
-    found = [path for folder in _folders(trainer) for path in folder.glob("*.ckpt")]
+    folders = _folders(trainer)
+    for folder in folders:
+        remove_unfinished(folder)
+    found = [path for folder in folders for path in folder.glob("*.ckpt")]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             checkpoint = read_checkpoint(str(path))

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from ppo_lightning.checkpoint_file import read_checkpoint
+from ppo_lightning.checkpoint_settings import TRUST, TRUST_HELP, environment_of
 from ppo_lightning.envs import BatchedEnv, make_env
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.make import Backend
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.heads import CategoricalHead
-from ppo_lightning.models.rebuild import check_same_spaces, read_checkpoint, trained_agent
+from ppo_lightning.models.rebuild import check_same_spaces, trained_agent
 from ppo_lightning.overlay import draw
 from ppo_lightning.rounding import decimals
 from ppo_lightning.seeding import derive_seed
@@ -143,14 +145,15 @@ def main(args: Sequence[str]) -> None:
         "--overlay", action="store_true", help="draw action probabilities (or means), value and return beside it"
     )
     parser.add_argument("--env_id", help="an environment of Gymnasium (default: the checkpoint's)")
+    parser.add_argument(TRUST, action="store_true", help=TRUST_HELP)
     options = parser.parse_args(args)
     checkpoint = read_checkpoint(options.ckpt_path)
+    env_id = environment_of(checkpoint, args, options.env_id)
     agent, data = trained_agent(checkpoint), checkpoint["datamodule_hyper_parameters"]
     backend: Backend = "procgen" if data["backend"] == "procgen" else "gymnasium"
     if options.env_id is None and data["backend"] != backend:
         print(f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment")
-    env_id = options.env_id or data["env_id"]
-    same_family = backend == "procgen" or all(ATARI_ID.fullmatch(each) for each in (env_id, data["env_id"]))
+    same_family = backend == "procgen" or all(ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"]))
     env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}
     returns = record_video(
         agent, env_id, options.output, options.episodes, options.seed, backend, options.overlay, **env_kwargs

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ppo_lightning.benchmark.runner import DONE, Job, Runner, metrics_of
+from ppo_lightning.checkpoint_file import read_checkpoint
 from ppo_lightning.errors import import_extra
-from ppo_lightning.models.rebuild import read_checkpoint
 from ppo_lightning.rounding import decimals
 
 CONFIDENCE = 0.95

@@ -1,5 +1,6 @@
 """Gymnasium spaces as TorchRL specs, and specs as plain data that a checkpoint can hold."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from ppo_lightning.errors import ConfigError
 
 MASK = "action_mask"  # the entry of a dictionary of observations that says which discrete actions are allowed
 CELL = (11, 6, 3)  # how many objects, colours and states MiniGrid has (minigrid/core/constants.py)
+LARGEST = 2**24  # numbers in an observation or an action that a file may name
 SMALLEST_PICTURE = 36  # pixels: a smaller one (a few cells of a grid) is a vector
 
 
@@ -193,16 +195,25 @@ def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
 
 
 def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
-    """Rebuilds the spec that :func:`spec_to_plain` described."""
+    """Rebuild the spec that :func:`spec_to_plain` described.
+
+    Raises:
+        ConfigError: It is larger than any observation, or of no type of PyTorch.
+    """
     if plain["kind"] == "Composite":
         return Composite({key: spec_from_plain(part) for key, part in plain["parts"].items()})
     if plain["kind"] == "MultiCategorical":
         return MultiCategorical(plain["n"], dtype=torch.int64)
+    size = plain["n"] if "n" in plain else math.prod(plain["shape"])
+    if not 0 <= size <= LARGEST:
+        raise ConfigError(f"The checkpoint names a space of {size} numbers: the file is damaged, or was edited.")
     if plain["kind"] == "Binary":
-        return Binary(plain["n"], shape=(plain["n"],), dtype=torch.int64)
+        return Binary(size, shape=(size,), dtype=torch.int64)
     if plain["kind"] == "Categorical":
-        return Categorical(plain["n"], shape=(), dtype=torch.int64)
+        return Categorical(size, shape=(), dtype=torch.int64)
     shape, dtype = tuple(plain["shape"]), getattr(torch, plain["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"The checkpoint names a space of type {plain['dtype']!r}: the file is damaged, or was edited.")
     if plain["kind"] == "Unbounded":
         return Unbounded(shape=shape, dtype=dtype)
     low, high = (torch.as_tensor(plain[key], dtype=dtype).expand(shape).clone() for key in ("low", "high"))

@@ -1,18 +1,25 @@
 """An agent's recipe as plain data, so that a checkpoint can build it without its environment."""
 
+import contextlib
+import importlib
 import inspect
 import sys
-from pathlib import Path
-from typing import Any
+import warnings
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import TensorSpec
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.specs import spec_from_plain, spec_to_plain
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
+
+Known = TypeVar("Known")
+LOCAL = "<locals>"  # in the qualified name of a class inside a function
+SLACK = 2**24  # numbers: for buffers that are not saved
 
 
 def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec: TensorSpec) -> dict[str, Any]:
@@ -29,60 +36,124 @@ def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec
         raise ConfigError(f"{name}.__init__ must call self.save_hyperparameters(ignore=['observation_spec', 'action_spec']).")
     if len(names) == len(arguments):  # no **kwargs: what a base class kept for itself is not this class's argument
         kept = {name: kept[name] for name in names}
+    class_path = f"{type(agent).__module__}.{type(agent).__qualname__}"
+    if LOCAL in class_path:
+        warnings.warn(
+            f"The agent's class {class_path} is inside a function: this script can resume its runs, but"
+            " load_from_checkpoint and the command line cannot load their checkpoints; define the class at the top level"
+            " of a module.",
+            stacklevel=2,
+        )
     return {
-        "class_path": f"{type(agent).__module__}.{type(agent).__qualname__}",
+        "class_path": class_path,
         "init_args": {key: list(arg) if isinstance(arg, tuple) else arg for key, arg in kept.items()},
         "observation_spec": spec_to_plain(observation_spec),
         "action_spec": spec_to_plain(action_spec),
     }
 
 
-def agent_class_of(plain: dict[str, Any]) -> type[ActorCritic]:
-    """Returns the class that :func:`agent_to_plain` named.
+def known_class(class_path: Any, base: type[Known]) -> type[Known] | None:
+    """Return the subclass of ``base`` that a file names, if it is one of this package or imported already.
 
-    Raises:
-        ConfigError: It is not an agent that has been imported already; a file never decides what is imported.
+    A file never decides what is imported.
     """
-    module, _, name = plain["class_path"].rpartition(".")
-    agent_class = getattr(sys.modules.get(module), name, None)
-    if not (isinstance(agent_class, type) and issubclass(agent_class, ActorCritic)):
-        raise ConfigError(f"The checkpoint's agent is {plain['class_path']}: import that class before loading the checkpoint.")
-    return agent_class
+    module, _, name = str(class_path).rpartition(".")
+    if is_ours(module):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, base) else None
 
 
-def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
-    """Builds the agent that :func:`agent_to_plain` described, with fresh weights.
+def is_ours(module: str) -> bool:
+    """Tell whether a module belongs to this package, by its name."""
+    return module.partition(".")[0] == "ppo_lightning"
+
+
+def agent_class_of(plain: dict[str, Any]) -> type[ActorCritic]:
+    """Return the class that :func:`agent_to_plain` named.
 
     Raises:
-        ConfigError: The class is not an agent that has been imported already; a file never decides what is imported.
+        ConfigError: It is no agent that :func:`known_class` knows.
+    """
+    path = plain["class_path"]
+    if (agent_class := known_class(path, ActorCritic)) is not None:
+        return agent_class
+    if LOCAL in path:
+        raise ConfigError(
+            f"The checkpoint's agent is {path}, a class inside a function, which no file can name: define it at the top level"
+            " of a module, and train again."
+        )
+    raise ConfigError(
+        f"The checkpoint's agent is {path}: import that class before loading the checkpoint, or, on the command line, pass"
+        " --trust_checkpoint if you trust the file."
+    )
+
+
+class Budget(TorchDispatchMode):
+    """Context in which PyTorch creates no more numbers than ``limit``, all new tensors together.
+
+    A file may name layers of any size: they are refused before memory is taken for them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = self.left = limit
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Count what an operation with the argument ``device`` creates, which is found without memory, on ``meta``."""
+        kwargs = kwargs or {}
+        if any(argument.name == "device" for argument in func._schema.arguments):
+            unused = {"pin_memory", "generator"}
+            planned = func(*args, **{key: kwargs[key] for key in kwargs if key not in unused} | {"device": "meta"})
+            self.left -= planned.numel()
+            if self.left < 0:
+                raise ConfigError(
+                    f"The checkpoint names an agent or spaces of more than {self.limit} numbers, which its weights do not"
+                    " need: the file is damaged, or was edited."
+                )
+        return func(*args, **kwargs)
+
+
+def agent_from_plain(plain: dict[str, Any], limit: int = SLACK) -> ActorCritic:
+    """Build the agent that :func:`agent_to_plain` described, with fresh weights.
+
+    Args:
+        plain: From a file, perhaps.
+        limit: The most numbers that all new tensors may have together.
+
+    Raises:
+        ConfigError: The class is not known, its arguments do not fit, or it would be larger than ``limit``.
     """
     agent_class = agent_class_of(plain)
-    observation_spec, action_spec = spec_from_plain(plain["observation_spec"]), spec_from_plain(plain["action_spec"])
-    return agent_class(observation_spec, action_spec, **plain["init_args"])
-
-
-def read_checkpoint(path: str) -> dict[str, Any]:
-    """Reads a checkpoint of this package, without executing anything in it.
-
-    Raises:
-        ConfigError: The file is missing, or something else.
-    """
-    if not Path(path).is_file():
-        raise ConfigError(f"ckpt_path {path!r} is not a file: give the path of a checkpoint.")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        missing = {"agent", "state_dict", "hyper_parameters", "datamodule_hyper_parameters", "seed"} - checkpoint.keys()
-    except Exception as error:  # whatever torch.load raises for a file of another kind
-        raise ConfigError(f"ckpt_path {path!r} is not a checkpoint of ppo_lightning ({type(error).__name__}).") from error
-    if missing:
-        raise ConfigError(f"ckpt_path {path!r} is not a checkpoint of ppo_lightning (no {', '.join(sorted(missing))}).")
-    return checkpoint
+        with Budget(limit):
+            observation_spec, action_spec = (spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec"))
+            return agent_class(observation_spec, action_spec, **plain["init_args"])
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a class raises for arguments that are not its own
+        raise ConfigError(
+            f"The checkpoint's agent {plain['class_path']} cannot be built from its settings: {first_line(error)}."
+        ) from error
 
 
 def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
-    """Builds the agent of a checkpoint that :func:`read_checkpoint` read, with its weights and statistics."""
-    agent, state, prefix = agent_from_plain(checkpoint["agent"]), checkpoint["state_dict"], "agent."
-    agent.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
+    """Build the agent of a checkpoint or a Hub folder, with its weights and statistics.
+
+    Args:
+        checkpoint: From :func:`~ppo_lightning.checkpoint_file.read_checkpoint` or
+            :func:`~ppo_lightning.checkpoint_file.read_hub_folder`.
+
+    Raises:
+        ConfigError: The class is not known, or its settings and the weights do not fit each other.
+    """
+    prefix = "agent."
+    state = {key: tensor for key, tensor in checkpoint["state_dict"].items() if key.startswith(prefix)}
+    # Each weight is created twice, the second time for its orthogonal initialization.
+    agent = agent_from_plain(checkpoint["agent"], limit=4 * sum(tensor.numel() for tensor in state.values()) + SLACK)
+    check_same_state(saved=state, current={f"{prefix}{key}": tensor for key, tensor in agent.state_dict().items()})
+    agent.load_state_dict({key.removeprefix(prefix): tensor for key, tensor in state.items()})
     return agent.eval()
 
 
@@ -134,8 +205,9 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
             )
     makes, made = ({"class_path": plain["class_path"], **plain["init_args"]} for plain in (current, saved))
     # An argument that the class did not have when the checkpoint was written has its default.
-    parameters = inspect.signature(agent_class_of(current)).parameters
-    made |= {name: parameters[name].default for name in makes.keys() - made.keys() if name in parameters}
+    if missing := makes.keys() - made.keys():
+        parameters = inspect.signature(agent_class_of(current)).parameters
+        made |= {name: parameters[name].default for name in missing if name in parameters}
     if makes != made:
         raise ConfigError(f"The checkpoint (ckpt_path) holds the agent {made} and model.agent makes {makes}: give the same.")
 
