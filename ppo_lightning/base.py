@@ -25,6 +25,7 @@ from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.supported import check_callbacks
 from ppo_lightning.checkpoint_file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
+from ppo_lightning.checks import check_trainer
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.details import manifest
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line
@@ -131,11 +132,8 @@ class AgentModule(InferenceModule):
         return data
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Refuses Trainer options that PPO does not honour (no hook comes before Lightning's own check); listens to signals."""
-        if self.trainer.gradient_clip_val is not None:
-            raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
-        if self.trainer.precision not in ("32-true", "bf16-mixed"):
-            raise ConfigError(f"trainer.precision is {self.trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
+        """Refuse Trainer options that PPO cannot honour, before Lightning's own checks; listen to signals."""
+        check_trainer(self.trainer)
         end_with_the_launcher()  # before the ranks meet
         return [Preemption(), LoggerGuard()]
 
@@ -338,7 +336,10 @@ class AgentModule(InferenceModule):
         together = ranks.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         for name, value in zip(values, together.tolist(), strict=True):
             if name.startswith("losses/") and not math.isfinite(value) and name != "losses/explained_variance":
-                raise NonFiniteError(f"{name} is {value} after {self.env_steps} steps: lower model.learning_rate, for example.")
+                raise NonFiniteError(
+                    f"{name} is {value} after {self.env_steps} steps: set model.norm_reward to true if rewards are"
+                    " large, otherwise lower model.learning_rate."
+                )
         step = torch.tensor(self.env_steps)  # ModelCheckpoint names files by it
         self.trainer.callback_metrics.update(zip(values, together, strict=True), step=step)
         if self.rollouts_done % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 import numpy as np
@@ -16,6 +16,7 @@ from torchrl.data import Categorical, Composite, TensorSpec
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from ppo_lightning import ranks
+from ppo_lightning.checks import Range, check_arguments
 from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.envs import BatchedEnv, make_env
 from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
@@ -65,34 +66,21 @@ class RolloutDataModule(L.LightningDataModule):
         self,
         env_id: str | Callable[[], EnvBase] = "CartPole-v1",
         backend: Backend = "gymnasium",
-        num_envs: int = 4,
-        num_steps: int = 128,
-        total_timesteps: int = 500_000,
-        rollouts_per_epoch: int = 100,
+        num_envs: Annotated[int, Range(1, 262_144)] = 4,
+        num_steps: Annotated[int, Range(1, 10_000_000)] = 128,
+        total_timesteps: Annotated[int, Range(1)] = 500_000,
+        rollouts_per_epoch: Annotated[int, Range(1)] = 100,
         env_kwargs: dict[str, Any] | None = None,
         transforms: list[Transform] | None = None,
-        eval_episodes: int = 10,
+        eval_episodes: Annotated[int, Range(1, 100_000)] = 10,
         predict_observations: str | None = None,
-        local_num_envs: int | None = None,
+        local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
         double_buffer: bool = False,
-        step_timeout: float | None = 600.0,
-        max_restarts: int = 0,
+        step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
+        max_restarts: Annotated[int, Range(0)] = 0,
     ) -> None:
+        check_arguments(RolloutDataModule.__init__, locals(), "data")
         super().__init__()
-        numbers = {
-            "num_envs": num_envs,
-            "num_steps": num_steps,
-            "rollouts_per_epoch": rollouts_per_epoch,
-            "eval_episodes": eval_episodes,
-            "local_num_envs": local_num_envs,
-        }
-        for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"data.{name} is {value}: it must be at least 1.")
-        if max_restarts < 0:
-            raise ConfigError(f"data.max_restarts is {max_restarts}: it must be at least 0.")
-        if step_timeout is not None and not step_timeout > 0:
-            raise ConfigError(f"data.step_timeout is {step_timeout}: it must be above 0, or null.")
         if double_buffer and (backend != "envpool" or transforms):
             raise ConfigError("data.double_buffer needs data.backend envpool, and no data.transforms: leave it off.")
         self.save_hyperparameters()

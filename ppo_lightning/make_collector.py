@@ -10,6 +10,7 @@ from torchrl.data import Bounded
 from torchrl.envs import Compose, DoubleToFloat, EnvBase, InitTracker, RewardSum, StepCounter, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
+from ppo_lightning.checks import check_memory
 from ppo_lightning.collector import Precision, RolloutCollector
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError
@@ -50,8 +51,13 @@ def make_collector(
 
     Raises:
         ConfigError: An Atari game has transforms; or an agent with running statistics would share them with other ranks through
-            TorchRL's collector.
+            TorchRL's collector; or a rollout would not fit into memory.
     """
+    observation = env.observation_spec_unbatched["observation"]
+    state_size = 0 if agent.memory is None else agent.memory.state_size
+    observations = 2 * observation.shape.numel() * observation.dtype.itemsize  # before and after the step
+    small = 64  # actions, rewards, values, flags
+    check_memory(env.batch_size[0], num_steps, observations + 4 * state_size + small)
     if isinstance(env, BatchedEnv):
         options = (deterministic, reward_scaler, first_env, total_envs, precision, step_timeout)
         return RolloutCollector(env, agent, num_steps, num_rollouts, seed, *options)

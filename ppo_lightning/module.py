@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning import losses, ranks
-from ppo_lightning.checks import check_cuda_graphs, check_hyperparameters, check_minibatches
+from ppo_lightning.checks import Range, check_arguments, check_cuda_graphs, check_minibatches
 from ppo_lightning.compiled import CompiledUpdate, Loss, compile_anew
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.finite import Snapshot
 from ppo_lightning.graphs import GraphedAct
 from ppo_lightning.minibatches import Minibatch, equal_parts, mean_of, take, valid_minibatches
@@ -74,35 +75,37 @@ class PPO(OptimizerModule):
 
     def __init__(
         self,
-        learning_rate: float = 2.5e-4,
+        learning_rate: Annotated[float, Range(1e-15, 10)] = 2.5e-4,
         anneal_lr: bool = True,
-        desired_kl: float | None = None,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        num_minibatches: int = 4,
-        update_epochs: int = 4,
+        desired_kl: Annotated[float | None, Range(1e-12, 1000)] = None,
+        gamma: Annotated[float, Range(0, 1)] = 0.99,
+        gae_lambda: Annotated[float, Range(0, 1)] = 0.95,
+        num_minibatches: Annotated[int, Range(1, 1_000_000)] = 4,
+        update_epochs: Annotated[int, Range(1, 10_000)] = 4,
         norm_adv: bool = True,
-        clip_coef: float = 0.2,
+        clip_coef: Annotated[float, Range(1e-6)] = 0.2,
         anneal_clip_coef: bool = False,
         clip_vloss: bool = True,
-        ent_coef: float = 0.01,
-        vf_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
-        target_kl: float | None = None,
-        adam_eps: float = 1e-5,
+        ent_coef: Annotated[float, Range(-1000, 1000)] = 0.01,
+        vf_coef: Annotated[float, Range(0, 1000)] = 0.5,
+        max_grad_norm: Annotated[float, Range(1e-6)] = 0.5,
+        target_kl: Annotated[float | None, Range(1e-12, 1000)] = None,
+        adam_eps: Annotated[float, Range(1e-30, 1)] = 1e-5,
         norm_reward: bool = False,
-        clip_reward: float = 10.0,
+        clip_reward: Annotated[float, Range(1e-6)] = 10.0,
         bootstrap_truncated: bool = True,
-        microbatch_size: int | None = None,
+        microbatch_size: Annotated[int | None, Range(1)] = None,
         compile: bool = False,
         cuda_graphs: bool = False,
         nonfinite: Literal["error", "skip", "stop"] = "error",
-        num_threads: int | None = None,
+        num_threads: Annotated[int | None, Range(1, 1024)] = None,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
     ) -> None:
+        check_arguments(PPO.__init__, locals(), "model")
+        if desired_kl is not None and anneal_lr:
+            raise ConfigError("model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false.")
         super().__init__(agent)
         self.save_hyperparameters(ignore=["agent"])
-        check_hyperparameters(self.hparams)
         self.automatic_optimization = False
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None

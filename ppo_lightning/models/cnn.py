@@ -3,12 +3,13 @@
 import itertools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
+from ppo_lightning.checks import Range, check_arguments
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.heads import HeadName
@@ -134,8 +135,9 @@ class CNNAgent(ActorCritic):
         shared: bool = True,
         head: HeadName | None = None,
         memory: MemoryName | None = None,
-        memory_size: int = 128,
+        memory_size: Annotated[int, Range(1, 8192)] = 128,
     ) -> None:
+        check_arguments(CNNAgent.__init__, locals(), "model.agent")
         shape = tuple(observation_spec.shape)
         if len(shape) != 3 or observation_spec.dtype != torch.uint8:
             raise ConfigError(

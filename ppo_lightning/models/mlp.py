@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
+from ppo_lightning.checks import Range, check_arguments
 from ppo_lightning.envs.specs import is_picture, is_vector, mask_columns, not_measured, stored
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
@@ -114,23 +115,20 @@ class MLPAgent(ActorCritic):
         self,
         observation_spec: TensorSpec,
         action_spec: TensorSpec,
-        hidden_sizes: Sequence[int] = (64, 64),
+        hidden_sizes: Annotated[Sequence[int], Range(1, 16_384)] = (64, 64),
         shared: bool = False,
         head: HeadName | None = None,
         norm_obs: bool = False,
-        clip_obs: float = 10.0,
+        clip_obs: Annotated[float, Range(1e-6)] = 10.0,
         memory: MemoryName | None = None,
-        memory_size: int = 128,
+        memory_size: Annotated[int, Range(1, 8192)] = 128,
     ) -> None:
+        check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
             raise ConfigError(
                 f"env_id has observations of shape {tuple(observation_spec.shape)} and dtype {observation_spec.dtype}, and"
                 " MLPAgent takes pictures beside other parts only: set model.agent to ppo_lightning.CNNAgent."
             )
-        if not all(width >= 1 for width in hidden_sizes):
-            raise ConfigError(f"model.agent.hidden_sizes is {list(hidden_sizes)}: every width must be at least 1.")
-        if not clip_obs > 0:
-            raise ConfigError(f"model.agent.clip_obs is {clip_obs}: it must be above 0.")
         one_vector = observation_spec.ndim == 1 and is_vector(observation_spec)
 
         def body() -> nn.Module:

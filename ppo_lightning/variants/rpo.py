@@ -4,10 +4,11 @@ Source: Rahman and Xue, "Robust Policy Optimization in Deep Reinforcement Learni
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from tensordict import TensorDictBase
 
+from ppo_lightning.checks import Range, check_arguments
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.minibatches import Minibatch
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
@@ -30,10 +31,9 @@ class RPO(PPO):
         ConfigError: ``rpo_alpha`` is negative, or the agent has no Gaussian head.
     """
 
-    def __init__(self, rpo_alpha: float = 0.5, **hyperparameters: Any) -> None:
+    def __init__(self, rpo_alpha: Annotated[float, Range(0, 1000)] = 0.5, **hyperparameters: Any) -> None:
+        check_arguments(RPO.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        if not rpo_alpha >= 0:
-            raise ConfigError(f"model.rpo_alpha is {rpo_alpha}: it must be at least 0.")
         self.save_hyperparameters("rpo_alpha")
 
     def configure_model(self) -> None:
