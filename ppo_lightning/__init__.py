@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 # milliseconds that they take from the threads of EnvPool.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+# Lightning's own use of PyTorch, which its users cannot change.
+warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 
 __version__ = "0.1.0"
 __all__ = [

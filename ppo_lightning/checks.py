@@ -137,7 +137,6 @@ def check_trainer(trainer: Any) -> None:
         ("overfit_batches", trainer.overfit_batches, "leave it out, because every rollout is new"),
         ("val_check_interval", trainer.val_check_interval == 0, "it must be at least 1 rollout"),
         ("log_every_n_steps", trainer.log_every_n_steps == 0, "it must be at least 1; trainer.logger false logs nothing"),
-        ("reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs, "it must be 0"),
     ):
         if refused:
             raise ConfigError(f"trainer.{name} is {getattr(trainer, name)}: {must}.")

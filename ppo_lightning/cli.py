@@ -7,52 +7,46 @@ import logging
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser
+import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
+from ppo_lightning.checkpoint_file import read_checkpoint
 from ppo_lightning.checkpoint_settings import TRUST, TRUST_HELP, with_checkpoint_settings
+from ppo_lightning.checks import check_config_files
 from ppo_lightning.datamodule import RolloutDataModule
-from ppo_lightning.errors import ConfigError, NonFiniteError, nearest
+from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.module import PPO
+from ppo_lightning.options import OTHER_COMMANDS, SUBCOMMANDS, TRAINER_DEFAULTS
 from ppo_lightning.resume import newest_checkpoint
 
-SUBCOMMANDS = ("fit", "validate", "test", "predict")
-OTHER_COMMANDS = {  # where their main functions are
-    "play": "video",
-    "profile": "profiling",
-    "details": "details",
-    "export": "export",
-    "benchmark": "benchmark.command",
-    "compare": "benchmark.compare",
-    "ablate": "benchmark.ablate",
+SYNONYMS = {  # what other packages call a setting -> what this one does
+    "lr": "learning_rate",
+    "clip_range": "clip_coef",
+    "entropy_coef": "ent_coef",
+    "value_coef": "vf_coef",
+    "n_epochs": "update_epochs",
+    "batch_size": "num_minibatches",
+    "n_steps": "data.num_steps",
+    "n_envs": "data.num_envs",
+    "env": "data.env_id",
+    "total_steps": "data.total_timesteps",
+    "seed": "seed_everything",
 }
+FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, with the algorithm's options in ``--help`` and errors of one sentence."""
-
-    def format_help(self, *args: Any) -> str:
-        """Lightning's help, shortened, then the options of PPO: a subclass of it may be chosen, so Lightning lists none."""
-        text = super().format_help(*args)
-        if "--model" not in self._option_string_actions:
-            return text
-        _, text = text.split("\n\n", 1)  # without 50 lines of usage
-        text = re.sub(r",\s+known\s+subclasses:[^)]*\)", ")", text)
-        text = f"usage: {self.prog.replace(' [options]', '')} --config RECIPE.yaml [--OPTION VALUE ...]\n\n{text}"
-        algorithm = ArgumentParser(prog=self.prog, usage="", add_help=False)
-        algorithm.add_class_arguments(PPO, "model")
-        options = algorithm.format_help().split("\n", 1)[1].strip()
-        title = "Options of the algorithm, in YAML under model.init_args (--model.help CLASS for a variant's):"
-        return f"{text}\n{title}\n\n{options}\n"
+    """Lightning's parser, with errors of one sentence."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the cause, without the 900 lines of usage, and exits with code 2."""
@@ -75,8 +69,19 @@ class PPOCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Makes PPO the algorithm where none is named."""
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
-        parser.add_argument("--auto_resume", action="store_true", help="fit: go on from the newest whole checkpoint, if any")
+        parser.add_argument("--auto_resume", action="store_true", help="fit: resume from the newest whole checkpoint, if any")
         parser.add_argument(TRUST, action="store_true", help=TRUST_HELP)
+
+    def _set_seed(self) -> None:
+        """Seed everything.
+
+        Raises:
+            ConfigError: NumPy does not take the seed.
+        """
+        seed = self.config[self.subcommand].seed_everything
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"seed_everything is {seed}: it must be between 0 and {2**32 - 1}.")
+        super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
         """Demand a checkpoint where one is needed; honour ``--trainer.enable_progress_bar false``.
@@ -91,20 +96,24 @@ class PPOCLI(LightningCLI):
             self.trainer_defaults["callbacks"] = [c for c in callbacks if not isinstance(c, RolloutProgressBar)]
 
     def before_fit(self) -> None:
-        """Looks whether the run's folders can be written; finds the checkpoint for ``--auto_resume`` and ``--ckpt_path last``.
+        """Check that the run's folders can be written; find the checkpoint of ``--auto_resume`` and ``last``.
 
         Raises:
             ConfigError: A folder cannot be written; or ``--ckpt_path last``, and there is no checkpoint.
+            SystemExit: With code 0, before a new version is made, where the checkpoint's run is complete.
         """
         for logger in self.trainer.loggers:
             _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
         config = self.config_init.fit
-        if not config.auto_resume and config.ckpt_path != "last":
-            return
-        path = newest_checkpoint(self.trainer, self.config.fit.data.env_id, config.seed_everything)
-        if path is None and config.ckpt_path == "last":
-            raise ConfigError("--ckpt_path last finds no checkpoint of this recipe and seed: start with --auto_resume instead.")
-        config.ckpt_path = path
+        if config.auto_resume or config.ckpt_path == "last":
+            path = newest_checkpoint(self.trainer, self.config.fit.data.env_id, config.seed_everything)
+            if path is None and config.ckpt_path == "last":
+                raise ConfigError(
+                    "--ckpt_path last finds no checkpoint of this recipe and seed: start with --auto_resume instead."
+                )
+            config.ckpt_path = path
+        if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
+            _end_if_finished(read_checkpoint(config.ckpt_path), self.datamodule.total_timesteps)
 
     def _parse_ckpt_path(self) -> None:
         """Does nothing: Lightning 2.6 would put the checkpoint's hyperparameters over the flags given by hand.
@@ -126,13 +135,14 @@ def main(args: Sequence[str] | None = None) -> None:
     _quieten()
     try:
         if args and args[0] in OTHER_COMMANDS:
-            return importlib.import_module(f"ppo_lightning.{OTHER_COMMANDS[args[0]]}").main(args[1:])
+            return importlib.import_module(f"ppo_lightning.{OTHER_COMMANDS[args[0]][0]}").main(args[1:])
+        check_config_files(args)
         if args and args[0] in SUBCOMMANDS:
             args = with_checkpoint_settings(args)
         sys.argv[1:] = args  # what LightningCLI and the processes that a strategy starts read
         run([RolloutProgressBar(), RunSummary(), ActionWriter()])
     except Exception as error:
-        cause = _config_error(error)
+        cause = _user_error(error)
         if cause is None:
             raise
         print(f"error: {cause}", file=sys.stderr)
@@ -161,12 +171,7 @@ def run(callbacks: list[Callback], save_config: bool = True) -> None:
         },
         save_config_callback=SaveRunConfig if save_config else None,
         save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
-        trainer_defaults={
-            "max_epochs": -1,  # data.total_timesteps ends the run
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": 1,
-            "callbacks": callbacks,
-        },
+        trainer_defaults=TRAINER_DEFAULTS | {"callbacks": callbacks},
     )
 
 
@@ -179,11 +184,31 @@ def _require_writable(folder: Path) -> None:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 
 
-def _config_error(error: BaseException | None) -> BaseException | None:
-    """Finds the error meant for users: jsonargparse wraps what a class raises while it is instantiated."""
-    while error is not None and not isinstance(error, ConfigError | NonFiniteError | MisconfigurationException):
-        error = error.__cause__
-    return error
+def _end_if_finished(checkpoint: dict[str, Any], total_timesteps: int) -> None:
+    steps, frames = checkpoint["env_steps"], checkpoint["frames_per_rollout"]
+    if steps + frames > total_timesteps:
+        at = f"The run is already at data.total_timesteps ({steps})"
+        print(f"{at}: raise data.total_timesteps to train longer.")
+        raise SystemExit(0)
+
+
+def _user_error(error: BaseException) -> BaseException | str | None:
+    """Return what to tell the user about an exception; None: it is a bug, whose traceback is needed.
+
+    Mistakes of users are our own exceptions (jsonargparse wraps what a class raises while it is instantiated), too
+    little memory, and what Lightning, jsonargparse and the standard library refuse without calling code of ours.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConfigError | NonFiniteError | MisconfigurationException):
+            return cause
+        cause = cause.__cause__
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        what = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
+        return f"The run does not fit into memory ({first_line(error)}): lower {what}."
+    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)} - {__name__}
+    refused = isinstance(error, ValueError | TypeError | ImportError | OSError)
+    return first_line(error) if refused and {module.partition(".")[0] for module in modules} <= FOREIGN else None
 
 
 def _one_sentence(message: str) -> str:
@@ -192,7 +217,7 @@ def _one_sentence(message: str) -> str:
     if unknown and "accept" in message:
         key = unknown.group(1)
         known = {name: name for name in (*inspect.signature(PPO).parameters, "seed_everything", "ckpt_path")}
-        known |= {name: f"model.agent.{name}" for name in inspect.signature(MLPAgent).parameters}
+        known |= {name: f"model.agent.{name}" for name in inspect.signature(MLPAgent).parameters} | SYNONYMS
         known["rpo_alpha"] = "rpo_alpha of model ppo_lightning.variants.RPO"
         for group, owner in (("data", RolloutDataModule), ("trainer", Trainer)):
             known |= {f"{group}.{name}": f"{group}.{name}" for name in inspect.signature(owner).parameters}
@@ -207,7 +232,6 @@ def _quieten() -> None:
     """Keeps what Lightning says about itself off the screen: hardware it did not find, products, internal deprecations."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
     warnings.filterwarnings("ignore", message=r"\s*Unable to serialize instance")  # an env_id, tried as a callable first
     warnings.filterwarnings("ignore", message=".*is out of date. You should consider upgrading")  # the recipes' v4
     warnings.filterwarnings("ignore", message=".*DISPLAY environment variable is missing")  # dm_control trying to render

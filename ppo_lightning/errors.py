@@ -25,12 +25,15 @@ def import_extra(module: str, extra: str) -> ModuleType:
         extra: The extra of this package that brings it.
 
     Raises:
-        ConfigError: The module is not installed; the message names the pip command.
+        ConfigError: The module is not installed; the message names the pip commands.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"The package {module!r} is missing: run pip install 'ppo-lightning[{extra}]'.") from error
+        raise ConfigError(
+            f"The package {module!r} is missing: run pip install 'ppo-lightning[{extra}]', or, in a clone,"
+            f" pip install -c constraints.txt -e '.[{extra}]'."
+        ) from error
 
 
 def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3) -> str:

@@ -1,18 +1,23 @@
 """The command line as a user meets it: help, wrong input, the other subcommands."""
 
+import importlib
+import inspect
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from torchrl.envs import EnvBase, SerialEnv
 from torchrl.envs.libs.gym import GymEnv
 
-from ppo_lightning import PPO, cli
+import ppo_lightning
+from ppo_lightning import PPO, MLPAgent, RolloutDataModule, cli, options
 
 ROOT = Path(__file__).parent.parent
 CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
@@ -112,11 +117,42 @@ def test_a_misspelt_key_names_the_right_one(run_cli, tmp_path, old, new, message
     assert message in err
 
 
+def test_a_finished_run_says_so_and_makes_no_new_version(run_cli, trained, tmp_path):
+    for flags in (["--config", CARTPOLE, *SHORT, "--auto_resume"], ["--ckpt_path", trained]):
+        code, out, err = run_cli("fit", *flags)
+        assert code == 0, err
+        assert out.startswith("The run is already at data.total_timesteps (1024): raise data.total_timesteps ")
+        assert out.count("\n") == 1
+        assert [path.name for path in (tmp_path / "runs/cartpole").iterdir()] == ["version_0"]
+
+
+def test_a_run_without_a_recipe_writes_where_others_do(run_cli, tmp_path):
+    code, _, err = run_cli("fit", *SHORT)
+    assert code == 0, err
+    written = {path.name for path in (tmp_path / "runs/ppo/version_0").iterdir()}
+    assert {"metrics.csv", "checkpoints", "cli_config.yaml"} <= written
+    assert not (tmp_path / "lightning_logs").exists()
+    code, _, err = run_cli("fit", *SHORT, "--trainer.logger", "false", "--trainer.enable_checkpointing", "false")
+    assert code == 0, err
+    assert [path.name for path in (tmp_path / "runs/ppo").iterdir()] == ["version_0"]
+
+
+def test_the_screen_shows_no_noise(run_cli, monkeypatch):
+    code, out, err = run_cli("fit", *SHORT)
+    assert code == 0
+    for noise in ("FLOPs", "LeafSpec", "Deprecat", "litlogger"):
+        assert noise not in out + err
+    assert out.splitlines()[0] == "MLPAgent: 9155 parameters"
+
+
 def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     code, _, err = run_cli("fit", "--config", CARTPOLE, "--data.backend", "envpool")
     assert code == 2
-    assert "pip install 'ppo-lightning[envpool]'" in err
+    assert err == (
+        "error: The package 'envpool' is missing: run pip install 'ppo-lightning[envpool]', or, in a clone,"
+        " pip install -c constraints.txt -e '.[envpool]'.\n"
+    )
 
 
 def test_an_exit_code_reaches_the_shell():
@@ -126,12 +162,72 @@ def test_an_exit_code_reaches_the_shell():
     assert run.stderr.strip() == "error: model.gamma is 2.0: it must be between 0 and 1."
 
 
-def test_help_lists_the_options_of_algorithm_data_and_trainer(run_cli):
-    code, out, _ = run_cli("fit", "--config", CARTPOLE, "--help")
-    assert code == 0
-    for option in ("--model.learning_rate", "--model.clip_coef", "--data.num_envs", "--trainer.devices", "--ckpt_path"):
+def in_a_process(tmp_path, *args):
+    """Runs the console script, as pip writes it, in a process of its own; says whether PyTorch was imported."""
+    script = tmp_path / "bin/ppo-lightning"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("import sys\nfrom ppo_lightning.__main__ import main\nmain()\nprint('torch' in sys.modules)")
+    command = [sys.executable, str(script), *map(str, args)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+
+
+def answered(capsys, *args):
+    assert options.answer([str(arg) for arg in args])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(capsys, command):
+    out = answered(capsys, command, "--config", CARTPOLE, "--help")
+    for owner, prefix in ((PPO, "model"), (MLPAgent, "model.agent"), (RolloutDataModule, "data"), (L.Trainer, "trainer")):
+        for name, parameter in inspect.signature(owner.__init__).parameters.items():
+            if name != "self" and parameter.default is not inspect.Parameter.empty:
+                assert f" --{prefix}.{name} " in out, name
+    assert "Discount of future rewards. (type: float from 0 to 1, default: 0.99)" in " ".join(out.split())
+    assert "unlimited epochs" in out or "default: -1" in out
+    for option in ("--ckpt_path", "--config", "--seed_everything", "--auto_resume", "--print_config"):
         assert option in out
-    assert "Discount of future rewards." in out
+
+
+def test_the_list_of_commands_is_whole(capsys):
+    out = answered(capsys, "--help")
+    assert re.findall(r"^  (\w+) ", out, flags=re.MULTILINE) == [*options.SUBCOMMANDS, *options.OTHER_COMMANDS]
+    assert answered(capsys) == out
+    for module, _ in options.OTHER_COMMANDS.values():
+        assert callable(importlib.import_module(f"ppo_lightning.{module}").main)
+
+
+def test_an_unknown_command_is_one_sentence(capsys):
+    for name, message in (("train", "did you mean fit?"), ("benchmrk", "did you mean benchmark?"), ("xyz", "'xyz'.")):
+        with pytest.raises(SystemExit, match="2"):
+            options.answer([name])
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: there is no command {name!r}")
+        assert message in err and "fit, validate, test, predict, play, " in err
+
+
+@pytest.mark.integration
+def test_help_and_version_import_neither_pytorch_nor_lightning(tmp_path):
+    """They took five seconds of a processor; now a sixth of one."""
+    for args, said in (
+        (["fit", "--help"], "--data.num_envs"),
+        (["--version"], f"ppo-lightning {ppo_lightning.__version__}"),
+    ):
+        run = in_a_process(tmp_path, *args)
+        assert run.returncode == 0, run.stderr
+        assert said in run.stdout
+        assert run.stdout.splitlines()[-1] == "False", "PyTorch was imported"
+
+
+@pytest.mark.integration
+def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
+    """As ``python -m ppo_lightning`` does; the script's own folder is on the path instead."""
+    shutil.copy(ROOT / "tests/environments.py", tmp_path / "my_own.py")
+    flags = ["--data.env_id", "my_own:Counter-v0", *SHORT, "--trainer.logger", "false"]
+    run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, *flags)
+    assert run.returncode == 0, run.stderr
+    assert "wall time" in run.stdout
 
 
 def test_a_bug_keeps_its_traceback(run_cli, monkeypatch):

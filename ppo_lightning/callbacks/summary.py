@@ -1,4 +1,4 @@
-"""The last lines of a run."""
+"""The first and the last lines of a run."""
 
 import time
 from pathlib import Path
@@ -10,10 +10,14 @@ from ppo_lightning.rounding import decimals
 
 
 class RunSummary(L.Callback):
-    """Prints, at the end of ``fit``, what was reached, how long it took and where the checkpoint lies."""
+    """Prints the agent's size at the start of ``fit``; at its end the returns, the time and the checkpoint."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Starts the clock."""
+        """Print the number of parameters, on rank 0, and start the clock."""
+        agent = pl_module.agent
+        if trainer.is_global_zero:
+            size = sum(weight.numel() for weight in agent.parameters())
+            print(f"{type(agent).__name__}: {size} parameters")
         self._started, self._steps_before = time.perf_counter(), pl_module.env_steps
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -34,6 +38,8 @@ class RunSummary(L.Callback):
                 f"evaluation, deterministic: return {mean} ± {std} (min {least}, max {most}),"
                 f" length {results['episodic_length']:.1f}"
             )
+        if not steps:
+            print(f"already at {pl_module.env_steps} steps: raise data.total_timesteps to train longer")
         print(f"wall time: {seconds:.1f} s for {steps} environment steps, {steps / seconds:.0f} steps per second")
         path = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if path and not Path(path).is_file():
