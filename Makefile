@@ -4,16 +4,22 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/classic/cartpole.yaml
 
-.PHONY: train test test-slow lint format docs clean
+.PHONY: train test test-integration test-slow attack lint format docs clean
 
 train: $(VENV)/.installed  ## Train CartPole-v1; more options: make train ARGS="--seed_everything 2"
 	$(BIN)/ppo-lightning fit --config $(CONFIG) $(ARGS)
 
-test: $(VENV)/.installed-dev  ## The tests (minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+test: $(VENV)/.installed-dev  ## The quick tests (4 minutes on 2 cores)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-test-slow: $(VENV)/.installed-dev  ## The learning runs
+test-integration: $(VENV)/.installed-dev  ## Processes, graphs, notebooks, documented commands (14 minutes)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "integration and not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-dev  ## The learning runs, series of processes (half an hour)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+attack: $(VENV)/.installed-dev  ## Kill runs, damage files, fill the disk, draw settings (20 minutes)
+	$(BIN)/python benchmarks/attack.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -353,7 +353,7 @@ class FirstLoss(PPO):
         return metrics
 
 
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.integration)])
 def test_bf16_is_for_the_body_alone_and_the_same_in_acting_and_learning(fit, compile):
     data = {"env_id": "ALE/Breakout-v5", "backend": "envpool", "num_envs": 2, "num_steps": 16, "total_timesteps": 96}
     model = {"agent": Watched, "num_minibatches": 2, "update_epochs": 1, "compile": compile}

@@ -54,6 +54,7 @@ def finished(tmp_path_factory):
     return folder, out, errors
 
 
+@pytest.mark.integration
 def test_it_leaves_runs_curves_a_table_and_pictures(finished):
     folder, out, errors = finished
     runs, curves = read_csv(folder / "runs.csv"), read_csv(folder / "curves.csv")

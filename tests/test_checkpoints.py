@@ -37,6 +37,7 @@ def test_checkpoints_hold_plain_types_only(saved):
         assert {key.split(".")[0] for key in checkpoint["state_dict"]} == {"agent"}
 
 
+@pytest.mark.integration
 def test_loading_needs_no_environment_and_gives_the_same_actions(saved):
     """In a fresh process that cannot make environments, to the bit."""
     module, paths = saved

@@ -155,6 +155,7 @@ def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
     )
 
 
+@pytest.mark.integration
 def test_an_exit_code_reaches_the_shell():
     command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", CARTPOLE, "--model.gamma", "2"]
     run = subprocess.run(command, capture_output=True, text=True)

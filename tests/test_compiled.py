@@ -53,6 +53,7 @@ def optimizer_state(module):
     return torch.cat([states[i][key].flatten() for i in sorted(states) for key in ("exp_avg", "exp_avg_sq", "step")])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "data, model",
     [
@@ -75,7 +76,7 @@ def test_eager_and_compiled_updates_agree(fit, data, model, calls):
     assert list(eager.state_dict()) == list(compiled.state_dict())
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path, calls):
     def half(compile, ckpt_path=None, rollouts=1):
         model = MODEL | {"anneal_clip_coef": False, "anneal_lr": False, "compile": compile, "max_grad_norm": 0.1}
@@ -95,6 +96,7 @@ def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path,
         torch.testing.assert_close(end[:2], ends[0][:2], atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.integration
 def test_parts_of_a_minibatch_give_what_the_whole_gives(fit, calls):
     """Rows of a minibatch: 32, in one part, in 4 and (for there are no 3 equal ones) in 4 again."""
     ends = [
@@ -126,6 +128,7 @@ def test_the_tangent_of_compiled_graphs_is_the_tangent():
     torch.testing.assert_close(FastTanh.apply(small), small, atol=0, rtol=1e-6)
 
 
+@pytest.mark.integration
 def test_a_graph_that_computes_something_else_is_left_after_its_first_update(fit, calls, monkeypatch):
     loss = PPO.loss
 
@@ -151,6 +154,7 @@ class Adds:
         return x + self.what()
 
 
+@pytest.mark.integration
 def test_each_object_has_graphs_of_its_own(monkeypatch):
     """PyTorch keeps eight graphs of a function's code and then refuses; a notebook may well have more runs."""
     for number in range(10):
@@ -159,7 +163,7 @@ def test_each_object_has_graphs_of_its_own(monkeypatch):
     assert compile_anew(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100], "not the graph of the method before"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_annealed_coefficients_are_compiled_once(fit):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

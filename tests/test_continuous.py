@@ -310,6 +310,7 @@ def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
     np.testing.assert_allclose(evaluate(agent, reach())["episode_reward"], returns, rtol=1e-5)
 
 
+@pytest.mark.integration
 def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(fit, make_trainer, tmp_path):
     """``predict`` and an evaluation, in a fresh process, on raw observations."""
     module = fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)

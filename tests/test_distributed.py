@@ -14,6 +14,7 @@ import torch
 
 from ppo_lightning import ConfigError, RolloutDataModule
 
+pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 DEFAULTS = {
     "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
@@ -75,7 +76,7 @@ def difference(ranks, one, when="weights"):
 @pytest.mark.detail("A2")
 @pytest.mark.parametrize(
     ("devices", "compiled"),
-    [(2, False), pytest.param(2, True, marks=pytest.mark.slow), pytest.param(4, False, marks=pytest.mark.slow)],
+    [(2, False), (2, True), (4, False)],
 )
 def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, devices, compiled):
     several = run(tmp_path / "several", devices, **HOPPER | {"model": HOPPER["model"] | {"compile": compiled}})

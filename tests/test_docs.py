@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mkdocstrings")
+pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parent.parent
 
 

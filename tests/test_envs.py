@@ -115,6 +115,7 @@ def test_nothing_random_shares_a_seed_within_or_between_runs():
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
+@pytest.mark.integration
 def test_envpool_needs_neither_gym_nor_treevalue():
     code = """
 import sys

@@ -109,6 +109,7 @@ def run_with(trouble, folder, **options):
     return start(folder, 1, data=data | options, rollouts=4)
 
 
+@pytest.mark.integration
 def test_an_environment_that_hangs_ends_the_run_with_its_traceback(tmp_path):
     began = time.monotonic()
     code, errors = finish(run_with("hangs", tmp_path / "run", step_timeout=3.0))
@@ -118,6 +119,7 @@ def test_an_environment_that_hangs_ends_the_run_with_its_traceback(tmp_path):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("trouble", "message"), [("raises", "the simulator is broken"), ("nan", "reward of environment 1 is nan")]
 )
@@ -138,6 +140,7 @@ def test_after_an_error_nobody_waits_for_the_step_any_more():
     collector.shutdown()
 
 
+@pytest.mark.integration
 def test_an_environment_that_hangs_in_an_evaluation_ends_the_run_with_its_traceback(tmp_path):
     script = f"""
 import lightning as L, tests.environments
@@ -152,6 +155,7 @@ L.Trainer(logger=False, accelerator="cpu", default_root_dir={str(tmp_path)!r}).v
     assert "environments.py" in done.stderr.split("most recent call first", 1)[1], "says where it hangs"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("trouble", ["raises", pytest.param("exits", marks=pytest.mark.slow), "hangs"])
 def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble):
     data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": {"kind": trouble, "at": 20}, "step_timeout": 3.0}
@@ -185,7 +189,7 @@ class Spoilt(PPO):
 
 @pytest.mark.parametrize(
     ("nonfinite", "iterations", "compile"),
-    [("skip", 4, False), pytest.param("skip", 4, True, marks=pytest.mark.slow), ("stop", 2, False)],
+    [("skip", 4, False), pytest.param("skip", 4, True, marks=pytest.mark.integration), ("stop", 2, False)],
 )
 def test_an_update_that_gives_nan_is_taken_back(fit, tmp_path, nonfinite, iterations, compile):
     changed = {}
@@ -297,6 +301,7 @@ def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit):
         fit({"env_id": "CartPole-v1", "backend": "envpool", "max_restarts": 1})
 
 
+@pytest.mark.integration
 def test_a_restart_on_one_rank_is_borne_by_all(tmp_path):
     """The other rank leaves out nothing, and waits for nothing."""
     data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": {"kind": "raises", "at": 20}, "max_restarts": 1}

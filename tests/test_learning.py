@@ -52,14 +52,16 @@ def horizon(fit, **model):
     return ask(module.agent, 0.0)[0].item()
 
 
+@pytest.mark.integration
 def test_an_infinite_horizon_is_worth_1_over_1_minus_gamma_only_if_time_limits_are_bootstrapped(fit):
     assert horizon(fit) == pytest.approx(10, abs=1)
     # cut at 10 steps as if that were the end, it is worth between 1 and (1 - 0.9^10) / 0.1 = 6.5
     assert horizon(fit, bootstrap_truncated=False) < 7
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(1, marks=pytest.mark.integration), *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
+)
 def test_cartpole_is_solved_by_the_recipe(seed, tmp_path):
     import subprocess
     import sys

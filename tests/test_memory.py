@@ -150,7 +150,7 @@ def test_the_memory_of_a_rollout_is_the_one_that_acting_had(kind, collector):
 
 
 @pytest.mark.detail("36")
-@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.integration)])
 @KINDS
 def test_the_first_ratio_is_1(kind, compile, tmp_path):
     first = First()

@@ -22,6 +22,7 @@ QUICK = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "path",
     [

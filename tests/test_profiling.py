@@ -65,6 +65,7 @@ def test_seconds_are_measured():
     assert seconds_of(lambda: time.sleep(0.01), least=0.1) == pytest.approx(0.01, rel=0.3)
 
 
+@pytest.mark.integration
 def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--data.num_envs", "4")]

@@ -14,6 +14,7 @@ from ppo_lightning.module import PPO
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
+QUICK = ("configs/classic/", "configs/spaces/")
 
 
 @pytest.fixture
@@ -42,7 +43,9 @@ def short(recipe):
     return options + (["--model.rpo_alpha", 0] if "/rpo/" in recipe else [])
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(it, marks=() if it.startswith(QUICK) else pytest.mark.integration) for it in RECIPES]
+)
 def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_path):
     if "/procgen/" in recipe:
         pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
@@ -140,6 +143,7 @@ def test_a_checkpoint_knows_its_environment(run_cli, tmp_path):
     assert f"{trained}" in run_cli("validate", "--ckpt_path", checkpoint)
 
 
+@pytest.mark.integration
 def test_the_module_is_runnable():
     out = subprocess.run([sys.executable, "-m", "ppo_lightning", "--help"], capture_output=True, text=True, check=True)
     assert all(command in out.stdout for command in ("fit", "validate", "test", "predict"))

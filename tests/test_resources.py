@@ -24,6 +24,7 @@ class Watch(L.Callback):
             self.files.append(len(os.listdir("/proc/self/fd")))
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize("data", [{}, {"num_envs": 16}, {"env_id": "Pendulum-v1", "backend": "envpool"}])
 def test_five_hundred_iterations_grow_by_less_than_a_megabyte_per_hundred(fit, data):

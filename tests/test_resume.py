@@ -176,6 +176,7 @@ def same(a, b):
     return all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices):
     """Sent to one process of the run; the run that goes on ends as the uninterrupted one, to the bit."""
@@ -196,6 +197,7 @@ def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, dev
     assert same(whole.final(15_360), broken.final(15_360))
 
 
+@pytest.mark.integration
 def test_under_slurm_sigusr1_does_the_same(runs):
     """Lightning would save inside of the handler and call ``scontrol``."""
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -209,6 +211,7 @@ def test_under_slurm_sigusr1_does_the_same(runs):
     assert "scontrol" not in said
 
 
+@pytest.mark.integration
 def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(runs):
     broken = runs("broken")
     process = broken.start(devices=2)
@@ -227,6 +230,7 @@ def waits(number, seconds=3):
     return used[0] == used[1]
 
 
+@pytest.mark.integration
 def test_no_rank_of_a_users_script_outlives_its_launcher(tmp_path):
     """It is killed while it hangs, and the other rank, which has imported everything, waits for it."""
     process, ranks = start(tmp_path / "run", 2), []
@@ -246,6 +250,7 @@ def test_no_rank_of_a_users_script_outlives_its_launcher(tmp_path):
     assert not left
 
 
+@pytest.mark.integration
 def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
     broken = runs("broken")
     process = broken.start("--auto_resume")

@@ -191,7 +191,7 @@ def test_the_first_ratio_is_1_for_every_head_mask_and_memory(do, masked, memory)
     assert max(kl) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_all_parts_and_masks_in_one_compiled_graph():
     kwargs = {"do": "dict", "masked": True, "see": "everything"}
     _, kl = fit(compile=True, env_id="Any-v0", env_kwargs=kwargs)
@@ -399,6 +399,7 @@ def test_specs_are_torchrls_own():
     assert rollout["observation"].shape == (2, 3, 4340)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("do", "memory"), [("dict", "lstm"), ("tuple", None), ("multidiscrete", None), ("box", "gru")])
 def test_evaluation_and_onnx(do, memory, tmp_path):
     masked = do in DISCRETE
@@ -432,6 +433,7 @@ class Corridor(gym.Env):
 gym.register("Corridor-v0", Corridor)
 
 
+@pytest.mark.integration
 def test_three_lines_of_yaml_train_it(tmp_path, monkeypatch, capsys):
     """It learns: a policy at random gets 8 * (1/3 - about 0.9)."""
     monkeypatch.chdir(tmp_path)

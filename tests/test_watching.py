@@ -118,6 +118,7 @@ def scalars(record):
     return {key: value for key, value in items.items() if not key.startswith("_")}
 
 
+@pytest.mark.integration
 def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     csv_logger = CSVLogger(tmp_path, name="csv")

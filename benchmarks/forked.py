@@ -1,0 +1,168 @@
+"""Run training in forked processes and judge how the processes ended; used by `attack.py`."""
+
+import contextlib
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.tensorboard  # once, not in every fork
+import yaml
+
+from ppo_lightning import RolloutDataModule, cli
+from ppo_lightning.callbacks import RunSummary
+
+FORK = multiprocessing.get_context("fork")
+LONG, DEAF = 1001, 1002  # exit codes that no process has: ended by our SIGTERM, and only by SIGKILL
+CLASSIC = Path(__file__).parent.parent / "configs/classic"
+RUNS = {  # the second has running statistics of observations and rewards
+    "cartpole": [],
+    "acrobot": ["--model.norm_reward=true", "--model.agent.init_args.norm_obs=true"],
+    "cartpole_lstm_masked_velocity": [],
+}
+ROLLOUTS = 40  # of a run
+COUNTERS = ("global_step", "env_steps", "episode_returns", "shuffle")
+STATE = ("state_dict", "optimizer_states", "lr_schedulers", *COUNTERS)
+EPOCHS = "rollouts_per_epoch" in inspect.signature(RolloutDataModule).parameters
+SAVE_EVERY_4 = "--data.rollouts_per_epoch=4" if EPOCHS else "--trainer.val_check_interval=4"
+
+
+class Forked:
+    """A function that runs in a forked process, in a folder of choice.
+
+    Args:
+        folder: The current folder of the process.
+        function: What the process does; an exception is a traceback and code 1, as in any Python program.
+        address_space: How many bytes the process may map beyond those mapped now; None: no limit.
+    """
+
+    def __init__(self, folder: Path, function: Callable[[], Any], address_space: int | None = None) -> None:
+        logs = Path(tempfile.mkdtemp(prefix="log-", dir=folder.parent))
+        self._logs = logs / "out", logs / "err"
+        self.process = FORK.Process(target=self._run, args=(folder, function, address_space))
+        self.process.start()
+
+    def _run(self, folder: Path, function: Callable[[], Any], address_space: int | None) -> None:
+        os.setsid()
+        os.chdir(folder)
+        for path, stream in zip(self._logs, (1, 2), strict=True):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
+        if address_space is not None:
+            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + address_space,) * 2)
+        # Ranks start as `python -m ppo_lightning`, not as the script that forks.
+        sys.modules["__main__"].__spec__ = importlib.util.find_spec("ppo_lightning.__main__")
+        sys.argv = ["ppo-lightning"]
+        function()
+
+    def send(self, number: signal.Signals) -> bool:
+        """Sends a signal; returns whether the process was there to get it."""
+        if not self.process.is_alive():
+            return False
+        os.kill(self.process.pid, number)
+        return True
+
+    def end(self, timeout: float) -> tuple[int, str, str]:
+        """Waits; returns the exit code (LONG, DEAF after the time-out), standard output and standard error."""
+        self.process.join(timeout)
+        code = self.process.exitcode
+        if code is None:
+            self.send(signal.SIGTERM)
+            self.process.join(20)
+            code = DEAF if self.process.exitcode is None else LONG
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # other ranks that are left
+        self.process.join()
+        out, errors = (path.read_text(errors="replace") if path.exists() else "" for path in self._logs)
+        return code, out, errors
+
+
+def complaint(code: int, errors: str) -> str:
+    """Returns what is wrong with the end of a process, given the exit code and standard error.
+
+    That is an empty string after success and after one sentence with code 2.
+    """
+    lines = errors.strip().splitlines() or ["nothing on standard error"]
+    if "Traceback (most recent call last)" in errors:
+        named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Iteration|Interrupt)\b", line)]
+        return f"traceback: {(named or lines)[-1][:200]}"
+    if code == 0:
+        return ""
+    if code in (LONG, DEAF):
+        return "time-out" if code == LONG else "time-out, and SIGTERM ignored for 20 s"
+    if code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    sentences = [line for line in lines if line.startswith("error: ")]
+    if code == 2 and sentences == lines[-1:] and len(sentences[0]) <= 500:
+        return ""
+    return f"code {code} without one sentence: {lines[-1][:200]}"
+
+
+class Reference(NamedTuple):
+    """A run without an attack: the final checkpoint, the state in it, and the seconds that the run took."""
+
+    path: Path
+    state: dict[str, Any]
+    seconds: float
+
+
+def fit(folder: Path, name: str, *flags: str, rollouts: int = ROLLOUTS, hook: Callable[[int], None] | None = None) -> Forked:
+    """Starts a run of ``RUNS``; before each rollout ``hook`` gets the number of those done, before ``fit`` -1."""
+    recipe = CLASSIC / f"{name}.yaml"
+    data = yaml.safe_load(recipe.read_text())["data"]
+    steps = data["num_envs"] * data["num_steps"] * rollouts
+    args = ["fit", "--config", str(recipe), *RUNS[name], f"--data.total_timesteps={steps}"]
+
+    def run() -> None:
+        if hook is not None:
+            hook(-1)
+            RunSummary.on_train_batch_start = lambda self, trainer, module, *_: hook(module.rollouts_done)
+        cli.main([*args, "--data.eval_episodes=1", SAVE_EVERY_4, *flags])
+
+    return Forked(folder, run)
+
+
+def difference(a: Any, b: Any, path: str = "") -> str:
+    """Returns where two nested structures differ first, or an empty string."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return next(filter(None, (difference(a[key], b[key], f"{path}.{key}") for key in a)), "")
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        pairs = enumerate(zip(a, b, strict=True))
+        return next(filter(None, (difference(*pair, f"{path}[{index}]") for index, pair in pairs)), "")
+    same = torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else a == b
+    return "" if same else (path or "everything")
+
+
+def final(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Returns the checkpoint with the most environment steps, if there is one."""
+    found = [(path, torch.load(path, weights_only=True)) for path in folder.glob("runs/*/*/checkpoints/*.ckpt")]
+    return max(found, key=lambda pair: pair[1]["env_steps"], default=None)
+
+
+def deviation(folder: Path, reference: Reference) -> str:
+    """Returns how what a run left differs from a run without an attack, or an empty string."""
+    end = final(folder)
+    if end is None:
+        return "no checkpoint at the end"
+    if place := difference({key: end[1][key] for key in STATE}, reference.state):
+        return f"{place} is not as in the run without an attack"
+    return next((f"{path.name} was left" for path in folder.rglob("*.part")), "")
+
+
+def train(name: str, scratch: Path, *flags: str, rollouts: int = ROLLOUTS) -> Reference:
+    """Trains without an attack."""
+    folder, began = Path(tempfile.mkdtemp(prefix="reference-", dir=scratch)), time.monotonic()
+    code, _, errors = fit(folder, name, *flags, rollouts=rollouts).end(600)
+    end = final(folder)
+    assert code == 0 and end is not None, errors
+    return Reference(end[0], {key: end[1][key] for key in STATE}, time.monotonic() - began)

@@ -1,0 +1,105 @@
+"""Draw random settings of recipes, with nasty values; used by `attack.py`."""
+
+import inspect
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import yaml
+
+from ppo_lightning import PPO, MLPAgent, RolloutDataModule
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+FOLDERS = ("classic", "memory", "mujoco", "spaces")
+RECIPES = sorted(path for folder in FOLDERS for path in (CONFIGS / folder).glob("*.yaml"))
+# Class, flag without the name of the argument, place in YAML.
+OWNERS: list[tuple[Any, str, list[str]]] = [
+    (PPO, "--model.", ["model", "init_args"]),
+    (MLPAgent, "--model.agent.init_args.", ["model", "init_args", "agent", "init_args"]),
+    (RolloutDataModule, "--data.", ["data"]),
+    (L.Trainer, "--trainer.", ["trainer"]),
+]
+WAITS = "num_nodes"  # for other machines
+LEFT_OUT = ("self", "kwargs", "args", "observation_spec", "action_spec", "compile", WAITS)
+SMALL = ("update_epochs", "devices", "max_time")  # a large value is long work, not a mistake
+NASTY: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 3, 7, 1000, 10**6, 2**31, 2**63, 10**30, 0.0, -0.5, 0.5, 1e-300,
+    1e300, float("inf"), float("nan"), "", " ", "null", "x", "é☃", "%s%n", "../x", "/proc/nowhere",
+    "os.getcwd", "nowhere:X-v0", "a" * 200, "1e999", "0x10", "{}", "[", "CartPole-v1", "Pendulum-v1",
+    [], {}, [0], [-1], [1e300], ["x"], [[]], {"a": {"b": 1}}, {"class_path": "nowhere.Class"},
+    {"class_path": "os.getcwd"},
+]  # fmt: skip
+
+
+def near(value: Any, rng: random.Random) -> Any:
+    """Returns a value of the same kind as the present one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice([0, -value, value + 1, 2 * value, 4 * value, value // 2, value * 1000])
+    if isinstance(value, float):
+        return rng.choice([0.0, -value, value / 2, 2 * value, 1 - value, value * 1e6, value / 1e6])
+    if isinstance(value, str):
+        return rng.choice([value.upper(), value[:-1], value * 2])
+    return rng.choice(NASTY)
+
+
+def changed(value: Any, small: bool, rng: random.Random) -> Any:
+    """Returns a nasty value, or one near the present one; ``small``: no number above 3."""
+    new = near(value, rng) if rng.random() < 0.7 else rng.choice(NASTY)
+    return min(new, 3) if small and isinstance(new, int | float) else new
+
+
+def damaged(text: str, rng: random.Random) -> str:
+    """Returns a YAML text with one damage: cut, a line twice, another indentation, odd characters."""
+    lines = text.splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    return rng.choice([
+        text[: rng.randrange(len(text))],
+        "".join([*lines[: at + 1], *lines[at:]]),
+        "".join([*lines[:at], " " + lines[at], *lines[at + 1 :]]),
+        "".join([*lines[:at], "\t" + lines[at], *lines[at + 1 :]]),
+        "".join([*lines[:at], lines[at].replace(":", ""), *lines[at + 1 :]]),
+        "".join([*lines[:at], "\x00é: [", *lines[at:]]),
+        "a: &a [x]\nb: &b [*a, *a]\n" + text,
+    ])  # fmt: skip
+
+
+def draw(rng: random.Random) -> tuple[str, list[str], str]:
+    """Draws a recipe with one to three random changes, shortened to two rollouts.
+
+    Returns:
+        The text of the YAML file; flags for ``fit`` after it; a description of the changes.
+    """
+    recipe = rng.choice(RECIPES)
+    config: dict[str, Any] = yaml.safe_load(recipe.read_text())
+    data, flags, changes = config["data"], list[str](), [recipe.stem]
+    data |= {"total_timesteps": 2 * data["num_envs"] * data["num_steps"], "eval_episodes": 1}
+    config["model"]["init_args"]["compile"] = False  # 20 s of compilation in every try
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        owner, flag, place = rng.choices(OWNERS, weights=[4, 3, 3, 2])[0]
+        parameters = inspect.signature(owner).parameters
+        name = rng.choice([name for name in parameters if name not in LEFT_OUT])
+        inside = config
+        for key in place:
+            inside = inside[key]
+        present = inside.get(name, parameters[name].default)
+        way = rng.random()
+        if way < 0.47:
+            flags.append(f"{flag}{name}={changed(present, name in SMALL, rng)}")
+        elif way < 0.94:
+            inside[name] = changed(present, name in SMALL, rng)
+            changes.append(f"{name}: {inside[name]!r}")
+        elif way < 0.98:
+            key = rng.choice(list(inside))
+            renamed = key + rng.choice(["s", " "])
+            inside[renamed] = inside.pop(key)
+            changes.append(f"{renamed!r} for {key}")
+        else:
+            flags.append(rng.choice(["--seed_everything=-1", "--seed_everything=x", "--ckpt_path=no", "--no", "x"]))
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    if rng.random() < 0.05:
+        text = damaged(text, rng)
+        changes.append("a damaged text")
+    return text, flags, ", ".join([*changes, *flags])

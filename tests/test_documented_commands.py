@@ -1,0 +1,228 @@
+"""Every command, snippet and setting in README.md and docs/ works as it stands, with a small budget."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from ppo_lightning import PPO, __main__
+from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, commands, flags_of, words
+
+CARTPOLE = ROOT / "configs/classic/cartpole.yaml"
+RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
+# What is not run, by a part of the command, and why. It is parsed, or looked up (the last test).
+NOT_RUN = {
+    "make train": "minutes; tests/test_learning.py trains the recipe",
+    "make test": "the tests themselves",
+    "make lint": "a command of CI",
+    "make format": "changes files",
+    "make docs": "tests/test_docs.py builds the site",
+    "make attack": "tests/test_attack.py has a small one",
+    "pip install": "the network",
+    "pytest ": "the tests themselves",
+    "python benchmarks/": "minutes; some need Stable-Baselines3 or a GPU",
+    "--trainer.accelerator gpu": "a GPU",
+}
+LANGUAGES = {"bash", "inline", "python", "yaml", ""}
+
+
+def is_run(command):
+    return not any(part in command for part in NOT_RUN)
+
+
+def test_every_command_is_run_or_listed():
+    """And the list names nothing that is not documented any more."""
+    found = all_commands()
+    assert len(found) > 60
+    unknown = [command for command in found if is_run(command) and not command.startswith("ppo-lightning ")]
+    assert not unknown, "neither a command of ppo-lightning nor in NOT_RUN"
+    assert [part for part in NOT_RUN if not any(part in command for command in found)] == []
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            assert block.language in LANGUAGES, (document, "a language that no test reads")
+            assert block.language or not re.search(r"^ *(\$ |ppo-lightning|python|pip) ", block.text, re.MULTILINE)
+
+
+def value(args, flag, default=None):
+    return args[args.index(flag) + 1] if flag in args else default
+
+
+class Reader:
+    """Somebody who types the commands of a document in a fresh folder with the recipes."""
+
+    def __init__(self, folder, monkeypatch, capfd):
+        self.folder, self.monkeypatch, self.capfd = folder, monkeypatch, capfd
+        monkeypatch.chdir(folder)
+        shutil.copytree(ROOT / "configs", "configs")
+        shutil.copy(CARTPOLE, "RECIPE.yaml")
+        np.save("observations.npy", np.zeros((3, 4), np.float32))
+        for name in ("before", "after"):
+            os.mkdir(name)
+            shutil.copy(ROOT / "benchmarks/results/classic/runs.csv", name)
+        self.first = None
+
+    def checkpoint(self, recipe=None):
+        """The checkpoint of the first run of a recipe; None: of the first run of all, which may be one of CartPole's."""
+        found = sorted(self.folder.glob(f"runs/{recipe}/version_0/checkpoints/*.ckpt"))
+        if found:
+            return str(found[0])
+        if self.first is None:
+            self.run(["fit", "--config", str(CARTPOLE), *self.budget(["fit", "--config", str(CARTPOLE)])])
+        return self.first
+
+    def substituted(self, command):
+        """A command with real files in place of placeholders."""
+        command = re.sub(r"runs/(\w+)/version_0/checkpoints/\.\.\.\.ckpt", lambda match: self.checkpoint(match[1]), command)
+        command = re.sub(r"runs/\.\.\./\S+\.ckpt", lambda match: self.checkpoint(), command)
+        command = re.sub(r"(--ckpt_path) \.\.\.(?= |$)", lambda match: f"{match[1]} {self.checkpoint()}", command)
+        command = re.sub(r"\.\.\.(?=/cli_config\.yaml)", lambda match: self.checkpoint().rsplit("/", 2)[0], command)
+        command = command.replace("--output ...", "--output output").replace(" ... ", " ")
+        for name in re.findall(r"\b[ab]\.ckpt", command):
+            shutil.copy(self.checkpoint(), name)
+        assert "..." not in command, f"a placeholder that this test does not know: {command}"
+        return command
+
+    def budget(self, args):
+        """Flags that make a command short."""
+        if args[0] in ("validate", "test"):
+            return ["--data.eval_episodes", "1"]
+        if args[0] == "profile":
+            return ["--seconds", "0.2"]
+        if args[0] == "play":
+            return ["--episodes", "1"]
+        if args[0] in ("benchmark", "ablate"):
+            flags = ["--seeds", "1", "--model.compile", "false", "--data.eval_episodes", "1"]
+            if args[0] == "benchmark":
+                recipes = [arg for arg in args if arg.endswith(".yaml")][:2]
+                flags += ["--recipes", *recipes]
+            if "cartpole" not in " ".join(args):
+                flags += ["--data.env_kwargs.max_episode_steps", "50"]
+            return [*flags, "--data.total_timesteps", "4096"]
+        return self.budget_of_fit(args) if args[0] == "fit" else []
+
+    def budget_of_fit(self, args):
+        flags, recipe = ["--data.eval_episodes", "2"], value(args, "--config", "")
+        path = value(args, "--ckpt_path")
+        if path not in (None, "last"):
+            checkpoint = torch.load(path, weights_only=True)
+            return [*flags, "--data.total_timesteps", str(checkpoint["env_steps"] + 2 * checkpoint["frames_per_rollout"])]
+        data = {"num_envs": 4, "num_steps": 128} | (yaml.safe_load(Path(recipe).read_text())["data"] if recipe else {})
+        sizes = {name: int(value(args, f"--data.{name}", data[name])) for name in ("num_envs", "num_steps")}
+        if "/atari" in recipe:
+            sizes["num_steps"] = 16
+            flags += ["--data.env_kwargs.max_episode_frames", "400"]
+        if "/procgen/" in recipe:
+            sizes = {"num_envs": 16, "num_steps": 8}
+        if re.search("/(mujoco|rpo|dm_control)/", recipe):
+            flags += ["--data.env_kwargs.max_episode_steps", "50"]
+        rollouts = 2 + 10 * ("--trainer.devices" in args) + 2 * ("--auto_resume" in args) + 4 * (path == "last")
+        flags += [part for name, size in sizes.items() for part in (f"--data.{name}", str(size))]
+        return [*flags, "--data.total_timesteps", str(rollouts * sizes["num_envs"] * sizes["num_steps"])]
+
+    def run(self, args):
+        """Runs a command: in this process, or in one of its own where it starts others."""
+        if "--trainer.devices" in args or args[0] in ("benchmark", "ablate"):
+            env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-m", "ppo_lightning", *args]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=400)
+            code, out, errors = done.returncode, done.stdout, done.stderr
+        else:
+            self.monkeypatch.setattr(sys, "argv", ["ppo-lightning", *args])
+            try:
+                code = __main__.main() or 0
+            except SystemExit as end:
+                code = end.code or 0
+            out, errors = self.capfd.readouterr()
+        assert code == 0, (args, errors[-2000:])
+        if self.first is None and "checkpoint: " in out:
+            self.first = out.split("checkpoint: ")[1].split("\n")[0]
+        return out
+
+    def type(self, command):
+        """Types a documented command."""
+        program, *args = words(self.substituted(command), self.folder)
+        assert program == "ppo-lightning"
+        out = self.run([*args, *self.budget(args)])
+        if args[0] == "fit":
+            assert "wall time:" in out, out
+
+    def paste(self, code):
+        """Runs a snippet, with an agent and an observation for it."""
+        checkpoint = torch.load(self.checkpoint(), weights_only=True)
+        names = {"agent": PPO.load_from_checkpoint(self.checkpoint()).agent}
+        names["observation"] = torch.zeros(1, *checkpoint["agent"]["observation_spec"]["shape"])
+        exec(re.sub(r"total_timesteps=[\d_]+", "total_timesteps=2048", code), names)
+        self.capfd.readouterr()
+
+    def read_settings(self, text):
+        """Parses settings in YAML."""
+        (self.folder / "settings.yaml").write_text(text)
+        assert "class_path: ppo_lightning" in self.run(["fit", "--config", "settings.yaml", "--print_config"])
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch, capfd):
+    return Reader(tmp_path, monkeypatch, capfd)
+
+
+def has_examples(document):
+    first = {command for command, source in all_commands().items() if source == document and is_run(command)}
+    return first or any(block.language in ("python", "yaml") for block in blocks(document))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("document", [*filter(has_examples, DOCUMENTS)], ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_examples_of_a_document_work(document, reader):
+    """In their order; a command that an earlier document has too is run there."""
+    first = all_commands()
+    for block in blocks(document):
+        for command in commands(block):
+            if is_run(command) and first[command] == document:
+                reader.type(command)
+        if block.language == "python":
+            reader.paste(block.text)
+        if block.language == "yaml":
+            reader.read_settings(block.text)
+
+
+@pytest.mark.integration
+def test_the_flags_that_recipes_name_are_there(reader):
+    named = {recipe: flags_of(recipe) for recipe in RECIPES if flags_of(recipe)}
+    assert len(named) > 3
+    for recipe, flags in named.items():
+        reader.run(["fit", "--config", str(recipe), *flags, "--print_config"])
+
+
+@pytest.mark.integration
+def test_what_is_not_run_is_parsed_or_looked_up(reader):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    helps = {}
+    for command in filter(lambda command: not is_run(command), all_commands()):
+        program, *args = words(re.sub(r"runs/\S+\.ckpt", "last", command), ROOT)
+        if program == "ppo-lightning":
+            assert args[0] in LIGHTNING
+            reader.run([*args, "--print_config"])
+        elif program == "make":
+            subprocess.run(["make", "-n", *args], cwd=ROOT, check=True, capture_output=True)
+        elif program == "python":
+            script, *flags = args
+            if script not in helps:
+                shown = [sys.executable, script, "--help"]
+                helps[script] = subprocess.run(shown, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+            for flag in flags:
+                assert not flag.startswith("--") or flag in helps[script], command
+        elif program == "pip":
+            for extra in re.findall(r"\[(.*)\]", command):
+                assert set(extra.split(",")) <= set(extras), command
+            for file in re.findall(r"-[cr] (\S+)", command):
+                assert (ROOT / file).is_file(), command
+        else:
+            assert program == "pytest" and all((ROOT / arg).exists() for arg in args if "/" in arg), command
