@@ -1,6 +1,8 @@
 """Draw random settings of recipes, with nasty values; used by `attack.py`."""
 
+import functools
 import inspect
+import operator
 import random
 from pathlib import Path
 from typing import Any
@@ -79,17 +81,19 @@ def draw(rng: random.Random) -> tuple[str, list[str], str]:
     config["model"]["init_args"]["compile"] = False  # 20 s of compilation in every try
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         owner, flag, place = rng.choices(OWNERS, weights=[4, 3, 3, 2])[0]
-        parameters = inspect.signature(owner).parameters
-        name = rng.choice([name for name in parameters if name not in LEFT_OUT])
-        inside = config
-        for key in place:
-            inside = inside[key]
-        present = inside.get(name, parameters[name].default)
+        defaults = {name: argument.default for name, argument in inspect.signature(owner).parameters.items()}
+        try:
+            inside = functools.reduce(operator.getitem, place, config)
+            present = defaults | inside
+        except (KeyError, TypeError):  # an earlier change took it away
+            continue
+        names = [name for name in present if name not in LEFT_OUT]
+        name = rng.choice([name for name in names if rng.random() < 0.3 or present[name] is not None] or names)
         way = rng.random()
         if way < 0.47:
-            flags.append(f"{flag}{name}={changed(present, name in SMALL, rng)}")
+            flags.append(f"{flag}{name}={changed(present[name], name in SMALL, rng)}")
         elif way < 0.94:
-            inside[name] = changed(present, name in SMALL, rng)
+            inside[name] = changed(present[name], name in SMALL, rng)
             changes.append(f"{name}: {inside[name]!r}")
         elif way < 0.98:
             key = rng.choice(list(inside))

@@ -1,0 +1,105 @@
+"""``benchmarks/attack.py``: it counts tries and losses, and sees what is lost."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+SABOTAGE = """
+import os, runpy, sys
+from ppo_lightning import PPO
+
+load, start = PPO.on_load_checkpoint, PPO.on_fit_start
+
+def on_load_checkpoint(self, checkpoint):
+    load(self, checkpoint)
+    self._shuffle.manual_seed(0)
+    checkpoint["state_dict"]["agent.critic.bias"] += 1
+
+def on_fit_start(self):
+    if os.path.exists("recipe.yaml"):
+        raise KeyError("sabotage")
+    start(self)
+
+PPO.on_load_checkpoint, PPO.on_fit_start = on_load_checkpoint, on_fit_start
+sys.path.insert(0, "benchmarks")
+runpy.run_path("benchmarks/attack.py", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import forked
+
+    return forked
+
+
+def attack(folder, *command, **tries):
+    """Attacks; returns the exit code, what was printed, and tries, losses and outcomes by the name of the attack."""
+    output = folder / "attack.md"
+    args = [part for name, count in tries.items() for part in (f"--{name}", str(count))]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *command, *args, "--output", str(output)],
+        cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=500,
+    )  # fmt: skip
+    assert output.exists(), done.stderr[-2000:]
+    names = {"SIGKILL": "kills", "checkpoint": "files", "full": "disks", "random": "settings"}
+    rows = re.findall(r"^\| (\w+).* \| (\d+) \| (\d+) \| (.*) \|$", output.read_text(), re.MULTILINE)
+    return done, {names[first]: (int(count), int(lost), what) for first, count, lost, what in rows}
+
+
+@pytest.mark.integration
+def test_a_small_attack(tmp_path):
+    done, table = attack(tmp_path, "benchmarks/attack.py", kills=2, files=2, disks=2, settings=16)
+    assert {name: count for name, (count, _, _) in table.items()} == {"kills": 2, "files": 2, "disks": 2, "settings": 16}
+    assert table["kills"][1] == 0, done.stdout
+    assert table["settings"][1] < 8, done.stdout
+    assert "trained" in table["settings"][2] and "refused" in table["settings"][2], "both ends are tried"
+    assert "before training" in table["disks"][2]
+    assert done.returncode == any(lost for _, lost, _ in table.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["attack.md"], "nothing else is left"
+
+
+@pytest.mark.integration
+def test_losses_are_seen(tmp_path):
+    """Resuming gives another order of minibatches and other weights, and settings that would train fail."""
+    done, table = attack(tmp_path, "-c", SABOTAGE, kills=2, files=2, disks=0, settings=16)
+    assert done.returncode == 1
+    assert table["kills"][:2] == (2, 1), "both signals were sent to one run"
+    assert table["settings"][1] > 0 and "16 refused" not in table["settings"][2]
+    text = (tmp_path / "attack.md").read_text()
+    assert "is not as in the run without an attack" in text
+    assert "traceback: KeyError: 'sabotage' | `--seed 1 --only settings:" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "complaint"),
+    [
+        (0, "a warning", ""),
+        (2, "a warning\nerror: data.num_envs is 0: it must be at least 1.", ""),
+        (2, "error: one\nerror: two", "code 2 without one sentence: error: two"),
+        (2, "error: one\nand more", "code 2 without one sentence: and more"),
+        (2, "", "code 2 without one sentence"),
+        (1, "gone", "code 1 without one sentence: gone"),
+        (-11, "", "died of SIGSEGV"),
+        (0, "Traceback (most recent call last):\nOSError: full\nmore", "traceback: OSError: full"),
+    ],
+)
+def test_ends_are_judged(forked, code, errors, complaint):
+    assert forked.complaint(code, errors).startswith(complaint)
+    assert bool(forked.complaint(code, errors)) == bool(complaint)
+
+
+def test_states_are_compared_to_the_bit(forked):
+    one = {"a": [torch.ones(2), 1.0], "b": (3, "x")}
+    assert forked.difference(one, {"a": [torch.ones(2), 1.0], "b": (3, "x")}) == ""
+    assert forked.difference(one, {"a": [torch.ones(2) + 1e-7, 1.0], "b": (3, "x")}) == ".a[0]"
+    assert forked.difference(one, {"a": [torch.ones(2), 1.0], "b": (3, "y")}) == ".b[1]"
+    assert forked.difference(one, {"a": [torch.ones(2), 1.0]}) == "everything"
