@@ -78,7 +78,7 @@ class AgentModule(InferenceModule):
         """Lets :meth:`state_dict` describe the agent, in a process that Lightning's launcher has started."""
         self._returns_agent = stage == "fit" and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Returns weights and statistics."""
         state = super().state_dict(*args, **kwargs)
         return state | {RETURNED: [self._recipe, self.env_steps, list(self.episode_returns)]} if self._returns_agent else state
@@ -88,7 +88,7 @@ class AgentModule(InferenceModule):
         state = dict(state_dict)
         if RETURNED in state:
             self._recipe, self.env_steps, returns = state.pop(RETURNED)
-            self.agent = agent_from_plain(self._recipe)
+            self.agent = trained_agent({"agent": self._recipe, "state_dict": state}).train()
             self.episode_returns.extend(returns)
         return super().load_state_dict(state, *args, **kwargs)
 

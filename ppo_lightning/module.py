@@ -277,7 +277,7 @@ class PPO(OptimizerModule):
     def _drop_compiled(self) -> None:
         self._compiled, self._loss, self.clip_coef = None, self.loss, float(self.clip_coef)
         if self.agent is not None:
-            vars(self.agent).pop("act", None)
+            self.agent.__dict__.pop("act", None)
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Logs one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
