@@ -263,7 +263,7 @@ CODE = {
     "an argument of the agent": ("agent", "init_args", "head", CLASS),
 }
 COMMANDS = {
-    "fit": (), "validate": (), "test": (), "predict": ("--data.predict_observations", "x.npy"), "play": (),
+    "fit": ("--data.total_timesteps", "256"), "validate": (), "test": (), "predict": ("--data.predict_observations", "x.npy"), "play": (),
     "export": ("--onnx", "a.onnx"), "details": (),
 }  # fmt: skip
 
@@ -366,7 +366,9 @@ def test_a_run_is_not_resumed_from_weights_only(edited, capsys, make_trainer):
     for key in ("optimizer_states", "lr_schedulers", "loops"):
         path = edited(key, MISSING)
         assert PPO.load_from_checkpoint(path).env_steps == 128
-        assert f"it has no {key}" in refused(capsys, "fit", "--ckpt_path", path, "--trainer.logger", "false")
+        assert f"it has no {key}" in refused(
+            capsys, "fit", "--ckpt_path", path, "--trainer.logger", "false", "--data.total_timesteps", "256"
+        )
 
 
 WRITER = """

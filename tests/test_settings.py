@@ -109,7 +109,6 @@ def test_a_rollout_larger_than_the_memory_is_refused(fit):
         ({"max_steps": 0}, "max_steps"),
         ({"max_epochs": 0}, "max_epochs"),
         ({"limit_train_batches": 0}, "limit_train_batches"),
-        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
         ({"gradient_clip_val": 0.5}, "gradient_clip_val"),
         ({"precision": "bf16-true"}, "precision"),
     ],
