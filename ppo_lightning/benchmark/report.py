@@ -180,7 +180,7 @@ def table(runs: Sequence[Row], families: dict[str, str]) -> str:
             spread = f" ± {statistics.stdev(returns):{form}} [{low:{form}}, {high:{form}}]"
         known = published(its[0]["env_id"], families[label])
         cleanrl = "" if known is None else f"{float(known['mean']):{form}} ± {float(known['std']):{form}}"
-        if known is not None and int(known["env_steps"]) > 1.1 * int(its[0]["env_steps"]):
+        if known is not None and int(known["env_steps"] or 0) > 1.1 * int(its[0]["env_steps"]):
             cleanrl += f" ({int(known['env_steps']):_} steps)".replace("_", " ")
         steps = f"{int(its[0]['env_steps']):_}".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in its)
