@@ -179,7 +179,7 @@ def has_examples(document):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("document", [*filter(has_examples, DOCUMENTS)], ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("document", [*filter(has_examples, DOCUMENTS)], ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_examples_of_a_document_work(document, reader):
     """In their order; a command that an earlier document has too is run there."""
     first = all_commands()
