@@ -3,7 +3,6 @@
 import argparse
 import functools
 import itertools
-import os
 import statistics
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from ppo_lightning.callbacks.speed import other_load, processors, recommendation
 from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
@@ -230,7 +230,7 @@ def _wait_for_gpu() -> None:
 
 def changes(module: Any) -> list[tuple[str, ...]]:
     """Returns flags that might make a run faster: another way to compute the same first, more environments last."""
-    data, cpus = module.data, os.cpu_count() or 1
+    data, cpus = module.data, processors()
     found: list[tuple[str, ...]] = []
     if not module.hparams.compile:
         found.append(("--model.compile", "true"))
@@ -270,6 +270,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="to measure each setting, after its start (default: 10)")
     parser.add_argument("--no_changes", action="store_true", help="do not try other settings")
     own, rest = parser.parse_known_args(args)
+    if load := other_load():  # before this process adds to it
+        print(f"Other processes use this machine ({load}): these speeds hold only beside them.\n")
     clock = profile(rest, own.seconds)
     print(f"{clock.sps:.0f} environment steps a second.\n\n| stage | share | µs a step |\n|---|---|---|")
     for stage, share in clock.shares.items():
@@ -279,10 +281,12 @@ def main(args: Sequence[str]) -> None:
     if own.no_changes:
         return
     print("\n| with | steps a second | ratio |\n|---|---|---|")
+    tried: dict[tuple[str, ...], float] = {}
     for change in clock.changes:
         try:
-            sps = profile([*rest, *change], own.seconds).sps
+            tried[change] = sps = profile([*rest, *change], own.seconds).sps
             print(f"| {' '.join(change)} | {sps:.0f} | {sps / clock.sps:.2f} |", flush=True)
         except Exception as error:  # EnvPool has not every environment, for example; the others are worth a try
             print(f"| {' '.join(change)} | does not work: {first_line(error.__cause__ or error)} | |", flush=True)
-    print("\nMore environments are another algorithm: each policy sees more steps, and there are fewer updates.")
+    print(f"\n{recommendation(clock.sps, tried)}")
+    print("More environments are another algorithm: a policy collects more steps between fewer updates.")

@@ -1,14 +1,19 @@
 """The doctor finds each illness in a run that has it, and nothing in runs that are well."""
 
 import functools
+import statistics
+import time
 
 import gymnasium as gym
+import lightning as L
 import pytest
 import torch
 from torch import nn
 
 from ppo_lightning import MLPAgent
-from ppo_lightning.callbacks import Doctor
+from ppo_lightning.callbacks import Doctor, speed
+from ppo_lightning.callbacks.doctor import sinking_speed
+from ppo_lightning.callbacks.speed import RunSpeed
 from tests.environments import Counter
 
 WELL = {"num_envs": 4, "num_steps": 64, "total_timesteps": 4 * 64 * 40}
@@ -119,3 +124,72 @@ def test_it_changes_nothing(fit):
     with_doctor, without = fit(WELL, callbacks=[Doctor(every=1)]), fit(WELL)
     for a, b in zip(with_doctor.parameters(), without.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+# Speed
+
+
+class Waits(L.Callback):
+    """Makes evaluations slow from iteration 60 to 70, and then iterations.
+
+    A real second thread beside other processes makes an iteration take seconds instead of milliseconds.
+    """
+
+    def __init__(self, doctor):
+        self.doctor, self.last, self.times, self.healthy = doctor, time.perf_counter(), [], None
+
+    def wait(self):
+        time.sleep(8 * statistics.median(self.times))
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.last = time.perf_counter()
+        if batch_idx == 71:
+            self.healthy = "sinking speed" not in self.doctor.findings
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx < 71:
+            self.times.append(time.perf_counter() - self.last)
+        else:
+            self.wait()
+
+    def on_validation_start(self, trainer, pl_module):
+        if 60 <= len(self.times) <= 70:
+            self.wait()
+
+
+def test_a_run_with_two_threads_that_becomes_slow_is_told_to_take_one(fit, capsys, monkeypatch):
+    monkeypatch.setattr(speed, "get_num_threads", lambda: 2)
+    doctor = Doctor()
+    waits = Waits(doctor)
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 82, "eval_episodes": 1}
+    model = {"update_epochs": 1, "num_minibatches": 1}
+    validate = {"val_check_interval": 1, "limit_val_batches": 1, "check_val_every_n_epoch": None}
+    fit(data, model, callbacks=[waits, doctor], **validate)
+    assert waits.healthy, "the time of evaluations does not count"
+    finding = doctor.findings["sinking speed"]
+    assert finding.attempt == "model.num_threads 1"
+    assert "environment steps a second" in finding.saw and "2 PyTorch threads" in finding.cause
+    assert capsys.readouterr().out.count("steps: sinking speed: ") == 1
+
+
+ALONE = RunSpeed(sps=1000.0, used=0.9, threads=1, available=2, load=1.0)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "remedy"),
+    [
+        (5, {"sps": 400.0, "threads": 2}, "model.num_threads 1"),
+        (5, {"sps": 400.0, "threads": 2, "load": None}, "model.num_threads 1"),
+        (5, {"sps": 400.0, "used": 0.4, "load": 4.0}, "fewer processes"),
+        (5, {"sps": 600.0, "threads": 2, "used": 0.4, "load": 4.0}, None),  # not half as fast
+        (4, {"sps": 400.0, "threads": 2}, None),  # too early
+        (5, {"sps": 400.0, "used": 0.9, "load": 4.0}, None),  # its own work takes longer
+        (5, {"sps": 400.0, "used": 0.4, "load": 1.0}, None),  # its environment waits for something else
+        (5, {"sps": 400.0, "used": 0.4, "load": None}, None),
+    ],
+)
+def test_when_a_slow_run_is_told_what_to_do(earlier, now, remedy):
+    run = type("Run", (), {"speeds": [ALONE] * earlier + [ALONE._replace(**now)]})
+    found = sinking_speed(run)
+    assert (found is None) == (remedy is None)
+    assert found is None or remedy in found[2]

@@ -52,7 +52,7 @@ def require_orthogonal(name, weight, bias):
     ids=["mlp", "nature", "nature-separate"],
 )
 def test_layers_start_orthogonal_with_their_gains_and_zero_bias(make, count):
-    """Hidden layers, convolutions included, have gain sqrt(2), the policy's head 0.01 and the value's head 1."""
+    """Gains: sqrt(2) for hidden layers and convolutions, 0.01 for the policy's head, 1 for the value."""
     layers = list(layers_of(make()))
     for layer in layers:
         require_orthogonal(*layer)

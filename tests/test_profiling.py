@@ -5,6 +5,7 @@ import time
 import pytest
 
 from ppo_lightning import CNNAgent, ConfigError, cli, profiling
+from ppo_lightning.callbacks import speed
 from ppo_lightning.profiling import StageClock, raw_step, seconds_of
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 10**9}
@@ -79,7 +80,37 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, cap
         sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
         assert int(sps) > 0 and float(ratio) > 0
     assert "--data.backend envpool | does not work: env_id 'Reach-v0' is not an environment of EnvPool" in out
+    assert "\nSet --" in out or "\nNone of these settings" in out
     assert list(tmp_path.iterdir()) == []
+
+
+ONE_THREAD, COMPILED = ("--model.num_threads", "1"), ("--model.compile", "true")
+MORE = ("--data.num_envs", "8")
+
+
+@pytest.mark.parametrize(
+    ("tried", "sentence"),
+    [
+        ({ONE_THREAD: 250.0, COMPILED: 180.0}, "Set --model.num_threads 1: 2.5 times as fast."),
+        ({ONE_THREAD: 105.0}, "None of these settings is more than 10 % faster."),
+        ({COMPILED: 120.0, MORE: 400.0}, "Set --model.compile true: 1.2 times as fast."),
+        ({}, "None of these settings is more than 10 % faster."),
+    ],
+)
+def test_the_fastest_setting_is_recommended(tried, sentence):
+    """Not more environments, which are another algorithm."""
+    assert speed.recommendation(100.0, tried) == sentence
+
+
+@pytest.mark.parametrize(("load", "shown"), [(1.5, False), (2.5, True), (None, False)])
+def test_a_busy_machine_is_named(load, shown, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(speed, "load_average", lambda: load)
+    monkeypatch.setattr(speed, "processors", lambda: 2)
+    small = ["--data.num_envs", "2", "--data.num_steps", "32"]
+    cli.main(["profile", "--seconds", "0.1", "--no_changes", *small])
+    sentence = "Other processes use this machine (load average 2.5 on 2 processors)"
+    assert (sentence in capsys.readouterr().out) == shown
 
 
 def test_what_it_cannot_look_into_is_refused(fit):

@@ -1,4 +1,4 @@
-"""``ppo-lightning compare BEFORE AFTER``: whether the second set of runs is worse, and what difference they could show."""
+"""``ppo-lightning compare BEFORE AFTER``: whether the second set of runs is worse than the first."""
 
 import argparse
 import math
@@ -24,7 +24,7 @@ def difference(before: np.ndarray, after: np.ndarray, axis: int = -1) -> Any:
 
 
 def probability_of_improvement(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the share of pairs in which the run of ``after`` is better than the run of ``before``; a tie counts half."""
+    """Return the share of pairs in which the run of ``after`` is the better one; a tie counts half."""
     pairs = np.asarray(after)[:, None] - np.asarray(before)[None]
     return float((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
 
@@ -36,11 +36,12 @@ def p_worse(before: Sequence[float], after: Sequence[float]) -> float:
     """
     options = {"permutation_type": "independent", "alternative": "less", "n_resamples": 9999, "rng": 0, "vectorized": True}
     arrays = np.asarray(before, float), np.asarray(after, float)
-    return float(import_extra("scipy.stats", extra="report").permutation_test(arrays, difference, **options).pvalue)
+    test = import_extra("scipy.stats", extra="report").permutation_test(arrays, difference, **options)
+    return float(test.pvalue)
 
 
 def smallest_difference(before: Sequence[float], after: Sequence[float], alpha: float) -> float:
-    """Return the smallest detectable difference: the drop of the mean that so many runs show in four cases of five.
+    """Return the smallest detectable difference: the drop that so many runs show in four cases of five.
 
     It follows from the power of the t-test, which is close to that of the permutation test.
     """
@@ -55,13 +56,13 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
     """Compare two files of runs, recipe by recipe.
 
     Args:
-        before: A CSV with the columns ``recipe``, ``seed`` and the key, or a benchmark's folder, which has ``runs.csv``.
+        before: A CSV with the columns ``recipe``, ``seed`` and the key, or a folder with such a ``runs.csv``.
         after: The same of other runs.
         key: The column to compare; higher is better.
 
     Returns:
-        A table in Markdown, and the exit code: 1 if a recipe is worse (a false alarm in 5 % of all comparisons) or has
-        fewer runs in the second file; otherwise 3 if a recipe has too few runs for a test; otherwise 0.
+        A table in Markdown and the exit code: 1 if a recipe is worse (a false alarm in 5 % of comparisons) or
+        has fewer runs in the second file; otherwise 3 if a recipe has too few runs for a test; otherwise 0.
 
     Raises:
         ConfigError: A file cannot be read as runs, a value is not finite, or the files share no recipe.
@@ -69,7 +70,7 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
     first, second = read_runs(before, key), read_runs(after, key)
     shared = [label for label in first if label in second]
     if not shared:
-        raise ConfigError(f"{before} and {after} share no recipe: compare two benchmarks of the same recipes.")
+        raise ConfigError(f"{before} and {after} share no recipe: compare benchmarks of the same recipes.")
     alpha = ALPHA / len(shared)  # Bonferroni: one false alarm in twenty comparisons of all recipes
     needed = next(count for count in range(2, 1000) if _smallest_p(count, count) <= alpha)
     lines = [
@@ -91,7 +92,8 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
             p, verdict = f"{probability:.3f}", "**worse**" if probability <= alpha else ""
             worse = worse or probability <= alpha
         else:
-            untested.append(f"{label} has too few runs for a test ({len(old)} and {len(new)}): train {needed} seeds each.")
+            counts = f"{len(old)} and {len(new)}"
+            untested.append(f"{label} has too few runs for a test ({counts}): train {needed} seeds each.")
         lines.append(f"| {label} | {len(old)}, {len(new)} | {_figures(old, new, alpha)} | {p} | {verdict} |")
     lines += [f"\n{sentence}" for sentence in (*lost, *untested)]
     if added := [label for label in second if label not in first]:
@@ -105,7 +107,8 @@ def _figures(old: Sequence[float], new: Sequence[float], alpha: float) -> str:
     change, between, detectable = f"{float(np.mean(new)) - mean:+{form}}", "", ""
     if min(len(old), len(new)) > 1:
         low, high = interval(new, old)
-        between, detectable = f" [{low:+{form}}, {high:+{form}}]", f"{smallest_difference(old, new, alpha):{form}}"
+        between = f" [{low:+{form}}, {high:+{form}}]"
+        detectable = f"{smallest_difference(old, new, alpha):{form}}"
     better = f"{probability_of_improvement(old, new):.2f}"
     return f"{mean:{form}} | {float(np.mean(new)):{form}} | {change}{between} | {better} | {detectable}"
 
@@ -132,14 +135,15 @@ def read_runs(path: Path, key: str) -> Runs:
             recipe, seed, value = row["recipe"], row["seed"], float(row[key])
             where = f"{path}, line {line} (recipe {recipe}, seed {seed})"
             if not math.isfinite(value):
-                raise ConfigError(f"{where}: {key} is {value}; train this run again, or for long enough to end an episode.")
+                raise ConfigError(f"{where}: {key} is {value}; train this run until an episode ends.")
             if seed in runs.setdefault(recipe, {}):
                 raise ConfigError(f"{where}: an earlier line has the same recipe and seed; keep one of them.")
             runs[recipe][seed] = value
     except ConfigError:
         raise
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as runs with the columns recipe, seed and {key}: {error}.") from error
+        columns = f"the columns recipe, seed and {key}"
+        raise ConfigError(f"{path} cannot be read as runs with {columns}: {error}.") from error
     return runs
 
 
@@ -152,7 +156,7 @@ def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "ppo-lightning compare",
         description="Recipe by recipe: are the runs of the second benchmark worse than those of the first?",
-        epilog="Exit codes: 0 no recipe is worse; 1 a recipe is worse, or has fewer runs in the second benchmark;"
+        epilog="Exit codes: 0 no recipe is worse; 1 a recipe is worse or has fewer runs in the second;"
         " 2 wrong input; 3 too few runs for a test.",
         allow_abbrev=False,
     )

@@ -11,18 +11,20 @@ PACKAGES = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "envpool
 
 def source() -> dict[str, str]:
     """Return what a run that starts now consists of: the package's commit, the versions and the machine."""
-    return {"commit": commit(), "versions": versions(), "machine": f"{processor()}, {os.cpu_count()} processors"}
+    machine = f"{processor()}, {os.cpu_count()} processors"
+    return {"commit": commit(), "versions": versions(), "machine": machine}
 
 
 def commit() -> str:
-    """Return the commit of the package's source, marked if files differ from it; ``unknown`` outside of a repository."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    """Return the commit of the package, marked if files differ; ``unknown`` outside of a repository."""
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *args]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        found = subprocess.run(
-            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changes = subprocess.run([*git, "status", "--porcelain", ".."], capture_output=True, text=True, check=True).stdout
-        return found + " with changes" * bool(changes.strip())
+        changed = bool(git("status", "--porcelain", ".."))
+        return git("rev-parse", "--short=10", "HEAD") + " with changes" * changed
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -30,10 +30,10 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
 
 
 def interval(runs: Sequence[float], reference: Sequence[float] | None = None) -> tuple[float, float]:
-    """Return the 95 % t interval of the mean of some runs, or of its difference from the mean of a reference (Welch's).
+    """Return the 95 % t interval of the mean of runs, or of its difference from that of a reference (Welch).
 
-    A percentile bootstrap covers 76 % with three runs of a normal distribution and 90 % with five; this interval covers 95 %.
-    Runs of two kinds, as HalfCheetah's, need ten or more for that.
+    It covers 95 % for normal distributions; a percentile bootstrap of three runs covers 76 %. Returns of two
+    kinds, as HalfCheetah's, need ten runs or more for 95 %.
 
     Args:
         runs: Returns of independent runs.
@@ -49,7 +49,8 @@ def interval(runs: Sequence[float], reference: Sequence[float] | None = None) ->
     errors = [sample.var(ddof=1) / len(sample) for sample in samples]  # squared standard errors
     if not (total := sum(errors)):
         return float(middle), float(middle)
-    freedom = total**2 / sum(error**2 / (len(sample) - 1) for error, sample in zip(errors, samples, strict=True))
+    shares = [error**2 / (len(sample) - 1) for error, sample in zip(errors, samples, strict=True)]
+    freedom = total**2 / sum(shares)
     half = import_extra("scipy.stats", extra="report").t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(total)
     return float(middle - half), float(middle + half)
 
@@ -166,8 +167,8 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
 def table(runs: Sequence[Row], families: dict[str, str]) -> str:
     """Returns the results as Markdown, one line a recipe."""
     lines = [
-        "| recipe | environment | seeds | steps | return, mean ± std [95 % of the mean] | interquartile mean | CleanRL"
-        " | wall time |",
+        "| recipe | environment | seeds | steps | return, mean ± std [95 % of the mean] | interquartile mean"
+        " | CleanRL | wall time |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for label in dict.fromkeys(run["recipe"] for run in runs):
@@ -192,7 +193,7 @@ def table(runs: Sequence[Row], families: dict[str, str]) -> str:
 
 
 def about(command: Sequence[str], runner: Runner, done: Sequence[Job]) -> str:
-    """Return where the results come from, as the runs recorded it: command, recipes, commits, versions, machines."""
+    """Return where the results come from: the command, and what the runs recorded about themselves."""
     records = {job: runner.record_of(job) for job in done}
     names: dict[str, list[str]] = {}
     for job, record in records.items():
@@ -200,7 +201,8 @@ def about(command: Sequence[str], runner: Runner, done: Sequence[Job]) -> str:
             runs = "1 run" if its["workers"] == 1 else f"{its['workers']} runs"
             text = f"commit {its['commit']}; {its['versions']}; {its['machine']}; {runs} at a time"
             names.setdefault(text, []).append(job.name)
-    sources = [f"- {text}" if len(names) == 1 else f"- {', '.join(runs)}: {text}" for text, runs in names.items()]
+    one = len(names) == 1
+    sources = [f"- {text}" if one else f"- {', '.join(runs)}: {text}" for text, runs in names.items()]
     recipes = {f"{job.label} {record['recipe_sha256'][:10]}": None for job, record in records.items()}
     return "\n".join(
         [
@@ -214,9 +216,10 @@ def about(command: Sequence[str], runner: Runner, done: Sequence[Job]) -> str:
 
 
 def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:
-    """Return a learning curve on a grid [G]: at each point the mean return over the 4 % of the axis before the point.
+    """Return a learning curve on a grid [G]: the mean return over the 4 % of the axis before each point.
 
-    Where no episode ended in a window, the curve is a straight line between its neighbours. It is masked before the first.
+    Where no episode ended in a window, the curve is a straight line between its neighbours. Before the first
+    episode it is masked.
     """
     xs, returns = (np.array([float(row[key]) for row in rows]) for key in (x, "episodic_return"))
     windows = [returns[(xs > point - WINDOW * grid[-1]) & (xs <= point)] for point in grid]
@@ -226,7 +229,7 @@ def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:
 
 
 def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, columns: int = 3) -> None:
-    """Draw the learning curves, one panel a recipe: each seed thin, their mean thick, the published mean dashed.
+    """Draw learning curves, one panel a recipe: each seed thin, their mean thick, the published mean dashed.
 
     Args:
         points: Of ``curves.csv``.
@@ -258,8 +261,9 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
     for axis in axes.flat[len(labels) :]:
         axis.set_visible(False)
     axes[0, 0].set_ylabel("return", fontsize=8)
-    place = {"loc": "outside lower center", "ncols": len(legend)}  # it would cover a curve within a panel
-    figure.legend(legend.values(), legend, frameon=False, fontsize=8, **place)
+    handles, names = list(legend.values()), list(legend)
+    # Within a panel the legend would cover a curve.
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
     save(figure, path)
 
 

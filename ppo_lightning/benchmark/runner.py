@@ -137,24 +137,25 @@ class Runner:
         """
         for job in jobs:
             folder = self.of(job)
-            if not (folder / RECORD).exists():
-                if any((folder / name).exists() for name in (DONE, "runs")):
-                    raise ConfigError(f"{folder} has no record of the settings of its run: choose another folder by --output.")
+            if (folder / RECORD).exists():
+                old = dict(_flat(self.record_of(job)["settings"]))
+            elif any((folder / name).exists() for name in (DONE, "runs")):
+                raise ConfigError(f"{folder} has no record of its settings; choose another --output.")
+            else:
                 continue
-            old, new = (dict(_flat(settings)) for settings in (self.record_of(job)["settings"], self.settings_of(job)))
+            new = dict(_flat(self.settings_of(job)))
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
             changes = ", ".join(f"{name} ({old.get(name)!r}, now {new.get(name)!r})" for name in names)
             if changes:
-                raise ConfigError(
-                    f"{folder} has a run with other settings: {changes}; keep them, or choose another folder by --output."
-                )
+                advice = "keep them, or choose another --output"
+                raise ConfigError(f"{folder} has a run with other settings: {changes}; {advice}.")
 
     def record_of(self, job: Job) -> dict[str, Any]:
         """Return what :meth:`record` wrote about a job."""
         return json.loads((self.of(job) / RECORD).read_text())
 
     def record(self, job: Job) -> None:
-        """Write a job's settings, the hash of the recipe, and where the job is started from, once for each such source."""
+        """Write a job's settings and the hash of the recipe, and add where the job is started from."""
         path, source = self.of(job) / RECORD, provenance.source() | {"workers": self.workers}
         if path.exists():
             record = self.record_of(job)

@@ -1,6 +1,7 @@
 """A callback that knows the illnesses of PPO runs, and says nothing while a run is well."""
 
 import math
+import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from ppo_lightning.callbacks.speed import RunSpeed, SpeedLog
 from ppo_lightning.envs.specs import mask_columns, not_measured
 
 ROWS = 512  # of a rollout, that are looked at
 SATURATED = 3.8  # whose tanh is 0.999
 ITERATIONS = 10  # over which metrics are averaged
+SPEEDS = 5  # stretches of iterations before the one whose speed may have sunk
 
 
 class Finding(NamedTuple):
@@ -39,6 +42,7 @@ class Patient(NamedTuple):
         metrics: Means over the last iterations.
         iterations: Done in this fit.
         first_entropy: Of the first iteration.
+        speeds: Of stretches of iterations, the newest last.
     """
 
     module: Any
@@ -46,6 +50,7 @@ class Patient(NamedTuple):
     metrics: dict[str, float]
     iterations: int
     first_entropy: float
+    speeds: list[RunSpeed]
 
 
 Check = Callable[[Patient], tuple[str, str, str] | None]  # to what was seen, the cause, what to try
@@ -56,7 +61,7 @@ class Doctor(L.Callback):
 
     The illnesses: a ratio other than 1 before the update; a large KL divergence; a clip fraction of 0, or a large one; a
     collapsed entropy; an explained variance below 0; observations that are not scaled; actions beyond their bounds; time
-    limits taken for failures; dead units. ``findings`` has them by name.
+    limits taken for failures; dead units; a sinking speed. ``findings`` has them by name.
 
     Args:
         every: Looks in each so many iterations, and in none before them.
@@ -66,20 +71,22 @@ class Doctor(L.Callback):
         self.every = every
         self.findings: dict[str, Finding] = {}
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ITERATIONS))
-        self._first_entropy, self._iterations = math.nan, 0
+        self._first_entropy, self._iterations, self._speed = math.nan, 0, SpeedLog(ITERATIONS)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins with a new patient."""
         self.findings.clear()
         self._recent.clear()
-        self._first_entropy, self._iterations = math.nan, 0
+        self._first_entropy, self._iterations, self._speed = math.nan, 0, SpeedLog(ITERATIONS)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: TensorDictBase, batch_idx: int) -> None:
         """Looks, before the update."""
         if not trainer.is_global_zero or not self._iterations or self._iterations % self.every:
             return
         metrics = {name: sum(values) / len(values) for name, values in self._recent.items()}
-        patient = Patient(pl_module, batch, metrics, self._iterations, self._first_entropy)
+        self._speed.end_stretch(pl_module.data.frames_per_rollout)
+        counts = self._iterations, self._first_entropy, self._speed.speeds
+        patient = Patient(pl_module, batch, metrics, *counts)
         with torch.no_grad():
             for illness, check in CHECKS.items():
                 if illness not in self.findings and (seen := check(patient)):
@@ -87,13 +94,18 @@ class Doctor(L.Callback):
                     print(f"\ndoctor, after {pl_module.env_steps} environment steps: {self.findings[illness]}", flush=True)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Takes down the metrics."""
+        """Takes down the metrics and the time of the iteration, collection included."""
         self._iterations += 1
+        self._speed.end_iteration()
         for name, value in trainer.callback_metrics.items():
             if name.startswith("losses/") and math.isfinite(value):
                 self._recent[name.removeprefix("losses/")].append(float(value))
         if math.isnan(self._first_entropy):
             self._first_entropy = float(trainer.callback_metrics.get("losses/entropy", math.nan))
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leaves the time of an evaluation out."""
+        self._speed.restart()
 
 
 def rows_of(rollout: TensorDictBase, *keys: Any) -> list[Tensor]:
@@ -235,6 +247,23 @@ def dead_units(patient: Patient) -> tuple[str, str, str] | None:
     )
 
 
+def sinking_speed(patient: Patient) -> tuple[str, str, str] | None:
+    """PyTorch's threads wait for each other where other processes take the processors."""
+    if len(patient.speeds) <= SPEEDS:
+        return None
+    *earlier, now = patient.speeds
+    before, used = (statistics.median(values) for values in list(zip(*earlier, strict=True))[:2])
+    if now.sps >= before / 2 or (now.threads == 1 and not (now.crowded and now.used < 0.7 * used)):
+        return None
+    load = "" if now.load is None else f", load average {now.load:.1f}"
+    share = f"{now.used:.1f} of {now.available} processors{load}"
+    saw = f"{now.sps:.0f} environment steps a second, {before:.0f} before ({share})"
+    if now.threads == 1:
+        return saw, "other processes take the processors", "fewer processes at a time on this machine"
+    cause = f"each of {now.threads} PyTorch threads waits for one without a processor"
+    return saw, cause, "model.num_threads 1"
+
+
 @contextmanager
 def _outputs(body: nn.Module) -> Iterator[list[tuple[type[nn.Module], Tensor]]]:
     """Collects what the ReLUs of a body give; where there are none, its linear layers, for the tanh that follows them."""
@@ -266,4 +295,5 @@ CHECKS: dict[str, Check] = {
     "saturated actions": saturated_actions,
     "time limits": lost_truncations,
     "dead units": dead_units,
+    "sinking speed": sinking_speed,
 }
