@@ -1,13 +1,18 @@
-"""The programs that `speed.py` compares with, as their documentation has one write them.
+"""The programs that `speed.py` compares with, written as their documentation recommends.
 
 Each function trains with the given hyperparameters (in our names) and returns the environment steps a second of whole
-iterations, after the first ones, over a time at least.
+iterations, after the first ones, over a time at least. `THREADS` has the number of threads of each.
 """
 
 import time
 from typing import Any
 
 WARM_UP, WARM_UP_SECONDS = 2, 20.0  # iterations; fewer long ones
+# Number of PyTorch's threads with which these programs are fastest, by kind of network; None: PyTorch's default,
+# one for each core. In networks of 64 x 64 units a second thread waits for longer than it computes: beside other
+# processes Stable-Baselines3 made 80 to 365 steps a second with two threads, and 1514 to 2843 with one.
+# `speed.py --threads N` measures another number.
+THREADS: dict[str, int | None] = {"classic": 1, "lstm": 1, "mujoco": 1, "atari": None}
 
 
 class Stopwatch:
@@ -113,8 +118,6 @@ def torchrl_loop(env_id: str, options: dict[str, Any], num_envs: int, num_steps:
     from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
     from torchrl.objectives import ClipPPOLoss
     from torchrl.objectives.value import GAE
-
-    torch.set_num_threads(1)  # faster for these networks
 
     def single() -> Any:
         with set_gym_backend("gymnasium"):

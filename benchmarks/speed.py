@@ -1,11 +1,13 @@
 """Environment steps a second of ours, of Stable-Baselines3 and of TorchRL's own loop, beside what the raw parts allow.
 
 `python benchmarks/speed.py [--workloads NAME ...] [--competitors NAME ...] [--repeats 5] [--seconds 10] [--quick]
-[--device cuda] [--json PATH]`; needs the extra `benchmark` and a machine that does nothing else. Every run is a process of
-its own, in alternation, with the same environment, network and hyperparameters. Its speed is that of whole iterations
-(collection and update) after the first ones, so that start-up and compilation do not count. A step is a decision of the agent:
-of Atari four frames. The floor is what the
-environment, the policy and the updates of a minibatch take alone, added up (`ppo_lightning/profiling.py`).
+[--threads N] [--device cuda] [--json PATH]`; needs the extra `benchmark` and a machine that does nothing else.
+
+Every run is a process of its own, in alternation, with the same environment, network and hyperparameters. The
+speed is that of whole iterations (collection and update) after the first ones, so that start-up and compilation
+do not count. A step is a decision of the agent: of Atari four frames. Each of the others runs with the number of
+PyTorch's threads with which it is fastest (`peers.THREADS`), ours with the package's default. The floor is what
+the environment, the policy and the updates of a minibatch take alone, added up (`ppo_lightning/profiling.py`).
 """
 
 import argparse
@@ -139,16 +141,31 @@ def without_channels_last(env_id: str, recipe: dict[str, Any], num_envs: int, nu
     return watch.rate(frames)
 
 
-def one(competitor: str, workload: str, seconds: float, device: str) -> None:
-    """Runs in a process of its own and prints a line of JSON."""
+def one(competitor: str, workload: str, seconds: float, device: str, threads: int | None) -> None:
+    """Run a competitor in this process and print a line of JSON.
+
+    Args:
+        competitor: Of :func:`competitors`.
+        workload: Of ``WORKLOADS``.
+        seconds: To measure.
+        device: Of ours.
+        threads: Number of PyTorch's threads; None: the package's default of ours, else ``peers.THREADS``.
+    """
+    import torch
+
     warnings.simplefilter("ignore")
     env_id, kind, _, num_envs, num_steps, least = WORKLOADS[workload]
     seconds = max(seconds, least)
     options = competitors(workload, device)[competitor]
     if callable(options):
+        if number := threads or peers.THREADS.get(kind):
+            torch.set_num_threads(number)
         result = {"sps": options(env_id, RECIPES[kind], num_envs, num_steps, seconds)}
+        result["threads"] = torch.get_num_threads()
     else:
-        result = ours(workload, *options, seconds, device)
+        settings, precision = options
+        result = ours(workload, settings | {"num_threads": threads}, precision, seconds, device)
+        result["threads"] = threads
     print("RESULT", json.dumps(result))
 
 
@@ -156,6 +173,7 @@ def measure(competitor: str, workload: str, args: argparse.Namespace) -> dict[st
     """Runs a competitor in a fresh process."""
     command = [sys.executable, "-W", "ignore", __file__, "--one", competitor, "--workloads", workload]
     command += ["--seconds", str(args.seconds), "--device", args.device]
+    command += ["--threads", str(args.threads)] if args.threads else []
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -177,8 +195,8 @@ def report(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
         "stable-baselines3", "torchrl", "without channels-last and parts", "sb3-contrib, like ours", "sb3-contrib",
     )  # fmt: skip
     others = tuple(other for other in others if any(other in runs for runs in results.values()))
-    print(f"| workload | | SPS | of the floor | {' | '.join(f'x {other}' for other in others)} |")
-    print(f"|---|---|---|---|{'---|' * len(others)}")
+    print(f"| workload | | threads | SPS | of the floor | {' | '.join(f'x {other}' for other in others)} |")
+    print(f"|---|---|---|---|---|{'---|' * len(others)}")
     for workload, runs in results.items():
         for who, its in runs.items():
             of_floor = f"{median(its, 'fraction'):.2f}" if "fraction" in its[0] else ""
@@ -189,15 +207,20 @@ def report(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
                 else ""
                 for other in others
             ]
-            print(f"| {workload} | {who} | {median(its, 'sps'):.0f} | {of_floor} | {' | '.join(ratios)} |")
-    print("\nShare of time by stage, %:\n")
-    stages = next(its[0]["shares"] for runs in results.values() for its in runs.values() if "shares" in its[0])
-    print(f"| workload | | {' | '.join(stages)} |\n|---|---|{'---|' * len(stages)}")
+            threads = its[0]["threads"] or "default"
+            speed = f"{median(its, 'sps'):.0f}"
+            print(f"| {workload} | {who} | {threads} | {speed} | {of_floor} | {' | '.join(ratios)} |")
+    clocked = []
     for workload, runs in results.items():
-        for who, its in runs.items():
-            if "shares" in its[0]:
-                shares = [f"{100 * statistics.median(run['shares'][stage] for run in its):.1f}" for stage in stages]
-                print(f"| {workload} | {who} | {' | '.join(shares)} |")
+        clocked += [(workload, who, its) for who, its in runs.items() if "shares" in its[0]]
+    if not clocked:
+        return
+    stages = clocked[0][2][0]["shares"]
+    print("\nShare of time by stage, %:\n")
+    print(f"| workload | | {' | '.join(stages)} |\n|---|---|{'---|' * len(stages)}")
+    for workload, who, its in clocked:
+        shares = [f"{100 * statistics.median(run['shares'][stage] for run in its):.1f}" for stage in stages]
+        print(f"| {workload} | {who} | {' | '.join(shares)} |")
 
 
 def main() -> None:
@@ -208,6 +231,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=None)
     parser.add_argument("--quick", action="store_true", help="the small ones, once, in less than three minutes")
+    parser.add_argument("--threads", type=int, help="PyTorch's threads of all (default: the best of each)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -216,7 +240,7 @@ def main() -> None:
     args.repeats = args.repeats or (1 if args.quick else 5)
     args.seconds = args.seconds or (4 if args.quick else 10)
     if args.one:
-        one(args.one, names[0], args.seconds, args.device)
+        one(args.one, names[0], args.seconds, args.device, args.threads)
         return
     results: dict[str, dict[str, list[dict[str, Any]]]] = {
         name: {who: [] for who in competitors(name, args.device) if not args.competitors or who in args.competitors}

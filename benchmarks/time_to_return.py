@@ -14,6 +14,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import peers
+
 GOAL = 475.0
 REFERENCE = ["--config", str(Path(__file__).parent.parent / "configs/classic/cartpole.yaml")]
 # Few large updates on many environments: the fastest settings that were found.
@@ -52,7 +54,8 @@ def ours(flags: list[str], seed: int) -> int:
 
 
 def stable_baselines3(seed: int) -> int:
-    """Does the same with the same hyperparameters."""
+    """Train Stable-Baselines3 with the same hyperparameters; return the steps until the goal, or 0."""
+    import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
@@ -68,6 +71,8 @@ def stable_baselines3(seed: int) -> int:
         def _on_step(self) -> bool:
             return not self.over
 
+    if threads := peers.THREADS["classic"]:
+        torch.set_num_threads(threads)
     goal = Goal()
     model = PPO(
         "MlpPolicy", make_vec_env("CartPole-v1", n_envs=4, seed=seed), learning_rate=lambda left: left * 2.5e-4, n_steps=128,

@@ -87,7 +87,9 @@ def load_average() -> float | None:
 def other_load() -> str:
     """Return the load average and the number of processors if the load is higher; otherwise nothing."""
     load, available = load_average(), processors()
-    return f"load average {load:.1f} on {available} processors" if load is not None and load > available else ""
+    if load is None or load <= available:
+        return ""
+    return f"load average {load:.1f} on {available} processors"
 
 
 def recommendation(sps: float, tried: dict[tuple[str, ...], float]) -> str:
