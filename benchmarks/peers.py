@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 WARM_UP, WARM_UP_SECONDS = 2, 20.0  # iterations; fewer long ones
-# Number of PyTorch's threads with which these programs are fastest, by kind of network; None: PyTorch's default,
-# one for each core. In networks of 64 x 64 units a second thread waits for longer than it computes: beside other
-# processes Stable-Baselines3 made 80 to 365 steps a second with two threads, and 1514 to 2843 with one.
-# `speed.py --threads N` measures another number.
+# Number of PyTorch's threads with which these programs are fastest, by kind of network; None: PyTorch's
+# default, one for each core. In networks of 64 x 64 units a second thread waits for longer than it
+# computes: beside other processes Stable-Baselines3 made 80 to 365 steps a second with two threads, and
+# 1514 to 2843 with one. `speed.py --threads N` measures another number.
 THREADS: dict[str, int | None] = {"classic": 1, "lstm": 1, "mujoco": 1, "atari": None}
 
 

@@ -1,13 +1,15 @@
 """Environment steps a second of ours, of Stable-Baselines3 and of TorchRL's own loop, beside what the raw parts allow.
 
-`python benchmarks/speed.py [--workloads NAME ...] [--competitors NAME ...] [--repeats 5] [--seconds 10] [--quick]
-[--threads N] [--device cuda] [--json PATH]`; needs the extra `benchmark` and a machine that does nothing else.
+`python benchmarks/speed.py [--workloads NAME ...] [--competitors NAME ...] [--repeats 5] [--seconds 10]
+[--quick] [--threads N] [--device cuda] [--json PATH]`; needs the extra `benchmark` and a machine that does
+nothing else.
 
-Every run is a process of its own, in alternation, with the same environment, network and hyperparameters. The
-speed is that of whole iterations (collection and update) after the first ones, so that start-up and compilation
-do not count. A step is a decision of the agent: of Atari four frames. Each of the others runs with the number of
-PyTorch's threads with which it is fastest (`peers.THREADS`), ours with the package's default. The floor is what
-the environment, the policy and the updates of a minibatch take alone, added up (`ppo_lightning/profiling.py`).
+Every run is a process of its own, in alternation, with the same environment, network and hyperparameters.
+The speed is that of whole iterations (collection and update) after the first ones, so that start-up and
+compilation do not count. A step is a decision of the agent: of Atari four frames. Each of the others runs
+with the number of PyTorch's threads with which it is fastest (`peers.THREADS`), ours with the package's
+default. The floor is what the environment, the policy and the updates of a minibatch take alone, added up
+(`ppo_lightning/profiling.py`).
 """
 
 import argparse
