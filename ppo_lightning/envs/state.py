@@ -9,6 +9,8 @@ import torch
 
 # Those whose state is their attributes, and MuJoCo's, is known; of any other there may be more than can be seen.
 KNOWN = ("gymnasium.envs.classic_control.", "gymnasium.envs.mujoco.")
+# Wrappers whose state is among these attributes; of any other there may be more.
+WRAPPERS = {"AtariPreprocessing", "MaskedVelocity", "OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}
 WRAPPER_ATTRIBUTES = {"_elapsed_steps", "_has_reset", "lives", "game_over"}
 Row = dict[str, Any]
 
@@ -16,7 +18,8 @@ Row = dict[str, Any]
 def state_of(env: gymnasium.Env) -> Row | None:
     """Returns the state of an environment with its wrappers and its random generator; None where that cannot be known."""
     inner = env.unwrapped
-    if not type(inner).__module__.startswith(KNOWN):
+    wrappers = {type(layer).__name__ for layer in _layers(env)}
+    if not (type(inner).__module__.startswith(KNOWN) and wrappers <= WRAPPERS):
         return None
     state: Row = {f"attribute {name}": to_plain(value) for name, value in vars(inner).items() if _is_plain(value)}
     state["wrappers"] = wrapper_attributes(env)
