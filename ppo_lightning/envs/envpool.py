@@ -19,7 +19,11 @@ class EnvPoolEnv(BatchedEnv):
 
     EnvPool resets a finished environment at its *next* step and ignores that step's action. Resetting it explicitly,
     right after the step that ended it, keeps that dummy transition out of the batch. A dictionary of observations
-    (dm_control's, MiniGrid's) becomes one row, its entries in alphabetical order.
+    (dm_control's, MiniGrid's) becomes one row, its entries in alphabetical order. Entries ``privileged_...`` are
+    left out.
+
+    Where an episode terminates on the last step of its time limit, EnvPool gives ``truncated`` only. Gymnasium gives
+    both flags.
 
     Args:
         env_id: EnvPool's id.
@@ -52,6 +56,9 @@ class EnvPoolEnv(BatchedEnv):
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
         space = cells_as_choices(self.envs.observation_space)
+        if isinstance(space, spaces.Dict):
+            # What only the simulator knows is for a critic in training: an actor has no such sensors later.
+            space = spaces.Dict({key: part for key, part in space.items() if not key.startswith("privileged_")})
         self._keys = sorted(space) if isinstance(space, spaces.Dict) else None
         flat = self._keys is not None and is_vector(spec_from_space(space))
         super().__init__(spaces.flatten_space(space) if flat else space, self.envs.action_space, seeds)
