@@ -1,11 +1,13 @@
 """Environments and collectors behind Lightning's data interface: one rollout is one batch is one PPO iteration."""
 
-import importlib
+import functools
 import itertools
+import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
+import gymnasium
 import lightning as L
 import numpy as np
 import torch
@@ -13,23 +15,24 @@ from tensordict import TensorDictBase
 from torch.utils.data import DataLoader
 from torchrl.collectors import BaseCollector
 from torchrl.data import Categorical, Composite, TensorSpec
-from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
+from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from ppo_lightning import ranks
 from ppo_lightning.checks import Range, check_arguments
 from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.envs import BatchedEnv, make_env
 from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
-from ppo_lightning.envs.make import Backend
+from ppo_lightning.envs.make import Backend, make_by_function, require_maker
 from ppo_lightning.envs.specs import MASK, stored
 from ppo_lightning.envs.state import to_columns, to_rows
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.evaluation import EvaluationLoader
 from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.seeding import Stream, derive_seed
+from ppo_lightning.seeding import Stream
+from ppo_lightning.transforms import how_to_join
 
-IMPORT_PATH = re.compile(r"\w+(\.\w+)+")  # no id of an environment looks like this
+IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -38,15 +41,15 @@ class RolloutDataModule(L.LightningDataModule):
     The seed is Lightning's (``seed_everything``). Nothing is started before a stage needs it.
 
     Args:
-        env_id: The environment's id as the backend spells it, or a function without arguments that makes any other
-            TorchRL environment (in YAML: its import path, as in ``my_package.make``, or a ``class_path``).
+        env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or TorchRL
+            environment at each call (in YAML: its import path, as in ``my_package.make``, or a ``class_path``).
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones; ``ale`` has Atari only,
             ``procgen`` Procgen.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
         rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
-        env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``.
+        env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the function.
         transforms: TorchRL transforms to apply; collection then goes through TorchRL's own, slower collector.
         eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch size [N] plays N.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
@@ -64,7 +67,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        env_id: str | Callable[[], EnvBase] = "CartPole-v1",
+        env_id: str | Callable[[], EnvBase | gymnasium.Env] = "CartPole-v1",
         backend: Backend = "gymnasium",
         num_envs: Annotated[int, Range(1, 262_144)] = 4,
         num_steps: Annotated[int, Range(1, 10_000_000)] = 128,
@@ -80,6 +83,7 @@ class RolloutDataModule(L.LightningDataModule):
         max_restarts: Annotated[int, Range(0)] = 0,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")
+        require_maker(env_id)
         super().__init__()
         if double_buffer and (backend != "envpool" or transforms):
             raise ConfigError("data.double_buffer needs data.backend envpool, and no data.transforms: leave it off.")
@@ -117,17 +121,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
     def _make(self, num_envs: int, first_env: int, stream: Stream) -> EnvBase:
-        if isinstance(self.env_id, str):
-            env: EnvBase = make_env(self.env_id, num_envs, self.backend, self.seed, first_env, stream, **self.env_kwargs)
-        else:
-            env = self.env_id()
-            if env.batch_size == torch.Size([]):
-                env.close()
-                env = SerialEnv(num_envs, self.env_id)
-            if stream == "train" and env.batch_size != torch.Size([num_envs]):
-                sizes = f"{list(env.batch_size)}: it must be [] or [{num_envs}]"
-                raise ConfigError(f"env_id makes an environment of batch size {sizes}.")
-            env.set_seed(derive_seed(self.seed, stream, first_env))
+        make: Callable[..., EnvBase] = make_env if isinstance(self.env_id, str) else make_by_function
+        env = make(self.env_id, num_envs, self.backend, self.seed, first_env, stream, **self.env_kwargs)
         return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
 
     @property
@@ -165,10 +160,11 @@ class RolloutDataModule(L.LightningDataModule):
         if several or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
             raise ConfigError(
                 "Discrete observations, observations and actions of several parts and an action_mask are read from Gymnasium's"
-                " environments, named by their id and without data.transforms: elsewhere they would be ignored."
+                " environments without data.transforms: elsewhere they would be ignored."
             )
         if "observation" not in spec:
-            raise ConfigError(f"env_id makes an environment with the keys {list(spec.keys())}: it needs the key 'observation'.")
+            keys = f"{list(spec.keys())}: it needs the key 'observation'"
+            raise ConfigError(f"env_id makes an environment with the keys {keys}{how_to_join(spec)}")
         return spec["observation"]
 
     @property
@@ -305,12 +301,13 @@ class RolloutLoader:
         """Do nothing, see :meth:`state_dict`."""
 
 
-def _imported(path: str) -> Callable[[], EnvBase]:
-    module, _, name = path.rpartition(".")
+def _imported(path: str) -> Callable[[], EnvBase | gymnasium.Env]:
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"data.env_id {path!r} cannot be imported: {error}.") from error
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = "only the program that defined it has it" if "<" in path else first_line(error)
+        give = "give data.env_id, an environment's id or a function's import path"
+        raise ConfigError(f"data.env_id {path!r} cannot be imported ({reason}): {give}.") from error
 
 
 def _plain(value: Any) -> Any:
@@ -318,6 +315,10 @@ def _plain(value: Any) -> Any:
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
+    if isinstance(value, functools.partial):
+        return _plain(value.func)
+    if callable(value) and type(value).__repr__ is object.__repr__:  # it would show an address, another in each process
+        value = type(value)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

@@ -1,5 +1,6 @@
 """``make_collector``: the fast collector where the environment allows it, TorchRL's own with our transforms elsewhere."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +19,21 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.seeding import derive_seed
 from ppo_lightning.transforms import ClipAction, EpisodeDone, NormalizeObservation, RequireFinite, ScaleReward
+
+
+class TorchRLCollector(Collector):
+    """TorchRL's collector, with an error where an environment raises ``SystemExit``: the run is not over."""
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yields rollouts.
+
+        Raises:
+            RuntimeError: An environment raised ``SystemExit``.
+        """
+        try:
+            yield from super().iterator()
+        except SystemExit as error:
+            raise RuntimeError(f"An environment of data.env_id raised {error!r}.") from error
 
 
 def make_collector(
@@ -100,7 +116,7 @@ def make_collector(
         memory = acted.get(("next", "memory"), None)
         return acted
 
-    return Collector(
+    return TorchRLCollector(
         TransformedEnv(env, Compose(*transforms)),
         policy,
         frames_per_batch=frames,

@@ -14,7 +14,8 @@ from torchrl.envs.utils import step_mdp
 
 from ppo_lightning import ConfigError, make_env
 from ppo_lightning.envs.cartpole import CartPoleEnv
-from ppo_lightning.envs.gymnasium import GymnasiumEnv, QuickDiscrete
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs.single import QuickDiscrete
 from ppo_lightning.envs.specs import spec_from_plain, spec_from_space, spec_to_plain
 from ppo_lightning.seeding import derive_seed
 

@@ -119,9 +119,17 @@ def test_an_environment_that_hangs_ends_the_run_with_its_traceback(tmp_path):
     assert time.monotonic() - began < 60
 
 
+WHERE = "tests.environments:Trouble-v0, environment 1: step() raised"
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("trouble", "message"), [("raises", "the simulator is broken"), ("nan", "reward of environment 1 is nan")]
+    ("trouble", "message"),
+    [
+        ("raises", f"RuntimeError: the simulator is broken\n{WHERE} this"),
+        ("exits", f"{WHERE} SystemExit(0)"),
+        ("nan", "reward of environment 1 is nan"),
+    ],
 )
 def test_an_environment_that_raises_or_gives_nan_ends_the_run_with_its_traceback(tmp_path, trouble, message):
     code, errors = finish(run_with(trouble, tmp_path / "run"))
@@ -236,7 +244,10 @@ def troubled(kind, num_envs=3, at=20, **options):
     return env, agent
 
 
-@pytest.mark.parametrize(("kind", "said"), [("raises", "RuntimeError .the simulator is broken"), ("nan", "is not finite")])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("raises", "RuntimeError .the simulator is broken"), ("exits", r"SystemExit \(0\)"), ("nan", "is not finite")],
+)
 def test_an_environment_that_fails_is_made_anew_and_its_episode_left_out(kind, said):
     env, agent = troubled(kind, norm_obs=True)
     env.max_restarts = 1

@@ -76,17 +76,17 @@ DISCRETE = ("discrete", "multidiscrete", "binary", "dict", "tuple")  # which hav
 class Any(gym.Env):
     """Observations at random from a space; demands that actions are of the action space and allowed by the mask.
 
-    With ``masked`` it has a mask, at random, with at least one allowed action a component: as ``action_masks()``, or with
-    ``entry`` as an entry of its observations; ``forbid`` allows nothing from that step on.
+    With ``masked`` it has a mask, at random, with at least one allowed action a component: as ``action_masks()``, or where
+    ``entry`` says: in its ``observation`` or in its ``info``; ``forbid`` allows nothing from that step on.
     """
 
-    def __init__(self, see="vector", do="discrete", masked=False, entry=False, forbid=None):
+    def __init__(self, see="vector", do="discrete", masked=False, entry=None, forbid=None):
         self.observation_space, self.action_space = OBSERVATIONS[see], ACTIONS[do]
         self.inner, self.entry, self.forbid = self.observation_space, entry, forbid
         self.numbers = numbers_of(self.action_space)
-        if masked and entry:
+        if masked and entry == "observation":
             self.observation_space = spaces.Dict(it=self.inner, action_mask=spaces.MultiBinary(sum(self.numbers)))
-        if masked and not entry:
+        if masked and entry is None:
             self.action_masks = lambda: self.mask
         self.masked = masked
 
@@ -95,7 +95,7 @@ class Any(gym.Env):
         if self.forbid is not None and self.time >= self.forbid:
             self.mask[:] = 0
         value = self.inner.sample()
-        return {"it": value, "action_mask": self.mask} if self.masked and self.entry else value
+        return {"it": value, "action_mask": self.mask} if self.masked and self.entry == "observation" else value
 
     def component(self, number):
         mask = self.np_random.integers(0, 2, number).astype(np.int8)
@@ -107,7 +107,10 @@ class Any(gym.Env):
         if seed is not None:
             self.inner.seed(seed)
         self.time = 0
-        return self.observation(), {}
+        return self.observation(), self.info()
+
+    def info(self):
+        return {"action_mask": self.mask} if self.masked and self.entry == "info" else {}
 
     def step(self, action):
         assert self.action_space.contains(action), action
@@ -117,7 +120,7 @@ class Any(gym.Env):
                 assert self.mask[start + index], "not allowed"
                 start += number
         self.time += 1
-        return self.observation(), float(np.sum(to_row(self.action_space, action))), self.time == 7, False, {}
+        return self.observation(), float(np.sum(to_row(self.action_space, action))), self.time == 7, False, self.info()
 
 
 def numbers_of(space):
@@ -302,7 +305,7 @@ def test_entries_of_an_action_are_independent():
 
 
 @pytest.mark.detail("A4")
-@pytest.mark.parametrize("entry", [False, True])
+@pytest.mark.parametrize("entry", [None, "observation", "info"])
 @pytest.mark.parametrize("do", DISCRETE)
 def test_invalid_actions_have_no_probability_and_no_gradient(do, entry):
     env = make_env("Any-v0", 8, do=do, masked=True, entry=entry)
@@ -347,7 +350,7 @@ def test_a_mask_of_another_size_is_refused():
         MLPAgent(spec_from_space(space), spec_from_space(spaces.Discrete(3)))
 
 
-@pytest.mark.parametrize("kwargs", [{"masked": True}, {"do": "dict"}, {"see": "discrete"}])
+@pytest.mark.parametrize("kwargs", [{"masked": True}, {"masked": True, "entry": "info"}, {"do": "dict"}, {"see": "discrete"}])
 def test_what_torchrls_collector_would_take_wrongly_is_refused(kwargs):
     with pytest.raises(ConfigError, match="elsewhere they would be ignored"):
         fit(env_id="Any-v0", env_kwargs=kwargs, transforms=[StepCounter()])
