@@ -263,9 +263,14 @@ CODE = {
     "an argument of the agent": ("agent", "init_args", "head", CLASS),
 }
 COMMANDS = {
-    "fit": ("--data.total_timesteps", "256"), "validate": (), "test": (), "predict": ("--data.predict_observations", "x.npy"), "play": (),
-    "export": ("--onnx", "a.onnx"), "details": (),
-}  # fmt: skip
+    "fit": ("--data.total_timesteps", "256"),
+    "validate": (),
+    "test": (),
+    "predict": ("--data.predict_observations", "x.npy"),
+    "play": (),
+    "export": ("--onnx", "a.onnx"),
+    "details": (),
+}
 
 
 @pytest.mark.parametrize("name", CODE)
