@@ -1,4 +1,4 @@
-"""For the documentation site: README as its first page, the table of details, and the files that pages link to as pages."""
+"""Hooks of the documentation site: README as first page, the table of details, and linked files as pages."""
 
 import re
 from pathlib import Path
@@ -41,6 +41,8 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     def replace(match: re.Match[str]) -> str:
         target, anchor = match.group(1), match.group(2) or ""
         path = (folder / target).resolve()
+        if path == ROOT / "ppo_lightning/details.py":
+            return "](details.md)"  # the table that is generated from it
         if ":" in target or not path.is_relative_to(ROOT):
             return match.group(0)
         if path.suffix in (".md", ".png") and path.is_relative_to(ROOT / "docs"):
@@ -61,8 +63,8 @@ def details() -> str:
     """Returns the table of the implementation details, each with a link to its line."""
     about = """# The implementation details
 
-Of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with their auxiliary ones (A) and two
-for Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints what a recipe has.
+The details of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with their auxiliary
+details (A) and two of Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints their values in a recipe.
 """
     lines = [about, "| | detail | code | to switch it off |\n|---|---|---|---|"]
     where = places()

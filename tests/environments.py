@@ -8,13 +8,14 @@ import numpy as np
 
 
 class Counter(gym.Env):
-    """The observation is the time step, the reward 1; terminates at step ``terminate_at`` if given."""
+    """The observation is the time step, the reward 1 if not given; terminates at step ``terminate_at`` if given."""
 
     observation_space = gym.spaces.Box(0, 1000, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, terminate_at=None):
+    def __init__(self, terminate_at=None, reward=1.0):
         self.terminate_at = terminate_at
+        self.reward = reward
 
     def observation(self):
         return np.array([self.time], np.float32)
@@ -26,7 +27,7 @@ class Counter(gym.Env):
 
     def step(self, action):
         self.time += 1
-        return self.observation(), 1.0, self.time == self.terminate_at, False, {}
+        return self.observation(), self.reward, self.time == self.terminate_at, False, {}
 
 
 class Forever(Counter):

@@ -222,6 +222,16 @@ def test_help_and_version_import_neither_pytorch_nor_lightning(tmp_path):
 
 
 @pytest.mark.integration
+def test_a_compiler_cache_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
+    """PyTorch makes the folder when it is imported, with or without ``model.compile``."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
+    run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, "--model.compile", "true")
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert run.stderr.startswith("error: PyTorch cannot be imported ([Errno 2] No such file or directory: '/proc/nowhere')")
+
+
+@pytest.mark.integration
 def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
     """As ``python -m ppo_lightning`` does; the script's own folder is on the path instead."""
     shutil.copy(ROOT / "tests/environments.py", tmp_path / "my_own.py")
@@ -350,6 +360,11 @@ def test_predict_says_what_it_lacks(run_cli, trained, tmp_path):
     np.save(tmp_path / "observations.npy", np.zeros((3, 5), np.float32))
     code, _, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy")
     assert code == 2 and "observations of shape [B, 4], not [3, 5]" in err
+    for odd in (np.zeros(()), np.array(["a", "b"]), np.zeros((3, 4), dtype="M8[s]")):
+        np.save(tmp_path / "observations.npy", odd)
+        code, _, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy")
+        assert code == 2, err
+        assert f"predict_observations holds an array of shape {odd.shape} and dtype {odd.dtype}: it must" in err
     np.savez(tmp_path / "observations.npz", np.zeros((3, 4)))
     code, _, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npz")
     assert code == 2 and "data.predict_observations" in err

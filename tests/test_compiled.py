@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
 from ppo_lightning import PPO, ConfigError, MLPAgent
 from ppo_lightning.compiled import CompiledUpdate, compile_anew
@@ -161,6 +163,25 @@ def test_each_object_has_graphs_of_its_own(monkeypatch):
         assert compile_anew(Adds(number).add)(torch.zeros(2)).tolist() == [number, number]
     monkeypatch.setattr(Adds, "what", lambda self: 100)
     assert compile_anew(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100], "not the graph of the method before"
+
+
+OLD_GPU = SimpleNamespace(name="K80", major=3, minor=7)
+
+
+@pytest.mark.parametrize(
+    "error", [TritonMissing(None), GPUTooOldForTriton(OLD_GPU, None), OSError(30, "Read-only file system", "/cache")]
+)
+def test_a_machine_that_cannot_compile_is_one_sentence(fit, monkeypatch, error):
+    """What a GPU machine without Triton raises; here there is no GPU."""
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: fail)
+    with pytest.raises(ConfigError, match=r"^model\.compile does not work here \(.*\): install .* or leave model\.compile off"):
+        fit(CARTPOLE, MODEL | {"compile": True})
+    with pytest.raises(ConfigError, match=r"^model\.compile does not work here"):
+        compile_anew(Adds(1).add)(torch.zeros(2))  # as the loss is, on several ranks
 
 
 @pytest.mark.integration

@@ -1,56 +1,45 @@
 """The same on a GPU: what can be seen without one, and, where there is one, that training there is training here."""
 
-import contextlib
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.optim.adam import adam as own
 
-from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, compiled
+from ppo_lightning import CNNAgent, ConfigError, MLPAgent, compiled
 from ppo_lightning.compiled import CompiledUpdate
-from ppo_lightning.envs.specs import spec_from_space
-from ppo_lightning.export import random_observations
 from ppo_lightning.graphs import GraphedAct
 from ppo_lightning.storage import allocate
 from tests.test_compiled import CARTPOLE, MODEL, REACH, weights
-from tests.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-PICTURE = spaces.Box(0, 255, (4, 84, 84), "uint8")
-BOX, DISCRETE = ACTIONS["box"], ACTIONS["discrete"]
+ROOT = Path(__file__).parents[1]
 ON_GPU = {"accelerator": "gpu", "devices": 1}
 
 
-@pytest.mark.parametrize(
-    ("agent", "observations", "actions", "options"),
-    [
-        *((MLPAgent, EVERYTHING, space, {"norm_obs": True}) for space in ACTIONS.values()),
-        (MLPAgent, VECTOR, BOX, {"head": "tanh_gaussian"}),
-        (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "lstm"}),
-        (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "gru"}),
-        (CNNAgent, PICTURE, DISCRETE, {}),
-        (CNNAgent, PICTURE, BOX, {"body": "impala"}),
-    ],
-)
-def test_no_tensor_of_an_agent_stays_behind(monkeypatch, agent, observations, actions, options):
-    """PyTorch's device without memory refuses what a GPU refuses: to compute with tensors of two devices."""
-    monkeypatch.setattr("torch.is_autocast_enabled", lambda device: False)  # which that device does not know
-    monkeypatch.setattr("torch.autocast", lambda device, enabled: contextlib.nullcontext())
-    specs = spec_from_space(observations), spec_from_space(actions)
-    module = PPO()
-    module.agent = agent(*specs, **options)
-    module.to("meta")
-    raw = torch.from_numpy(random_observations(specs[0])).to("meta")
-    noise, memory = module.agent.noise((len(raw),)).to("meta"), module.agent.initial_memory(len(raw))
-    observation = module.agent.normalize(raw)
-    played, *_ = module.agent.play(raw, memory)
-    action, log_prob, value, _ = module.agent.act(observation, noise, memory)
-    assert {its.device.type for its in (played, action, log_prob, value)} == {"meta"}
-    if memory is None:
-        column = value.unsqueeze(-1)
-        minibatch = {"observation": observation, "action": action, "action_log_prob": log_prob, "state_value": column}
-        loss, parts = module.loss(minibatch | {"advantage": column, "value_target": column})
-        assert {its.device.type for its in (loss, *parts.values())} == {"meta"}
+def on_a_fake(device, folder, *options):
+    """Runs fake_gpu.py; returns the exit code, what was printed and the errors."""
+    command = [sys.executable, "-m", "tests.fake_gpu", device, str(folder), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_agents_compute_on_one_device(device, tmp_path):
+    """Acting, advantages, losses and evaluations of all agents, in float32 and under autocast; on MPS without float64."""
+    code, said, errors = on_a_fake(device, tmp_path)
+    assert code == 0, errors
+    assert len(said.splitlines()) == 22, "11 agents in two precisions"
+
+
+@pytest.mark.integration
+def test_a_tensor_that_stays_behind_is_found(tmp_path):
+    code, _, errors = on_a_fake("cuda", tmp_path, "broken")
+    assert code != 0
+    assert "found at least two devices, cuda:0 and cpu" in errors
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,30 @@
 
 import functools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning import CNNAgent, ConfigError, MLPAgent, cli
+import ppo_lightning
+from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, cli
+from ppo_lightning.checkpoint_file import read_checkpoint
 from ppo_lightning.envs.specs import spec_from_plain
 from ppo_lightning.export import (
     Deployed,
     largest_difference,
     load_from_hub,
+    push_to_hub,
     random_observations,
     recorded_observations,
     to_onnx,
 )
-from ppo_lightning.models.rebuild import read_checkpoint, trained_agent
+from ppo_lightning.models.rebuild import trained_agent
+from ppo_lightning.variants import RecurrentPPO
+from tests.test_resume import SaveAfter
 
 pytest.importorskip("onnxruntime")
 ATARI = {"env_id": "ALE/Breakout-v5", "backend": "gymnasium", "num_steps": 16}
@@ -51,6 +58,8 @@ def test_onnx_gives_what_pytorch_gives(kind, checkpoint, tmp_path):
     read = read_checkpoint(str(path))
     agent, spec = trained_agent(read), spec_from_plain(read["agent"]["observation_spec"])
     onnx = to_onnx(agent, spec, tmp_path / "out" / "agent.onnx")
+    for folder in (Path(ppo_lightning.__file__).parent, Path(torch.__file__).parent, Path.home()):
+        assert str(folder).encode() not in onnx.read_bytes(), "no paths of this machine"
     recorded = recorded_observations(agent, spec, read["datamodule_hyper_parameters"], seed=1)
     for observation in (random_observations(spec), recorded):
         assert observation.shape == (256, *spec.shape)
@@ -79,10 +88,56 @@ def test_the_command_writes_both_and_says_how_far_off_they_are(checkpoint, tmp_p
     assert sorted(its.name for its in hub.iterdir()) == ["README.md", "config.json", "model.safetensors", "replay.mp4"]
     card, config = (hub / "README.md").read_text(), json.loads((hub / "config.json").read_text())
     assert card.startswith("---\nlibrary_name: ppo_lightning\n") and "type: CartPole-v1" in card and "replay.mp4" in card
-    assert f"{np.mean(module.episode_returns):.2f} +/- {np.std(module.episode_returns):.2f}" in card
+    result = f"{np.mean(module.episode_returns):.2f} +/- {np.std(module.episode_returns):.2f}"
+    assert f"training episodes (sampled actions; no evaluation of these weights): {result}" in card
+    assert config["evaluation"] is None
     assert config["env_steps"] == module.env_steps and config["details"]["28"] is True
     agent, observation = load_from_hub(hub), torch.randn(16, 4)
     assert torch.equal(agent.mode(observation), module.predict(observation))
+
+
+@pytest.mark.parametrize("memory", [None, "lstm"])
+def test_the_card_of_an_evaluated_agent(fit, tmp_path, memory):
+    """Its return is the evaluation's, its code runs, and what stays private is not in the folder."""
+    options = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 64, "eval_episodes": 3, "predict_observations": "my/own.npy"}
+    agent = functools.partial(MLPAgent, memory=memory, shared=memory is not None)
+    save = ModelCheckpoint(tmp_path, filename="trained")
+    model = {"agent": agent, "num_minibatches": 2}
+    module = fit(data, model, ppo=RecurrentPPO if memory else PPO, callbacks=[save], enable_checkpointing=True, **options)
+    checkpoint = torch.load(tmp_path / "trained.ckpt", weights_only=True)
+    checkpoint["datamodule_hyper_parameters"]["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
+    torch.save(checkpoint, tmp_path / "trained.ckpt")
+    hub = tmp_path / "hub"
+    cli.main(["export", "--ckpt_path", str(tmp_path / "trained.ckpt"), "--hub", str(hub), "--no_video"])
+    card, config = (hub / "README.md").read_text(), json.loads((hub / "config.json").read_text())
+    metrics = module.trainer.callback_metrics
+    mean, std = (float(metrics[f"eval/episodic_return{name}"]) for name in ("", "_std"))
+    assert f"Return of the last evaluation (whole episodes, the most probable actions): {mean:.2f} +/- {std:.2f}" in card
+    (metric,) = yaml.safe_load(card.split("---")[1])["model-index"][0]["results"][0]["metrics"]
+    assert metric == {"type": "mean_reward", "value": f"{mean:.2f} +/- {std:.2f}", "name": "return of the last evaluation"}
+    assert config["evaluation"]["episodic_return"] == mean and config["training"]["episodes"] > 0
+    assert "_instantiator" not in json.dumps(config) and "own.npy" not in json.dumps(config)
+    code = card.split("```python")[1].split("```")[0].replace("USER/NAME", str(hub))
+    names = {"observation": torch.randn(5, 4)}
+    exec(code, names)
+    assert names["action"].shape == (5,)
+    assert memory or torch.equal(names["action"], module.predict(names["observation"]))
+
+
+def test_an_evaluation_of_older_weights_is_not_theirs(fit, tmp_path):
+    options = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    saved = [SaveAfter(tmp_path / f"{rollouts}.ckpt", rollouts) for rollouts in (1, 3)]
+    fit({"num_envs": 2, "num_steps": 16, "total_timesteps": 128, "eval_episodes": 1}, callbacks=saved, **options)
+    for rollouts in (1, 3):
+        assert read_checkpoint(tmp_path / f"{rollouts}.ckpt")["evaluation"] is None
+
+
+def test_an_upload_that_fails_is_one_sentence(tmp_path, monkeypatch):
+    """Nothing listens on this port."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"is written, but not uploaded to user/name .*: check the network, and log in"):
+        push_to_hub(tmp_path, "user/name")
 
 
 def test_an_environment_without_pictures_has_no_video(fit, tmp_path, capsys):

@@ -12,6 +12,7 @@ from lightning.pytorch.tuner import Tuner
 
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.checks import Range
+from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.variants import RPO
 from tests.test_cli import CARTPOLE, SHORT, run_cli  # noqa: F401  (a fixture)
 
@@ -191,3 +192,13 @@ def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):  # noqa: F
     monkeypatch.setattr("ppo_lightning.module.PPO.configure_optimizers", lambda self: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
         run_cli("fit", "--config", CARTPOLE, *SHORT)
+
+
+def test_huge_rewards_are_advised_to_be_normalized(fit):
+    """The loss overflows, and no learning rate mends that."""
+    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"reward": 1e25}}
+    with pytest.raises(
+        NonFiniteError, match=r"losses/\w+ is \w+ after .*: set model\.norm_reward to true if rewards are large"
+    ):
+        fit(data, {"norm_adv": False})
+    fit(data, {"norm_reward": True})

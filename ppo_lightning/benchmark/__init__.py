@@ -1,1 +1,1 @@
-"""Recipes by seeds: training them (``benchmark``, ``ablate``), reporting, and telling two results apart (``compare``)."""
+"""Train recipes by seeds (``benchmark``, ``ablate``), report on them, and compare results (``compare``)."""

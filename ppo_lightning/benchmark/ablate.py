@@ -1,4 +1,4 @@
-"""``ppo-lightning ablate``: a recipe with each of some implementation details switched off, beside the recipe."""
+"""``ppo-lightning ablate``: a recipe, and the recipe without each of some implementation details."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ FULL = "the recipe"
 
 
 def jobs_without(recipe: Path, seeds: Sequence[int], numbers: Sequence[str], flags: tuple[str, ...]) -> list[Job]:
-    """Returns the runs of the recipe and of each of its forms without a detail.
+    """Return the runs of the recipe, and of the recipe without each of the details.
 
     Raises:
         ConfigError: A detail is unknown, is off in the recipe already, or cannot be switched off.
@@ -35,7 +35,7 @@ def jobs_without(recipe: Path, seeds: Sequence[int], numbers: Sequence[str], fla
 
 
 def draw(folder: Path) -> None:
-    """Draws mean learning curves and final interquartile means with their intervals: ablation.png and ablation.svg."""
+    """Draw mean learning curves, and final means with intervals: ablation.png and ablation.svg."""
     import_extra("matplotlib", extra="report").use("Agg")
     import matplotlib.pyplot as plt
 
@@ -67,22 +67,22 @@ def draw(folder: Path) -> None:
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs ``ppo-lightning ablate``.
+    """Run ``ppo-lightning ablate``.
 
     Args:
-        args: Its own; all others are for ``fit``.
+        args: The arguments of the command; unknown ones are passed to ``fit``.
 
     Raises:
         SystemExit: With code 1 if a run failed.
     """
     parser = argparse.ArgumentParser(
         "ppo-lightning ablate",
-        description="Trains a recipe as it is, and with each of some implementation details switched off.",
-        epilog="All other arguments are for fit: --data.total_timesteps 200000 ...",
+        description="Train a recipe as it is, and with each of some implementation details switched off.",
+        epilog="All other arguments are passed to fit: --data.total_timesteps 200000 ...",
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, required=True, help="the recipe, a YAML file")
-    parser.add_argument("--details", nargs="+", required=True, help="numbers, as ppo-lightning details shows them")
+    parser.add_argument("--details", nargs="+", required=True, help="see ppo-lightning details")
     command.add_own(parser, "runs/ablation")
     own, flags = parser.parse_known_args(args)
     jobs = jobs_without(own.config, own.seeds, own.details, tuple(flags))

@@ -12,27 +12,27 @@ from ppo_lightning.benchmark.runner import Job, Runner, jobs_of
 
 
 def add_own(parser: argparse.ArgumentParser, output: str) -> None:
-    """Adds what both commands take."""
+    """Add the arguments that both commands have."""
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="default: 1 2 3")
-    parser.add_argument("--workers", type=int, default=1, help="how many run at a time (default: 1)")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, of each run (default: 1)")
+    parser.add_argument("--workers", type=int, default=1, help="number of runs at a time (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch threads of each run (default: 1)")
     parser.add_argument("--output", type=Path, default=Path(output), help=f"a folder (default: {output})")
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs ``ppo-lightning benchmark``: recipes by seeds, and a report on them.
+    """Run ``ppo-lightning benchmark``: recipes by seeds, and a report on them.
 
     Args:
-        args: Its own; all others are for ``fit``.
+        args: The arguments of the command; unknown ones are passed to ``fit``.
 
     Raises:
         SystemExit: With code 1 if a run failed.
     """
     parser = argparse.ArgumentParser(
         "ppo-lightning benchmark",
-        description="Trains recipes with several seeds, each in a process of its own; writes runs.csv, curves.csv, report.md"
-        " and learning curves. The same command again goes on where it was interrupted.",
-        epilog="All other arguments are for fit: --model.compile true ...",
+        description="Train recipes with several seeds, each run in a process of its own; write runs.csv,"
+        " curves.csv, report.md and learning curves. The same command resumes an interrupted benchmark.",
+        epilog="All other arguments are passed to fit: --model.compile true ...",
         allow_abbrev=False,
     )
     parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="YAML files")
@@ -43,7 +43,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def run(own: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) -> None:
-    """Trains, reports, prints the table.
+    """Train, write the report and print the table.
 
     Raises:
         ConfigError: The folder has runs with other settings.

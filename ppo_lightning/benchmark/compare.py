@@ -82,8 +82,9 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
     for label, runs in first.items():
         old, new = list(runs.values()), list(second.get(label, {}).values())
         if len(new) < len(old):
-            missing = ", ".join(seed for seed in runs if seed not in second.get(label, {}))
-            lost.append(f"{label} has {len(new)} of {len(old)} runs in {after}: seeds {missing} are missing.")
+            missing = [seed for seed in runs if seed not in second.get(label, {})]
+            seeds = f" (without seeds {', '.join(missing)})" if len(missing) < len(runs) else ""
+            lost.append(f"{label} has {len(new)} of {len(old)} runs in {after}{seeds}: train as many.")
         if label not in shared:
             continue
         p, verdict = "", "no test"

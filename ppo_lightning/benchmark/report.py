@@ -1,4 +1,4 @@
-"""What a benchmark leaves: a CSV of runs, a table beside published results, learning curves."""
+"""The results of a benchmark: a CSV of runs, a table beside published results, learning curves."""
 
 import csv
 import json
@@ -140,21 +140,22 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
 
     Args:
         runner: Has run the jobs.
-        jobs: Those that are not done are left out, and the report says so.
-        command: What was typed, to be shown.
+        jobs: Jobs of the command; the report leaves out those that have not finished, and says so.
+        command: The command line.
 
     Returns:
         The table.
     """
     done = [job for job in jobs if (runner.of(job) / DONE).exists()]
     if not done:
-        return "No run is done."
+        return "No run has finished."
     results = [results_of(job, runner.of(job), runner.record_of(job)["sources"]) for job in done]
     runs, curves = [row for row, _ in results], [point for _, its in results for point in its]
     write_csv(runner.folder / "runs.csv", runs)
     families = {job.label: job.recipe.resolve().parent.name for job in jobs}
     text = table(runs, families)
-    left = [f"\n{len(jobs) - len(done)} of {len(jobs)} runs are not done.\n"] if len(done) < len(jobs) else []
+    missing = len(jobs) - len(done)
+    left = [f"\n{missing} of {len(jobs)} runs have not finished.\n"] if missing else []
     (runner.folder / "report.md").write_text("\n".join([text, *left, about(command, runner, done), ""]))
     if curves:
         write_csv(runner.folder / "curves.csv", curves)

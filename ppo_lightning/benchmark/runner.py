@@ -1,4 +1,4 @@
-"""Runs of recipes in processes of their own, several at a time, that can be interrupted and go on."""
+"""Run recipes in processes, several at a time; an interrupted benchmark resumes."""
 
 import csv
 import functools
@@ -32,7 +32,7 @@ class Job:
     """One run.
 
     Attributes:
-        label: What its runs are called together: a recipe's name, or what an ablation changed.
+        label: Name that the runs of all seeds share: the recipe's, or what an ablation changed.
         recipe: A YAML file.
         seed: Of ``seed_everything``.
         flags: For ``fit``, after the recipe.
@@ -80,13 +80,12 @@ def jobs_of(recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str
 class Runner:
     """Runs jobs, each in ``folder/runs/NAME``.
 
-    A job that is done is passed over, and one that was interrupted goes on from its newest checkpoint: the same command
-    again is all it takes.
+    Finished jobs are skipped, and interrupted jobs resume from the newest checkpoint.
 
     Args:
         folder: Of the benchmark.
-        workers: How many run at a time.
-        threads: Of each.
+        workers: Number of runs at a time.
+        threads: Number of PyTorch's threads of each run.
     """
 
     def __init__(self, folder: Path, workers: int, threads: int) -> None:
@@ -96,9 +95,9 @@ class Runner:
         self._display = Display(sys.stderr.isatty())
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Runs the jobs in their order; those that fail are in ``failed``, and the others run all the same.
+        """Run the jobs in order, also after one failed; ``failed`` has those that did.
 
-        When it is interrupted (SIGINT, SIGTERM) or killed, the runs that are under way are asked to save themselves and end.
+        If this process is interrupted (SIGINT, SIGTERM) or killed, running jobs save a checkpoint and end.
         """
         waiting = [job for job in jobs if not (self.of(job) / DONE).exists()]
         finished = len(jobs) - len(waiting)

@@ -106,7 +106,7 @@ class Budget(TorchDispatchMode):
         if any(argument.name == "device" for argument in func._schema.arguments):
             unused = {"pin_memory", "generator"}
             planned = func(*args, **{key: kwargs[key] for key in kwargs if key not in unused} | {"device": "meta"})
-            self.left -= planned.numel()
+            self.left -= planned.numel() if isinstance(planned, Tensor) else 0
             if self.left < 0:
                 raise ConfigError(
                     f"The checkpoint names an agent or spaces of more than {self.limit} numbers, which its weights do not"

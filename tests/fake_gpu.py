@@ -1,0 +1,185 @@
+"""Agents on a GPU that is not there: PyTorch computes shapes, types and devices, and refuses what a GPU refuses.
+
+Started by test_devices.py, because the guard stays registered for the rest of the process.
+"""
+
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ppo_lightning import PPO, CNNAgent, MLPAgent
+from ppo_lightning.envs.specs import spec_from_space
+from ppo_lightning.evaluation import episode_statistics
+from ppo_lightning.export import random_observations
+from ppo_lightning.models import heads
+from ppo_lightning.variants import RecurrentPPO
+from tests.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
+
+PICTURE = spaces.Box(0, 255, (4, 84, 84), "uint8")
+BOX, DISCRETE = ACTIONS["box"], ACTIONS["discrete"]
+AGENTS = [
+    *((MLPAgent, EVERYTHING, space, {"norm_obs": True}) for space in ACTIONS.values()),
+    (MLPAgent, VECTOR, BOX, {"head": "tanh_gaussian"}),
+    (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "lstm"}),
+    (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "gru"}),
+    (CNNAgent, PICTURE, DISCRETE, {}),
+    (CNNAgent, PICTURE, BOX, {"body": "impala"}),
+]
+ENVS, STEPS = 4, 8
+
+
+def register_guard(device: str, folder: Path) -> None:
+    """Compiles and loads what lets this build of PyTorch index tensors of a device that it does not have."""
+    source, library, torch_folder = folder / "guard.cpp", folder / "guard.so", Path(torch.__file__).parent
+    source.write_text(
+        "#include <c10/core/impl/DeviceGuardImplInterface.h>\n"
+        f"C10_REGISTER_GUARD_IMPL({device.upper()}, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::{device.upper()}>)\n"
+    )
+    include = [f"-I{torch_folder / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
+    libraries = [f"-L{torch_folder / 'lib'}", "-lc10"]
+    subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", *include, source, "-o", library, *libraries], check=True)
+    torch.ops.load_library(library)
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """Refuses float64 on a device, as Apple's GPUs do."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        for each in tree_leaves((args, kwargs, out)):
+            if torch.is_tensor(each) and each.device.type == self.device and each.dtype == torch.float64:
+                raise TypeError(f"{func} has float64 on {self.device}")
+        return out
+
+
+class WholeSequences(TorchDispatchMode):
+    """Answers what a memory asks of the values of tensors, which have none: no episode begins within a sequence.
+
+    And what PyTorch does not know about a GRU without values.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        aten, (first, *rest) = torch.ops.aten, args or (None,)
+        if func is aten._local_scalar_dense.default:
+            return STEPS
+        if func is aten.nonzero.default:
+            return first.new_zeros((ENVS, first.ndim), dtype=torch.int64)
+        if func is aten._thnn_fused_gru_cell.default:
+            gates, own_gates, state, *biases = args
+            same_device(state.device, gates, own_gates, *biases)
+            return torch.empty_like(state), state.new_empty(len(state), 5 * state.shape[1])
+        mask = rest[0][0] if func is aten.index.Tensor else None
+        if mask is not None and mask.dtype == torch.bool:
+            same_device(first.device, mask)
+            return first.new_zeros((ENVS * STEPS, *first.shape[mask.ndim :]))
+        return func(*args, **kwargs or {})
+
+
+def same_device(device: str | torch.device, *tensors: torch.Tensor | None) -> None:
+    """Raises where a tensor is on another device."""
+    for tensor in tensors:
+        if tensor is not None and tensor.device != torch.device(device):
+            raise RuntimeError(f"a result is on {tensor.device}")
+
+
+def make(agent_class, observations, actions, options):
+    """Returns a module and raw observations [N, ...], both on the CPU."""
+    specs = spec_from_space(observations), spec_from_space(actions)
+    module = (RecurrentPPO if "memory" in options else PPO)(norm_reward=True)
+    module.agent = agent_class(*specs, **options)
+    return module, torch.from_numpy(random_observations(specs[0])[:ENVS])
+
+
+def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
+    """Acts, plays, explains, computes advantages, losses and the statistics of an evaluation."""
+    agent, recurrent = module.to(device).agent, module.takes_memory
+    raw, memory = raw.to(device), agent.initial_memory(ENVS)
+    noise = agent.noise((ENVS,)).to(device)
+    observation = agent.normalize(raw)
+    same_device(device, observation, *agent.play(raw, memory), *agent.explain(raw, memory))
+    action, log_prob, value, after = agent.act(observation, noise, memory)
+    same_device(device, action, log_prob, value, after, agent.value(observation, memory))
+
+    def sequence(tensor):
+        return tensor.unsqueeze(1).expand(ENVS, STEPS, *tensor.shape[1:])
+
+    flag = torch.zeros(ENVS, STEPS, 1, dtype=torch.bool, device=device)
+    following = {
+        "observation": sequence(observation),
+        "reward": sequence(value.unsqueeze(-1)),
+        "done": flag,
+        "terminated": flag,
+    }
+    rollout = {
+        "observation": sequence(observation), "action": sequence(action), "action_log_prob": sequence(log_prob),
+        "state_value": sequence(value.unsqueeze(-1)),
+    }  # fmt: skip
+    if recurrent:
+        rollout["memory"] = following["memory"] = sequence(memory)
+    rollout = TensorDict(rollout | {"next": TensorDict(following, batch_size=(ENVS, STEPS))}, batch_size=(ENVS, STEPS))
+    with WholeSequences():
+        rollout = module.advantages(rollout)
+        same_device(device, rollout["advantage"], rollout["value_target"])
+        keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
+        minibatch = {key: rollout[key] if recurrent else rollout[key].flatten(0, 1) for key in keys}
+        if recurrent:
+            minibatch |= {"memory": memory, "is_init": flag[..., 0]}
+        loss, parts = module.loss(minibatch)
+    same_device(device, loss, *parts.values())
+    lengths = torch.zeros(3, dtype=torch.int64, device=device)
+    episode_statistics("eval", TensorDict(episode_reward=torch.zeros(3, device=device), step_count=lengths, batch_size=[3]))
+
+
+@contextmanager
+def autocast(device: str, precision: torch.dtype) -> Iterator[None]:
+    """Does what ``torch.autocast`` does, which refuses a device that is not there."""
+    torch.set_autocast_dtype(device, torch.bfloat16)
+    torch.set_autocast_enabled(device, precision == torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, False)
+        torch.clear_autocast_cache()
+
+
+def leave_behind() -> None:
+    """Lets one tensor of an agent stay on the CPU."""
+    evaluate = heads.GaussianHead.evaluate
+
+    def on_the_cpu(self, features, action, *args):
+        self.log_std = torch.nn.Parameter(torch.zeros(self.log_std.shape, device="cpu"))
+        return evaluate(self, features, action, *args)
+
+    heads.GaussianHead.evaluate = on_the_cpu
+
+
+if __name__ == "__main__":
+    device, folder, broken = sys.argv[1], Path(sys.argv[2]), sys.argv[3:] == ["broken"]
+    register_guard(device, folder)
+    gpu = f"{device}:0"
+    if broken:
+        leave_behind()
+    for case in AGENTS:
+        for precision in (torch.float32, torch.bfloat16):
+            fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+            refusing = WithoutFloat64(device) if device == "mps" else nullcontext()
+            module, raw = make(*case)
+            with fake, autocast(device, precision), refusing:
+                ones = torch.ones(2, 2, device=gpu)
+                assert (ones @ ones).dtype == precision
+                look_at(gpu, module, raw)
+            print(case[0].__name__, case[3], precision)
