@@ -1,7 +1,6 @@
 """PPO with TorchRL rollouts and a PyTorch Lightning update."""
 
 import importlib
-import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,6 @@ if TYPE_CHECKING:
     from ppo_lightning.evaluation import evaluate
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
     from ppo_lightning.module import PPO
-
-# Turns that PyTorch's idle threads (of GNU's OpenMP, which reads this when it is loaded) wait for work: by itself 300 000, some
-# milliseconds that they take from the threads of EnvPool.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # Lightning's own use of PyTorch, which its users cannot change.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")

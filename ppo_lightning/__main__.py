@@ -9,6 +9,9 @@ from ppo_lightning.watch import end_with_the_launcher
 
 def main() -> None:
     """Run the command line; help is printed before anything large is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Idle threads of GNU's OpenMP spin 300 000 times by default: milliseconds in which EnvPool's threads have no core.
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # for modules of the user, as `python -m` does
     if answer(sys.argv[1:]):

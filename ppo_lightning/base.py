@@ -16,7 +16,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning import ranks
@@ -37,7 +37,7 @@ from ppo_lightning.models.rebuild import agent_to_plain, check_same_agent, check
 from ppo_lightning.seeding import derive_seed
 from ppo_lightning.watch import end_with_the_launcher
 
-SMALL_WORK = 10_000_000  # parameters times rows of a minibatch
+LARGE_LAYER = 250_000_000  # multiply-adds for the rows that are differentiated at once: several milliseconds
 SAVE_LOGS_EVERY = 10  # seconds
 CHECK_RANKS_EVERY = 10  # rollouts
 RETURNED = "returned"  # beside the weights: what else a started process sends back
@@ -237,17 +237,13 @@ class AgentModule(InferenceModule):
     # Logging
 
     def on_fit_start(self) -> None:
-        """Starts the clock, and keeps a small update on one thread.
-
-        A second thread gains it nothing, and on a machine that does other work too it waits for the first
-        one longer than it works: CartPole beside another busy process ran 60 times slower with two threads than with one.
-        """
+        """Start the clock, and keep an update of small layers on one thread."""
         self._started = self._logs_saved = time.perf_counter()
         self._steps_before = self.env_steps
-        self._threads_before, size = torch.get_num_threads(), sum(p.numel() for p in self.agent.parameters())
+        self._threads_before = torch.get_num_threads()
         self._minibatch_rows = self.data.frames_per_rollout // self.trainer.world_size // self.hparams.num_minibatches
-        default = 1 if size * self._minibatch_rows < SMALL_WORK else self._threads_before
-        torch.set_num_threads(self.hparams.num_threads or default)
+        several = has_large_layers(self.agent, min(self._minibatch_rows, self.rows_at_once or self._minibatch_rows))
+        torch.set_num_threads(self.hparams.num_threads or (self._threads_before if several else 1))
 
     def on_fit_end(self) -> None:
         """Gives the threads back.
@@ -349,3 +345,14 @@ class AgentModule(InferenceModule):
             self._logs_saved = time.perf_counter()
             for logger in self.loggers:
                 logger.save()  # CSVLogger's own rule, (step + 1) % 100 == 0, does not fit environment steps
+
+
+def has_large_layers(agent: nn.Module, rows: int) -> bool:
+    """Tell whether several threads gain much for these rows, and lose little beside other processes.
+
+    Threads meet after each layer. Where a layer takes less than a time slice of the operating system, a thread that waits
+    for a core holds up the others: beside busy processes, two threads ran CartPole 64 x 128 at 1/11 (eager) and 1/46
+    (compiled) of the speed of one. A convolution takes long enough, and so does a wide linear layer.
+    """
+    layers = [weight for weight in agent.parameters() if weight.ndim > 1]
+    return any(weight.ndim > 2 or weight.numel() * rows >= LARGE_LAYER for weight in layers)

@@ -62,8 +62,8 @@ class PPO(OptimizerModule):
             one GPU, in 32-true, without memory. A minibatch in parts is not recorded.
         nonfinite: What an update does that makes a weight NaN or infinite: end the run with an ``error``; or be taken back, all
             of its iteration, whose rollout is then left out (``skip``), or is the last (``stop``).
-        num_threads: PyTorch's threads on the CPU while it trains; None: one where parameters times rows of a minibatch are
-            fewer than ten million, otherwise as many as PyTorch has.
+        num_threads: PyTorch's threads on the CPU while it trains; None: as many as PyTorch has if the agent has convolutions
+            or wide layers, otherwise one, which is safe beside other processes.
         agent: Makes the agent from the specs of observations and actions.
 
     Raises:

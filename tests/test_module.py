@@ -383,7 +383,7 @@ def test_fit_warns_of_nothing(fit, recwarn):
     assert not [str(w.message) for w in recwarn if issubclass(w.category, UserWarning) and "LeafSpec" not in str(w.message)]
 
 
-def test_small_networks_train_on_one_thread_and_give_the_others_back(fit):
+def test_small_layers_train_on_one_thread_and_give_the_others_back(fit):
     class Threads(PPO):
         def training_step(self, rollout, batch_idx):
             self.threads = torch.get_num_threads()
@@ -394,8 +394,11 @@ def test_small_networks_train_on_one_thread_and_give_the_others_back(fit):
         assert fit(SMALL, ppo=Threads).threads == 1
         assert torch.get_num_threads() == 2
         assert fit(SMALL, {"num_threads": 2}, ppo=Threads).threads == 2
-        wide = functools.partial(MLPAgent, hidden_sizes=(1024, 1024))
-        assert fit(SMALL, {"agent": wide}, ppo=Threads).threads == 2
+        many = {"num_envs": 512, "num_steps": 32, "total_timesteps": 512 * 32}
+        few_updates = {"num_minibatches": 2, "update_epochs": 1}
+        assert fit(many, few_updates, ppo=Threads).threads == 1, "small layers, whatever the rows"
+        wide = few_updates | {"agent": functools.partial(MLPAgent, hidden_sizes=(256, 256))}
+        assert fit(many, wide, ppo=Threads).threads == 2
     finally:
         torch.set_num_threads(1)
 

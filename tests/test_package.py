@@ -42,9 +42,17 @@ def test_each_detail_has_a_test():
 def test_threads_that_wait_leave_the_processor_to_others_unless_the_user_says_so(own, seen):
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     env = {key: value for key, value in os.environ.items() if key not in names} | own
-    code = "import ppo_lightning, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    code = """import os, sys
+import ppo_lightning
+print(os.environ.get("GOMP_SPINCOUNT"))
+from ppo_lightning.__main__ import main
+sys.argv = ["ppo-lightning", "--version"]
+main()
+print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)"""
     done = subprocess.run([sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert done.stdout.split() == [seen, "False"], "set before PyTorch is there to read it"
+    imported, _, started = done.stdout.splitlines()
+    assert imported == str(own.get("GOMP_SPINCOUNT")), "an import changes nothing"
+    assert started.split() == [seen, "False"], "set before PyTorch is there to read it"
 
 
 @pytest.mark.parametrize("name", ["lightning", "pytorch-lightning"])
