@@ -1,46 +1,42 @@
 """What every algorithm here needs of Lightning: an agent that is built late, evaluated, asked for actions, and saved."""
 
-import inspect
 import math
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.data import AttributeDict
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning import ranks
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.supported import check_callbacks
-from ppo_lightning.checkpoint_file import read_checkpoint, require_resumable
+from ppo_lightning.checkpoint_file import require_resumable
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
 from ppo_lightning.checks import check_trainer
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.details import manifest
-from ppo_lightning.errors import ConfigError, NonFiniteError, first_line
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.finite import Snapshot, require_finite_state
 from ppo_lightning.inference import InferenceModule
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.models.rebuild import agent_to_plain, check_same_agent, check_same_state, known_class, trained_agent
+from ppo_lightning.models.rebuild import agent_to_plain, check_same_agent, check_same_state, trained_agent
 from ppo_lightning.seeding import derive_seed
+from ppo_lightning.threads import has_large_layers
 from ppo_lightning.watch import end_with_the_launcher
 
-LARGE_LAYER = 250_000_000  # multiply-adds for the rows that are differentiated at once: several milliseconds
 SAVE_LOGS_EVERY = 10  # seconds
 CHECK_RANKS_EVERY = 10  # rollouts
-RETURNED = "returned"  # beside the weights: what else a started process sends back
 
 
 class AgentModule(InferenceModule):
@@ -63,65 +59,12 @@ class AgentModule(InferenceModule):
         super().__init__()
         self.make_agent = agent
         self.reward_scaler = None
-        self.episode_returns: deque[float] = deque(maxlen=100)
         self._shuffle = torch.Generator()
         self._threads_before: int | None = None
-        self._returns_agent = False  # to the process that started this one
-
-    # ddp_spawn and ddp_notebook: Lightning copies the module to the processes that it starts, and the weights back.
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the generator, which a started process cannot read; ``setup`` makes another one."""
         return super().__getstate__() | {"_shuffle": None}
-
-    def teardown(self, stage: str) -> None:
-        """Lets :meth:`state_dict` describe the agent, in a process that Lightning's launcher has started."""
-        self._returns_agent = stage == "fit" and isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Returns weights and statistics."""
-        state = super().state_dict(*args, **kwargs)
-        return state | {RETURNED: [self._recipe, self.env_steps, list(self.episode_returns)]} if self._returns_agent else state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Loads weights and statistics; builds the agent first where another process describes one."""
-        state = dict(state_dict)
-        if RETURNED in state:
-            self._recipe, self.env_steps, returns = state.pop(RETURNED)
-            self.agent = trained_agent({"agent": self._recipe, "state_dict": state}).train()
-            self.episode_returns.extend(returns)
-        return super().load_state_dict(state, *args, **kwargs)
-
-    @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: Any, map_location: Any = "cpu", **kwargs: Any
-    ) -> Any:
-        """Build the module of a checkpoint, with its agent, without executing code from the file.
-
-        Lightning's own method parses the settings as a command line, which imports the classes that they name.
-
-        Args:
-            checkpoint_path: A path, an address (``s3://...``), or an open file.
-            map_location: Device of the module.
-            **kwargs: Hyperparameters in the place of the checkpoint's; ``weights_only`` is always true.
-
-        Raises:
-            ConfigError: The file cannot be read, or its settings do not fit the module's class.
-        """
-        checkpoint = read_checkpoint(checkpoint_path)
-        saved = checkpoint["hyper_parameters"]
-        module_class = known_class(saved.get("_class_path"), cls) or cls
-        parameters = inspect.signature(module_class).parameters
-        every = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
-        accepted = {key for key in saved if (every or key in parameters) and key != "agent" and key[0] != "_"}
-        given = {key: value for key, value in kwargs.items() if key != "weights_only"}
-        try:
-            module = module_class(**{key: saved[key] for key in accepted} | given)
-        except (TypeError, AttributeError) as error:
-            raise ConfigError(f"The checkpoint's hyperparameters do not fit {cls.__name__}: {first_line(error)}.") from error
-        module.on_load_checkpoint(checkpoint)
-        module.load_state_dict(checkpoint["state_dict"])
-        return module.to(map_location)
 
     @property
     def data(self) -> RolloutDataModule:
@@ -185,10 +128,10 @@ class AgentModule(InferenceModule):
 
     def _evaluation(self) -> dict[str, float] | None:
         """Return the results of the last evaluation, if it was one of the present weights."""
-        metrics = {key: float(value) for key, value in self.trainer.callback_metrics.items()}
-        if abs(metrics.get("step", -math.inf) - self.env_steps) > self.data.frames_per_rollout / 2:  # float32
+        if self._evaluated_at != self.env_steps:
             return None
-        return {key.removeprefix("eval/"): metrics[key] for key in metrics if key.startswith("eval/")}
+        metrics = self.trainer.callback_metrics
+        return {key.removeprefix("eval/"): float(metrics[key]) for key in metrics if key.startswith("eval/")} or None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes it back; builds the agent if there is none, and otherwise demands the same one.
@@ -345,14 +288,3 @@ class AgentModule(InferenceModule):
             self._logs_saved = time.perf_counter()
             for logger in self.loggers:
                 logger.save()  # CSVLogger's own rule, (step + 1) % 100 == 0, does not fit environment steps
-
-
-def has_large_layers(agent: nn.Module, rows: int) -> bool:
-    """Tell whether several threads gain much for these rows, and lose little beside other processes.
-
-    Threads meet after each layer. Where a layer takes less than a time slice of the operating system, a thread that waits
-    for a core holds up the others: beside busy processes, two threads ran CartPole 64 x 128 at 1/11 (eager) and 1/46
-    (compiled) of the speed of one. A convolution takes long enough, and so does a wide linear layer.
-    """
-    layers = [weight for weight in agent.parameters() if weight.ndim > 1]
-    return any(weight.ndim > 2 or weight.numel() * rows >= LARGE_LAYER for weight in layers)

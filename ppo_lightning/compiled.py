@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
 from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.errors import ConfigError, first_line
@@ -17,6 +18,7 @@ from ppo_lightning.minibatches import Minibatch, mean_of
 State = dict[str, list[Tensor]]
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
+COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, OSError
 FIRST_REPLAY = 2  # of a CUDA graph, which is recorded at the second call
 # Without its wrapper, which lets nothing compile a state that is on a GPU and not `capturable`. The capturable formula is 0 / 0
 # at a learning rate of 0; the graph of the plain one reads the state where it lies, too.
@@ -32,7 +34,17 @@ def compile_anew(method: Callable[..., Any], fullgraph: bool = True) -> Any:
     function = method.__func__  # type: ignore[attr-defined]
     code, about = function.__code__.replace(), (function.__name__, function.__defaults__, function.__closure__)
     copy = types.FunctionType(code, function.__globals__, *about)
-    return torch.compile(types.MethodType(copy, method.__self__), fullgraph=fullgraph)  # type: ignore[attr-defined]
+    compiled = torch.compile(types.MethodType(copy, method.__self__), fullgraph=fullgraph)  # type: ignore[attr-defined]
+
+    @functools.wraps(copy)
+    def call(*args: Any) -> Any:
+        try:
+            return compiled(*args)
+        except COMPILER_ERRORS as error:
+            remedy = "install a C++ compiler, or Triton for a GPU, or leave model.compile off"
+            raise ConfigError(f"model.compile does not work here ({first_line(error)}): {remedy}.") from error
+
+    return call
 
 
 class CompiledUpdate:
@@ -96,13 +108,8 @@ class CompiledUpdate:
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
         expected = self._eager(parts) if self._calls % CHECK_EVERY in (0, FIRST_REPLAY) else None
         self._calls += 1
-        try:
-            with torch.no_grad():
-                metrics = self._accumulate(parts) if len(parts) > 1 else self._in_one(parts[0])
-        except torch._inductor.exc.InductorError as error:
-            raise ConfigError(
-                f"model.compile does not work here ({first_line(error)}): install g++, or leave model.compile off."
-            ) from error
+        with torch.no_grad():
+            metrics = self._accumulate(parts) if len(parts) > 1 else self._in_one(parts[0])
         if expected is not None:
             self.drift = max(float((metrics[key] - value).abs() / (1 + value.abs())) for key, value in expected.items())
         return metrics

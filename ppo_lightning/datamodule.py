@@ -1,17 +1,15 @@
 """Environments and collectors behind Lightning's data interface: one rollout is one batch is one PPO iteration."""
 
 import functools
-import itertools
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import gymnasium
 import lightning as L
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch.utils.data import DataLoader
 from torchrl.collectors import BaseCollector
 from torchrl.data import Categorical, Composite, TensorSpec
@@ -27,6 +25,7 @@ from ppo_lightning.envs.specs import MASK, stored
 from ppo_lightning.envs.state import to_columns, to_rows
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.evaluation import EvaluationLoader
+from ppo_lightning.loader import RolloutLoader
 from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.seeding import Stream
@@ -178,7 +177,7 @@ class RolloutDataModule(L.LightningDataModule):
         assert isinstance(agent, ActorCritic)
         return agent
 
-    def train_dataloader(self) -> "RolloutLoader":
+    def train_dataloader(self) -> RolloutLoader:
         """Return a loader whose epochs are stretches of one run: each rollout is collected when it is asked for."""
         assert self.trainer is not None
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
@@ -250,6 +249,9 @@ class RolloutDataModule(L.LightningDataModule):
             observations = np.lib.format.open_memmap(self.predict_observations, mode="r")
         except (OSError, ValueError) as error:
             raise ConfigError(f"data.predict_observations cannot be read as a .npy file: {error}.") from error
+        if not observations.ndim or observations.dtype.kind not in "fiub":
+            kind = f"an array of shape {observations.shape} and dtype {observations.dtype}"
+            raise ConfigError(f"data.predict_observations holds {kind}: it must hold numbers, [B, ...].")
         return DataLoader(torch.from_numpy(observations.copy()), batch_size=1024)  # type: ignore[arg-type]
 
     def teardown(self, stage: str) -> None:
@@ -266,39 +268,6 @@ class RolloutDataModule(L.LightningDataModule):
         if self._env is not None and not self._env.is_closed:
             self._env.close()
         self.collector = self._env = None
-
-
-class RolloutLoader:
-    """The rollouts of a run, one epoch after the other.
-
-    The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before update t. The last
-    epoch may be shorter: PPO stops the run after its last rollout.
-
-    Args:
-        collector: Collects all rollouts of the run; episodes continue from one epoch to the next.
-        rollouts_per_epoch: Rollouts in an epoch; the whole run if it has fewer.
-    """
-
-    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int) -> None:
-        self.collector = collector
-        self._rollouts = iter(collector)
-        self._length = min(rollouts_per_epoch, len(collector))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[TensorDictBase]:
-        return itertools.islice(self._rollouts, self._length)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: Lightning restores a loader's state in the middle of an epoch only.
-
-        The data module holds the collector's. Without the method, Lightning warns that the loader cannot be resumed.
-        """
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing, see :meth:`state_dict`."""
 
 
 def _imported(path: str) -> Callable[[], EnvBase | gymnasium.Env]:

@@ -1,8 +1,6 @@
 """PPO as a LightningModule: one ``training_step`` is one PPO iteration."""
 
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,11 +11,9 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning import losses, ranks
 from ppo_lightning.checks import Range, check_arguments, check_cuda_graphs, check_minibatches
-from ppo_lightning.compiled import CompiledUpdate, Loss, compile_anew
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.finite import Snapshot
-from ppo_lightning.graphs import GraphedAct
-from ppo_lightning.minibatches import Minibatch, equal_parts, mean_of, take, valid_minibatches
+from ppo_lightning.minibatches import Minibatch, mean_of, take, valid_minibatches
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.optimizer import OptimizerModule
@@ -110,8 +106,7 @@ class PPO(OptimizerModule):
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
         self.clip_coef: float | Tensor = clip_coef  # of this iteration; a tensor where a compiled graph reads it
-        self._compiled: CompiledUpdate | None = None
-        self._loss: Loss = self.loss  # compiled, on several ranks
+        self._loss = self.loss
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Runs one PPO iteration.
@@ -210,74 +205,12 @@ class PPO(OptimizerModule):
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         return loss, {k: v.detach() for k, v in parts.items()} | losses.diagnostics(log_ratio, clip_coef)
 
-    def update(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Takes one optimizer step on a minibatch and returns the parts of its loss."""
-        optimizer: Any = self.optimizers()
-        weight = minibatch.pop("weight", None)  # where ranks have unequal numbers of valid steps
-        # Their gradients are added: the same result, while the activations of many rows would not fit into a cache.
-        parts = [minibatch] if "valid" in minibatch else equal_parts(minibatch, self.rows_at_once)
-        usual = len(minibatch["action"]) == self._minibatch_rows  # what the graph is made for
-        if self._compiled is not None and self._compiled.ready and usual:
-            optimizer._on_before_step()  # Lightning's count of steps, which optimizer.step() keeps otherwise
-            metrics = self._compiled(parts)
-            optimizer._on_after_step()
-            if self._compiled.drift > self.tolerance:
-                warnings.warn(f"The compiled loss is off by {self._compiled.drift:.2g}: going on without it.", stacklevel=2)
-                self._compiled = None
-            return metrics
-        optimizer.zero_grad()
-        every = []
-        without_exchange = getattr(self.trainer.model, "no_sync", nullcontext)
-        for number, part in enumerate(parts, start=1):
-            with nullcontext() if number == len(parts) else without_exchange():
-                loss, metrics = self._loss(part)
-                if weight is not None:
-                    loss, metrics = loss * weight, {key: value * weight for key, value in metrics.items()}
-                # detail A2
-                self.manual_backward(loss / len(parts))  # the last one averages the gradients of all ranks
-            every.append(metrics)
-        # detail 11
-        self.clip_gradients(optimizer, self.hparams.max_grad_norm, "norm")
-        optimizer.step()
-        if self._compiled is not None:
-            optimizer.zero_grad()
-        return every[0] if len(every) == 1 else mean_of(every)
-
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
         """Tells whether the epochs of this iteration end here; all ranks give the same answer."""
         # detail A3
         if self.hparams.target_kl is None:
             return False
         return bool(ranks.gather(approx_kl).mean() > self.hparams.target_kl)
-
-    def on_train_start(self) -> None:
-        """Keeps this run's settings where a checkpoint has others; compiles."""
-        if self.rollouts_done >= self.data.num_rollouts:  # of a checkpoint: Lightning's own count may be behind
-            self.trainer.should_stop = True
-        self.keep_settings()
-        if self.hparams.compile:
-            self.clip_coef = torch.zeros((), device=self.device)
-            if self.trainer.world_size == 1 and self.whole_graph:
-                options = self.hparams.max_grad_norm, self.hparams.cuda_graphs
-                self._compiled = CompiledUpdate(self, self.trainer.optimizers[0], *options)
-            else:
-                self._loss = compile_anew(self.loss, self.whole_graph)
-        if self.hparams.cuda_graphs:
-            self.agent.act = GraphedAct(self.agent)  # type: ignore[method-assign]
-
-    def on_train_end(self) -> None:
-        """Drops what was compiled."""
-        self._drop_compiled()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Drops what was compiled, and gives the threads back, when a run is interrupted."""
-        super().on_exception(exception)
-        self._drop_compiled()
-
-    def _drop_compiled(self) -> None:
-        self._compiled, self._loss, self.clip_coef = None, self.loss, float(self.clip_coef)
-        if self.agent is not None:
-            self.agent.__dict__.pop("act", None)
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Logs one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.

@@ -372,8 +372,14 @@ def test_what_is_not_finite_ends_the_run_before_it_is_saved(fit, tmp_path, broke
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(fit):
-    with pytest.raises(NonFiniteError, match=r"losses/.* is nan after 48 steps"):
-        fit(REACH, TRAINED | {"learning_rate": 1e30})
+    class Spoilt(PPO):
+        def training_step(self, rollout, batch_idx):
+            with torch.no_grad():
+                self.agent.critic.bias.fill_(torch.nan)
+            super().training_step(rollout, batch_idx)
+
+    with pytest.raises(NonFiniteError, match=r"losses/.* is nan after 24 steps"):
+        fit(REACH, TRAINED, ppo=Spoilt)
 
 
 def test_weights_that_are_not_finite_are_not_saved(fit, tmp_path):

@@ -301,7 +301,7 @@ def test_a_run_of_a_function_resumes_from_python_and_not_from_the_command_line(f
     quiet = ("--trainer.enable_progress_bar", "false", "--data.eval_episodes", "1", "--trainer.logger", "false")
     if name != "partial":
         with pytest.raises(SystemExit):
-            cli.main(["validate", "--ckpt_path", str(path), *quiet])
+            cli.main(["validate", "--ckpt_path", str(path), *quiet, "--trust_checkpoint"])
         error = capsys.readouterr().err
         assert re.fullmatch(r"error: data.env_id '.*' cannot be imported .*: give .*\n", error), error
     cli.main(["validate", "--ckpt_path", str(path), *quiet, "--data.env_id", "CartPole-v1"])

@@ -1,0 +1,41 @@
+"""Epochs of rollouts for Lightning."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
+
+
+class RolloutLoader:
+    """The rollouts of a run, one epoch after the other.
+
+    The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before update t. The last
+    epoch may be shorter: PPO stops the run after its last rollout.
+
+    Args:
+        collector: Collects all rollouts of the run; episodes continue from one epoch to the next.
+        rollouts_per_epoch: Rollouts in an epoch; the whole run if it has fewer.
+    """
+
+    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int) -> None:
+        self.collector = collector
+        self._rollouts = iter(collector)
+        self._length = min(rollouts_per_epoch, len(collector))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        return itertools.islice(self._rollouts, self._length)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: Lightning restores a loader's state in the middle of an epoch only.
+
+        The data module holds the collector's. Without the method, Lightning warns that the loader cannot be resumed.
+        """
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing, see :meth:`state_dict`."""
