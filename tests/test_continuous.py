@@ -378,7 +378,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(fit):
                 self.agent.critic.bias.fill_(torch.nan)
             super().training_step(rollout, batch_idx)
 
-    with pytest.raises(NonFiniteError, match=r"losses/.* is nan after 24 steps"):
+    with pytest.raises(NonFiniteError, match=r"losses/.* is nan after 48 steps"):
         fit(REACH, TRAINED, ppo=Spoilt)
 
 
