@@ -63,8 +63,9 @@ def details() -> str:
     """Returns the table of the implementation details, each with a link to its line."""
     about = """# The implementation details
 
-The details of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with their auxiliary
-details (A) and two of Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints their values in a recipe.
+The details of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with
+their auxiliary details (A) and two of Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints their
+values in a recipe.
 """
     lines = [about, "| | detail | code | to switch it off |\n|---|---|---|---|"]
     where = places()
