@@ -17,8 +17,11 @@ def main() -> None:
     if answer(sys.argv[1:]):
         return
     end_with_the_launcher()
-    from ppo_lightning import cli
-
+    try:
+        from ppo_lightning import cli
+    except OSError as error:
+        print(f"error: PyTorch cannot be imported ({error}): check its environment variables.", file=sys.stderr)
+        raise SystemExit(2) from None
     cli.main()
 
 

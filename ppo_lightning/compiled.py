@@ -30,19 +30,23 @@ def compile_anew(method: Callable[..., Any], fullgraph: bool = True) -> Any:
 
     Graphs belong to the code of a function. Shared by all objects of a class, they would be taken for each other where only a
     method differs, and after eight of them (runs in a notebook, say) PyTorch compiles no more.
+
+    Raises:
+        ConfigError: At the first call: the method cannot be compiled on this machine.
     """
     function = method.__func__  # type: ignore[attr-defined]
     code, about = function.__code__.replace(), (function.__name__, function.__defaults__, function.__closure__)
     copy = types.FunctionType(code, function.__globals__, *about)
     compiled = torch.compile(types.MethodType(copy, method.__self__), fullgraph=fullgraph)  # type: ignore[attr-defined]
 
-    @functools.wraps(copy)
     def call(*args: Any) -> Any:
         try:
             return compiled(*args)
-        except COMPILER_ERRORS as error:
-            remedy = "install a C++ compiler, or Triton for a GPU, or leave model.compile off"
-            raise ConfigError(f"model.compile does not work here ({first_line(error)}): {remedy}.") from error
+        except (InductorError, TritonMissing, GPUTooOldForTriton, OSError) as error:
+            raise ConfigError(
+                f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and make"
+                " PyTorch's cache writable, or leave model.compile off."
+            ) from error
 
     return call
 
@@ -102,8 +106,6 @@ class CompiledUpdate:
         Args:
             parts: The minibatch in equal parts, whose gradients are added; tensors [B, ...].
 
-        Raises:
-            ConfigError: The graph cannot be compiled on this machine.
         """
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
         expected = self._eager(parts) if self._calls % CHECK_EVERY in (0, FIRST_REPLAY) else None

@@ -241,7 +241,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Returns the observations of the file ``predict_observations``, in batches.
 
         Raises:
-            ConfigError: No file was given, or it does not exist.
+            ConfigError: No file was given, it does not exist, or it does not hold numbers.
         """
         if self.predict_observations is None:
             raise ConfigError("predict needs observations: give data.predict_observations, a .npy file [B, ...].")
@@ -249,9 +249,11 @@ class RolloutDataModule(L.LightningDataModule):
             observations = np.lib.format.open_memmap(self.predict_observations, mode="r")
         except (OSError, ValueError) as error:
             raise ConfigError(f"data.predict_observations cannot be read as a .npy file: {error}.") from error
-        if not observations.ndim or observations.dtype.kind not in "fiub":
-            kind = f"an array of shape {observations.shape} and dtype {observations.dtype}"
-            raise ConfigError(f"data.predict_observations holds {kind}: it must hold numbers, [B, ...].")
+        if observations.ndim < 1 or observations.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"data.predict_observations holds an array of shape {observations.shape} and dtype"
+                f" {observations.dtype}: it must hold numbers [B, ...]."
+            )
         return DataLoader(torch.from_numpy(observations.copy()), batch_size=1024)  # type: ignore[arg-type]
 
     def teardown(self, stage: str) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
 from ppo_lightning import PPO, ConfigError, MLPAgent
+from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
+
 from ppo_lightning.compiled import CompiledUpdate, compile_anew
 from ppo_lightning.minibatches import equal_parts
 from ppo_lightning.models.mlp import FastTanh
@@ -184,7 +186,7 @@ def test_a_machine_that_cannot_compile_is_one_sentence(fit, monkeypatch, error):
         compile_anew(Adds(1).add)(torch.zeros(2))  # as the loss is, on several ranks
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_annealed_coefficients_are_compiled_once(fit):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

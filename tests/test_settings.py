@@ -5,6 +5,7 @@ import inspect
 import math
 import re
 
+import gymnasium as gym
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -14,6 +15,7 @@ from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModul
 from ppo_lightning.checks import Range
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.variants import RPO
+from tests.environments import Counter
 from tests.test_cli import CARTPOLE, SHORT, run_cli  # noqa: F401  (a fixture)
 
 SMALL = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32}
@@ -196,9 +198,8 @@ def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):  # noqa: F
 
 def test_huge_rewards_are_advised_to_be_normalized(fit):
     """The loss overflows, and no learning rate mends that."""
-    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"reward": 1e25}}
-    with pytest.raises(
-        NonFiniteError, match=r"losses/\w+ is \w+ after .*: set model\.norm_reward to true if rewards are large"
-    ):
+    gym.register("Huge-v0", lambda: gym.wrappers.TransformReward(Counter(4), lambda reward: 1e25 * reward))
+    data = SMALL | {"env_id": "Huge-v0"}
+    with pytest.raises(NonFiniteError, match=r"losses/\w+ is \w+ after .*: set model\.norm_reward to true if rewards are large"):
         fit(data, {"norm_adv": False})
     fit(data, {"norm_reward": True})
