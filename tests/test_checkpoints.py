@@ -192,6 +192,43 @@ def test_other_environments_checkpoints_are_refused(saved, make_trainer):
         make_trainer().fit(PPO(), data, ckpt_path=saved[1][0])
 
 
+def test_an_agents_class_inside_a_function_trains_and_resumes_but_no_file_can_name_it(fit, make_trainer, tmp_path):
+    class Inner(MLPAgent):
+        pass
+
+    callback = ModelCheckpoint(dirpath=tmp_path / "saved", save_top_k=-1, filename="{step}")
+    with pytest.warns(UserWarning, match=r"inside a function: .* define the class at the top level of a module"):
+        module = fit(SMALL, {"agent": Inner}, callbacks=[callback], **EVERY_2)
+    make_trainer().fit(module, RolloutDataModule(**SMALL))
+    resumed = fit(SMALL, {"agent": Inner}, ckpt_path=tmp_path / "saved/step=128.ckpt", **EVERY_2)
+    assert resumed.env_steps == 384
+    with pytest.raises(ConfigError, match=r"Inner, a class inside a function, which no file can name"):
+        PPO.load_from_checkpoint(tmp_path / "saved/step=128.ckpt")
+
+
+def test_an_algorithm_of_ones_own_is_loaded_as_the_class_that_is_asked(fit, tmp_path):
+    """Hyperparameters come from the file, or from the call; a class's ``**kwargs`` takes the rest."""
+    callback = ModelCheckpoint(dirpath=tmp_path / "saved", filename="mine")
+    fit(SMALL, {"gamma": 0.5, "bonus": 2.0}, ppo=Mine, callbacks=[callback], enable_checkpointing=True)
+    loaded = Mine.load_from_checkpoint(tmp_path / "saved/mine.ckpt", clip_coef=0.1)
+    assert type(loaded) is Mine
+    assert (loaded.hparams.gamma, loaded.hparams.bonus, loaded.hparams.clip_coef) == (0.5, 2.0, 0.1)
+    assert loaded.training and loaded.agent.training
+    with open(tmp_path / "saved/mine.ckpt", "rb") as file:
+        assert PPO.load_from_checkpoint(file, map_location="meta").device.type == "meta", "on the device that is asked"
+
+
+class Mine(PPO):
+    def __init__(self, bonus=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.save_hyperparameters(ignore=["agent"])
+
+
+def test_actions_for_observations_that_are_not_finite_are_refused(saved):
+    with pytest.raises(ConfigError, match="predict takes finite observations"):
+        saved[0].predict(torch.full((2, 4), torch.nan))
+
+
 def test_early_stopping_and_monitors_see_the_training_metrics(fit):
     from lightning.pytorch.callbacks import EarlyStopping
 

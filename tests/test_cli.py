@@ -308,9 +308,11 @@ def test_flags_count_over_what_the_checkpoint_holds(run_cli, trained):
     assert metric(out, "eval/episodic_length") == 5
 
 
-def test_a_resumed_run_takes_the_flags(run_cli, trained):
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_resumed_run_takes_the_flags(run_cli, trained, trust):
+    settings = ["--trust_checkpoint"] if trust else ["--config", trained.parent.parent / "cli_config.yaml"]
     code, out, err = run_cli(
-        "fit", "--ckpt_path", trained, "--data.total_timesteps", "2048",
+        "fit", *settings, "--ckpt_path", trained, "--data.total_timesteps", "2048",
         "--model.learning_rate", "1e-3", "--model.anneal_lr", "false",
     )  # fmt: skip
     assert code == 0, err
