@@ -118,7 +118,12 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
         return tensor.unsqueeze(1).expand(ENVS, STEPS, *tensor.shape[1:])
 
     flag = torch.zeros(ENVS, STEPS, 1, dtype=torch.bool, device=device)
-    following = {"observation": sequence(observation), "reward": sequence(value.unsqueeze(-1)), "done": flag, "terminated": flag}
+    following = {
+        "observation": sequence(observation),
+        "reward": sequence(value.unsqueeze(-1)),
+        "done": flag,
+        "terminated": flag,
+    }
     rollout = {
         "observation": sequence(observation), "action": sequence(action), "action_log_prob": sequence(log_prob),
         "state_value": sequence(value.unsqueeze(-1)),

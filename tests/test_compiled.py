@@ -10,8 +10,6 @@ import torch
 from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
 from ppo_lightning import PPO, ConfigError, MLPAgent
-from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
-
 from ppo_lightning.compiled import CompiledUpdate, compile_anew
 from ppo_lightning.minibatches import equal_parts
 from ppo_lightning.models.mlp import FastTanh

@@ -18,7 +18,11 @@ QUICK = {
         "largest distance",
     ),
     "3_your_own.ipynb": ({"TOTAL = 60_000": "TOTAL = 1_024"}, 3, "wall time"),
-    "4_benchmark.ipynb": ({'TOTAL = "30000"': 'TOTAL = "1024"', '"3", "4"': "", '"7", "8"': ""}, 1, "smallest detectable difference"),
+    "4_benchmark.ipynb": (
+        {'TOTAL = "30000"': 'TOTAL = "1024"', '"3", "4"': "", '"7", "8"': ""},
+        1,
+        "smallest detectable difference",
+    ),
 }
 
 

@@ -200,6 +200,8 @@ def test_huge_rewards_are_advised_to_be_normalized(fit):
     """The loss overflows, and no learning rate mends that."""
     gym.register("Huge-v0", lambda: gym.wrappers.TransformReward(Counter(4), lambda reward: 1e25 * reward))
     data = SMALL | {"env_id": "Huge-v0"}
-    with pytest.raises(NonFiniteError, match=r"losses/\w+ is \w+ after .*: set model\.norm_reward to true if rewards are large"):
+    with pytest.raises(
+        NonFiniteError, match=r"losses/\w+ is \w+ after .*: set model\.norm_reward to true if rewards are large"
+    ):
         fit(data, {"norm_adv": False})
     fit(data, {"norm_reward": True})
