@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,14 +50,19 @@ class Forked:
     def __init__(self, folder: Path, function: Callable[[], Any], address_space: int | None = None) -> None:
         logs = Path(tempfile.mkdtemp(prefix="log-", dir=folder.parent))
         self._logs = logs / "out", logs / "err"
+        # Pipes: RLIMIT_FSIZE, which stands for a full disk, would cut files.
+        self._writers = [subprocess.Popen(["dd", "status=none", f"of={path}"], stdin=subprocess.PIPE) for path in self._logs]
         self.process = FORK.Process(target=self._run, args=(folder, function, address_space))
         self.process.start()
+        for writer in self._writers:
+            writer.stdin.close()
 
     def _run(self, folder: Path, function: Callable[[], Any], address_space: int | None) -> None:
         os.setsid()
         os.chdir(folder)
-        for path, stream in zip(self._logs, (1, 2), strict=True):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
+        for writer, stream in zip(self._writers, (1, 2), strict=True):
+            os.dup2(writer.stdin.fileno(), stream)
+            os.close(writer.stdin.fileno())
         if address_space is not None:
             mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (mapped + address_space,) * 2)
@@ -83,7 +89,10 @@ class Forked:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # other ranks that are left
         self.process.join()
-        out, errors = (path.read_text(errors="replace") if path.exists() else "" for path in self._logs)
+        for writer in self._writers:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process in another session may live on
+                writer.wait(timeout=10)
+        out, errors = (path.read_text(errors="replace") for path in self._logs)
         return code, out, errors
 
 
