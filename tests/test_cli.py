@@ -145,6 +145,15 @@ def test_the_screen_shows_no_noise(run_cli, monkeypatch):
     assert out.splitlines()[0] == "MLPAgent: 9155 parameters"
 
 
+@pytest.mark.integration
+def test_a_video_and_an_export_show_no_noise(run_cli, trained, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    play = in_a_process(tmp_path, "play", "--ckpt_path", trained, "--output", "video.gif")
+    assert play.returncode == 0 and "XDG_RUNTIME_DIR" not in play.stderr, play.stderr
+    export = in_a_process(tmp_path, "export", "--ckpt_path", trained, "--onnx", "agent.onnx")
+    assert export.returncode == 0 and "torchvision" not in export.stderr, export.stderr
+
+
 def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     code, _, err = run_cli("fit", "--config", CARTPOLE, "--data.backend", "envpool")
