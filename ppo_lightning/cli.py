@@ -3,7 +3,6 @@
 import errno
 import importlib
 import inspect
-import json
 import logging
 import os
 import re
@@ -17,16 +16,16 @@ from typing import Any, NoReturn
 
 import torch
 from lightning import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
+from ppo_lightning.checkpoint_file import read_checkpoint
+from ppo_lightning.checkpoint_settings import TRUST, TRUST_HELP, with_checkpoint_settings
 from ppo_lightning.checks import check_config_files
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import MLPAgent
-from ppo_lightning.models.rebuild import read_checkpoint
 from ppo_lightning.module import PPO
 from ppo_lightning.options import OTHER_COMMANDS, SUBCOMMANDS, TRAINER_DEFAULTS
 from ppo_lightning.resume import newest_checkpoint
@@ -72,6 +71,7 @@ class PPOCLI(LightningCLI):
         """Makes PPO the algorithm where none is named."""
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
         parser.add_argument("--auto_resume", action="store_true", help="fit: resume from the newest whole checkpoint, if any")
+        parser.add_argument(TRUST, action="store_true", help=TRUST_HELP)
 
     def _set_seed(self) -> None:
         """Seed everything.
@@ -85,10 +85,9 @@ class PPOCLI(LightningCLI):
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Demands a checkpoint where one is needed; honours two flags that Lightning takes otherwise.
+        """Demand a checkpoint where one is needed; honour ``--trainer.enable_progress_bar false``.
 
-        It refuses ``--trainer.enable_progress_bar false`` beside a bar of one's own, and with
-        ``--trainer.limit_val_batches 0`` it would never save, for it saves after validations.
+        Lightning refuses that flag beside a progress bar among the callbacks.
         """
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
@@ -96,8 +95,6 @@ class PPOCLI(LightningCLI):
         if config.trainer.enable_progress_bar is False:
             callbacks = self.trainer_defaults["callbacks"]
             self.trainer_defaults["callbacks"] = [c for c in callbacks if not isinstance(c, RolloutProgressBar)]
-        if config.trainer.limit_val_batches == 0 and config.trainer.enable_checkpointing is not False:
-            self.trainer_defaults["callbacks"] += [ModelCheckpoint(save_on_train_epoch_end=True)]  # the end of the run
 
     def before_fit(self) -> None:
         """Check that the run's folders can be written; find the checkpoint of ``--auto_resume`` and ``last``.
@@ -141,7 +138,9 @@ def main(args: Sequence[str] | None = None) -> None:
         if args and args[0] in OTHER_COMMANDS:
             return importlib.import_module(f"ppo_lightning.{OTHER_COMMANDS[args[0]][0]}").main(args[1:])
         check_config_files(args)
-        sys.argv[1:] = _with_checkpoint_config(args)  # what LightningCLI and the processes that a strategy starts read
+        if args and args[0] in SUBCOMMANDS:
+            args = with_checkpoint_settings(args)
+        sys.argv[1:] = args  # what LightningCLI and the processes that a strategy starts read
         run([RolloutProgressBar(), RunSummary(), ActionWriter()])
     except Exception as error:
         cause = _user_error(error)
@@ -211,46 +210,6 @@ def _user_error(error: BaseException) -> BaseException | str | None:
     modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)} - {__name__}
     refused = isinstance(error, ValueError | TypeError | ImportError | OSError)
     return first_line(error) if refused and {module.partition(".")[0] for module in modules} <= FOREIGN else None
-
-
-def _with_checkpoint_config(args: list[str]) -> list[str]:
-    """Puts the settings of ``--ckpt_path``'s run in front, where no ``--config`` is given: every flag still counts.
-
-    To go on with a run, these are all of its settings, if ``cli_config.yaml`` lies where the run put it; otherwise, and
-    for the other subcommands, those of algorithm, data and seed that the checkpoint holds.
-    """
-    path = _option(args, "--ckpt_path")
-    if not args or args[0] not in SUBCOMMANDS or path is None or path in ("last", "hpc") or ":" in path:
-        return args
-    checkpoint = read_checkpoint(path)
-    if _option(args, "--config", "-c"):
-        return args
-    agent = {key: checkpoint["agent"][key] for key in ("class_path", "init_args")}
-    model, data, seed = (checkpoint[key] for key in ("hyper_parameters", "datamodule_hyper_parameters", "seed"))
-    folder = Path(path).resolve().parent
-    saved = folder.parent / "cli_config.yaml"
-    if args[0] == "fit" and folder.name == "checkpoints" and saved.is_file():
-        return [args[0], "--config", str(saved), *args[1:]]
-    model.pop("_instantiator", None), data.pop("_instantiator", None)
-    class_path = model.pop("_class_path", "ppo_lightning.PPO")
-    settings = {
-        "seed_everything": seed,
-        "model": {"class_path": class_path, "init_args": model | {"agent": agent}},
-        "data": data,
-    }
-    if args[0] != "fit":
-        settings["trainer"] = {"logger": False}
-    return [args[0], "--config", json.dumps(settings), *args[1:]]
-
-
-def _option(args: list[str], *names: str) -> str | None:
-    for index, arg in enumerate(args):
-        for name in names:
-            if arg == name and index + 1 < len(args):
-                return args[index + 1]
-            if arg.startswith(f"{name}="):
-                return arg.removeprefix(f"{name}=")
-    return None
 
 
 def _one_sentence(message: str) -> str:

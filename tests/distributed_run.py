@@ -25,7 +25,7 @@ class Recorded:
         super().on_train_start()
         self.initial = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
         self.exchanges = self.updates = 0
-        if several:
+        if several and not options["nccl"]:  # where it would be an exchange of tensors on the CPU
             self.trainer.model.register_comm_hook(None, self.exchange)
 
     def exchange(self, state, bucket):
