@@ -49,5 +49,5 @@ def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch
 
 def test_a_run_that_is_refused_before_it_starts_says_why(make_trainer):
     """And nothing that the end of a run gives back was taken."""
-    with pytest.raises(ConfigError, match="trainer.precision is '64-true'"):
+    with pytest.raises(ConfigError, match=r"trainer.precision is '64-true'"):
         make_trainer(precision="64-true").fit(PPO(), RolloutDataModule(**CARTPOLE))
