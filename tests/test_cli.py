@@ -330,8 +330,7 @@ def test_a_resumed_run_takes_the_flags(run_cli, trained, trust):
     assert checkpoint["hyper_parameters"]["learning_rate"] == 1e-3
     assert checkpoint["lr_schedulers"][0]["last_epoch"] == 4
     assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 1e-3
-    assert "runs/ppo/version_0" in out, "with the trainer's defaults"
-    assert "(the run's own: --config " in out
+    assert "runs/cartpole/version_1" in out, "with the run's own trainer settings, as a new version"
 
 
 def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(run_cli):
