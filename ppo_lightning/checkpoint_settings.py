@@ -14,6 +14,8 @@ from ppo_lightning.models.rebuild import is_ours, known_class, trained_agent
 TRUST = "--trust_checkpoint"
 TRUST_HELP = "import and call what the settings of --ckpt_path name, as with a recipe: only for files that you trust"
 
+NOT_THE_FILES = {"_instantiator", "predict_observations"}  # settings of the data that no file decides
+
 
 def with_checkpoint_settings(args: list[str]) -> list[str]:
     """Put the settings of ``--ckpt_path``'s run before the flags, unless there is a ``--config``: every flag overrides them.
@@ -37,7 +39,7 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     class_path = model.get("_class_path", "ppo_lightning.PPO")
     given = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
     model = {key: value for key, value in model.items() if not key.startswith("_")}
-    data = {key: value for key, value in data.items() if key not in {"_instantiator", "predict_observations", *given}}
+    data = {key: value for key, value in data.items() if key not in {*NOT_THE_FILES, *given}}
     _require_trust(_code_in(class_path, model, data, agent), args, ", or give the run's recipe by --config")
     trained_agent(checkpoint)  # refuses settings that do not fit the weights, before memory is taken for them
     if command == "fit":
@@ -64,6 +66,19 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
         raise ConfigError(
             f"The checkpoint's settings are no plain types ({error}): give the run's recipe by --config."
         ) from error
+
+
+def data_settings(path: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the data module in a checkpoint, with those that are given in their place.
+
+    Raises:
+        ConfigError: The file cannot be read, or one of its settings names code.
+    """
+    settings = read_checkpoint(path)["datamodule_hyper_parameters"].items()
+    data = {key: value for key, value in settings if key not in {*NOT_THE_FILES, *given}}
+    if named := _code_in_data(data):
+        raise ConfigError(f"The checkpoint's settings import or call code ({named}): give these settings yourself.")
+    return data | given
 
 
 def environment_of(checkpoint: dict[str, Any], args: Sequence[str], given: str | None = None) -> str:
@@ -105,14 +120,19 @@ def _code_in(class_path: Any, model: dict[str, Any], data: dict[str, Any], agent
     """Return what the command line's parser would import or call, by the setting's key."""
     from ppo_lightning.base import AgentModule
 
-    named = _code_in_id(data["env_id"]) if "env_id" in data else {}
+    named = _code_in_data(data)
     for key, name, base in (("model", class_path, AgentModule), ("model.agent", agent["class_path"], ActorCritic)):
         if known_class(name, base) is None:
             named[key] = name
-    if data.get("transforms"):
-        named["data.transforms"] = data["transforms"]
     for prefix, values in (("model", model), ("model.agent", agent["init_args"])):
         named |= {f"{prefix}.{key}": value for key, value in values.items() if _may_be_code(value)}
+    return named
+
+
+def _code_in_data(data: dict[str, Any]) -> dict[str, Any]:
+    named = _code_in_id(data["env_id"]) if "env_id" in data else {}
+    if data.get("transforms"):
+        named["data.transforms"] = data["transforms"]
     if _may_be_code(data.get("env_kwargs"), strings=False):
         named["data.env_kwargs"] = data["env_kwargs"]
     return named

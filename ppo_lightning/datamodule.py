@@ -16,6 +16,7 @@ from torchrl.data import Categorical, Composite, TensorSpec
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from ppo_lightning import ranks
+from ppo_lightning.checkpoint_settings import data_settings
 from ppo_lightning.checks import Range, check_arguments
 from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.envs import BatchedEnv, make_env
@@ -92,15 +93,19 @@ class RolloutDataModule(L.LightningDataModule):
         self.env_id = _imported(env_id) if isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id) else env_id
         self.backend, self.env_kwargs, self.transforms = backend, env_kwargs or {}, transforms
         self.num_steps, self.eval_episodes, self.total_timesteps = num_steps, eval_episodes, total_timesteps
-        self.rollouts_per_epoch = rollouts_per_epoch
         self.local_num_envs, self.double_buffer = local_num_envs, double_buffer
         self.step_timeout, self.max_restarts = step_timeout, max_restarts
-        self.predict_observations = predict_observations
+        self.predict_observations, self.rollouts_per_epoch = predict_observations, rollouts_per_epoch
         self._count(local_num_envs or num_envs)
         self.seed = 1
         self.collector: BaseCollector | None = None
         self._env: EnvBase | None = None
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Build the data module of a checkpoint; settings that name code must be among ``kwargs``."""
+        return cls(**data_settings(checkpoint_path, kwargs))
 
     def _count(self, num_envs: int) -> None:
         self.num_envs, self.frames_per_rollout = num_envs, num_envs * self.num_steps  # of all ranks

@@ -1,8 +1,10 @@
 """Checkpoints and Hub folders that are damaged, edited or malicious: one sentence, no import, no memory."""
 
+import contextlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -153,7 +155,7 @@ def test_a_checkpoint_with_another_structure_is_one_sentence(name, edited, capsy
 OBSERVATION, ACTION = (("agent", f"{kind}_spec") for kind in ("observation", "action"))
 AGENTS = {
     "giant layers": ("agent", "init_args", "hidden_sizes", [10**6, 10**6]),
-    "large layers": ("agent", "init_args", "hidden_sizes", [20_000, 20_000]),
+    "large layers": ("agent", "init_args", "hidden_sizes", [8192, 8192]),
     "a giant observation": (*OBSERVATION, "shape", [10**12]),
     "a large observation": (*OBSERVATION, "shape", [10**8]),
     "giant bounds": (*OBSERVATION, {"kind": "Bounded", "shape": [10**12], "dtype": "float32", "low": 0, "high": 1}),
@@ -176,12 +178,26 @@ AGENTS = {
 }
 
 
+SENTENCES = {
+    "giant layers": "hidden_sizes is",
+    "an argument of another type": "hidden_sizes is",
+    "large layers": "names an agent or spaces of more than",
+    **dict.fromkeys(("a function for a type", "negative sizes"), "names a space of"),
+    **dict.fromkeys((name for name in AGENTS if "observation" in name), "names a space of"),
+    **dict.fromkeys(("giant bounds", "giant choices", "giant bits", "giant one-hot choices"), "names a space of"),
+    **dict.fromkeys(("other layers", "a missing weight", "a weight of another shape"), "where the module has"),
+    **dict.fromkeys(("no such class", "another class of ours", "no class"), "import"),
+}
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_that_does_not_fit_its_weights_is_one_sentence_and_takes_no_memory(name, edited, hub, capsys):
     path, before = edited(*AGENTS[name]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sentence = SENTENCES.get(name, "cannot be built from its settings")
     for command in ("validate", "play"):
-        refused(capsys, command, "--ckpt_path", path)
-    with pytest.raises(ConfigError, match=r"."):
+        found = refused(capsys, command, "--ckpt_path", path)
+        assert re.search(sentence, found)
+    with pytest.raises(ConfigError, match=sentence):
         PPO.load_from_checkpoint(path)
     if AGENTS[name][0] == "agent":
         folder = Path("hub")
@@ -189,7 +205,7 @@ def test_an_agent_that_does_not_fit_its_weights_is_one_sentence_and_takes_no_mem
         config = json.loads((hub / "config.json").read_text()) | {"agent": torch.load(path, weights_only=True)["agent"]}
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "model.safetensors").write_bytes((hub / "model.safetensors").read_bytes())
-        with pytest.raises(ConfigError, match=r"."):
+        with pytest.raises(ConfigError, match=sentence):
             load_from_hub(folder)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "kB"
 
@@ -210,6 +226,11 @@ def test_flipped_bits_are_refused_or_without_effect(run, tmp_path):
         assert all(torch.equal(read["state_dict"][key], value) for key, value in whole["state_dict"].items())
         assert repr({**read, "state_dict": 0}) == repr({**whole, "state_dict": 0})
     assert refusals > 30
+
+
+def test_a_tensor_larger_than_the_file_is_named(edited):
+    with pytest.raises(ConfigError, match="a tensor is larger than the file"):
+        read_checkpoint(edited(*STRUCTURE["a tensor larger than the file"]))
 
 
 def test_cut_checkpoints_are_refused(run, tmp_path):
@@ -285,6 +306,12 @@ def test_a_checkpoint_imports_and_calls_nothing(name, edited, attacker, capsys, 
             except SystemExit:
                 assert "error: " in capsys.readouterr().err
         assert not attacker(), command
+    refusal = pytest.raises(ConfigError, match="give these settings")
+    with refusal if CODE[name][0] == DATA else contextlib.nullcontext():
+        RolloutDataModule.load_from_checkpoint(path)
+    given = {"env_id": "CartPole-v1", "transforms": None, "env_kwargs": None}
+    assert RolloutDataModule.load_from_checkpoint(path, **given).num_steps == 16
+    assert not attacker()
     try:
         PPO.load_from_checkpoint(path)
     except ConfigError:

@@ -123,7 +123,7 @@ class Reader:
             sizes = {"num_envs": 16, "num_steps": 8}
         if re.search("/(mujoco|rpo|dm_control)/", recipe):
             flags += ["--data.env_kwargs.max_episode_steps", "50"]
-        rollouts = 2 + 10 * ("--trainer.devices" in args) + 2 * ("--auto_resume" in args) + 4 * (path == "last")
+        rollouts = 2 + 10 * ("--trainer.devices" in args) + 4 * ("--auto_resume" in args) + 6 * (path == "last")
         flags += [part for name, size in sizes.items() for part in (f"--data.{name}", str(size))]
         return [*flags, "--data.total_timesteps", str(rollouts * sizes["num_envs"] * sizes["num_steps"])]
 

@@ -202,11 +202,12 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
     """
     if plain["kind"] == "Composite":
         return Composite({key: spec_from_plain(part) for key, part in plain["parts"].items()})
-    if plain["kind"] == "MultiCategorical":
-        return MultiCategorical(plain["n"], dtype=torch.int64)
-    size = plain["n"] if "n" in plain else math.prod(plain["shape"])
+    numbers = plain["n"] if "n" in plain else math.prod(plain["shape"])
+    size = max(map(abs, numbers)) * len(numbers) if isinstance(numbers, list) else numbers
     if not 0 <= size <= LARGEST:
         raise ConfigError(f"The checkpoint names a space of {size} numbers: the file is damaged, or was edited.")
+    if plain["kind"] == "MultiCategorical":
+        return MultiCategorical(numbers, dtype=torch.int64)
     if plain["kind"] == "Binary":
         return Binary(size, shape=(size,), dtype=torch.int64)
     if plain["kind"] == "Categorical":
