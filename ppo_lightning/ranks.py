@@ -83,8 +83,8 @@ def cpu_group() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _cpu_group(world: Any) -> Any:
-    """Creates the group, by all ranks at once, at their first exchange; with the time-out of the default group."""
+    """Create the group, by all ranks at once, at their first exchange; with the time-out of the default group."""
     if dist.get_backend(world) == "gloo":
         return world
     options = world._get_backend(world._device_types[0]).options
-    return dist.new_group(backend="gloo", timeout=options._timeout)
+    return dist.new_group(backend="gloo", timeout=getattr(options, "_timeout", None))

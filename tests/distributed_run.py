@@ -5,13 +5,15 @@ import json
 import os
 import sys
 import types
+from datetime import timedelta
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ppo_lightning
-from ppo_lightning import losses
+from ppo_lightning import losses, ranks
 from ppo_lightning.models import normalizers
 from ppo_lightning.variants import RecurrentPPO
 from tests import environments
@@ -116,7 +118,7 @@ if __name__ == "__main__":
     )
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", devices=options["devices"], num_nodes=options["nodes"],
-        strategy="ddp" if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        strategy=DDPStrategy(timeout=timedelta(seconds=options["timeout"])) if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         limit_val_batches=options["validations"], enable_model_summary=False, default_root_dir=options["folder"],
     )  # fmt: skip
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
@@ -124,6 +126,7 @@ if __name__ == "__main__":
     result = {
         "weights": torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach(),
         "statistics": dict(module.named_buffers()),
+        "timeout": ranks.cpu_group()._get_backend(torch.device("cpu")).options._timeout.seconds if several else None,
         "kl_factor": module.kl_factor,
         "exchanges": module.exchanges,
         "updates": module.updates,

@@ -7,19 +7,22 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend)
 
-from ppo_lightning import ConfigError, RolloutDataModule
+from ppo_lightning import ConfigError, RolloutDataModule, ranks
 
 pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 DEFAULTS = {
     "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
     "trouble_on": None, "nodes": 1, "nccl": False, "validations": 0,
-    "invalid": [],
+    "invalid": [], "timeout": 100,
 }  # fmt: skip
 # Every statistic there is, and environments that end soon and not together.
 HOPPER = {
@@ -138,9 +141,22 @@ def test_gradients_of_a_minibatch_in_parts_are_exchanged_once(tmp_path, one):
 
 def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path):
     """As on several GPUs, where the default process group takes no tensors of the CPU."""
-    options = HOPPER | {"data": HOPPER["data"] | {"eval_episodes": 2}, "rollouts": 2, "nccl": True, "validations": 1}
+    options = HOPPER | {"data": HOPPER["data"] | {"eval_episodes": 2}, "rollouts": 2, "nccl": True, "validations": 1, "timeout": 77}
     first, second = run(tmp_path / "run", 2, **options)
     assert first["metrics"]["eval/episodic_return"] == second["metrics"]["eval/episodic_return"] > 0
+    assert first["timeout"] == second["timeout"] == 77
+
+
+def test_the_group_for_the_cpu_is_another_one_where_the_default_has_none():
+    """The backend that PyTorch has for tests says that it is for GPUs only."""
+    distributed.init_process_group("cuda:fake", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+            distributed.all_reduce(torch.ones(1))
+        distributed.all_reduce(torch.ones(1), group=ranks._cpu_group(distributed.group.WORLD))
+    finally:
+        distributed.destroy_process_group()
+        ranks._cpu_group.cache_clear()
 
 
 def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
@@ -224,3 +240,43 @@ def test_processes_started_from_a_notebook_or_by_spawn_do_the_same(tmp_path):
         assert result["weights"].keys() == results[0]["weights"].keys()
         for name, value in result["weights"].items():
             assert torch.equal(value, results[0]["weights"][name]), name
+
+
+SLOW_RANKS = """
+trainer: {accelerator: cpu, devices: 2, logger: false, enable_checkpointing: false, enable_progress_bar: false,
+  limit_val_batches: 0, strategy: {class_path: DDPStrategy, init_args: {timeout: "0:00:20"}}}
+data: {total_timesteps: 100000000}
+"""
+
+
+def session(process):
+    """Returns the processes of a session that are not over, with what they are doing."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            doing, _, _, of_session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+            if int(of_session) == process.pid and doing != "Z":
+                found[int(folder.name)] = doing
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_rank_ends_the_run_after_the_time_out(tmp_path):
+    """Of docs/long_runs.md; the stopped process ends, too."""
+    (tmp_path / "slow.yaml").write_text(SLOW_RANKS)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", "slow.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes)
+    try:
+        assert any("parameters" in line for line in process.stdout), "it is about to train"
+        (other,) = session(process).keys() - {process.pid}
+        os.kill(other, signal.SIGSTOP)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 1
+        assert "Timed out waiting 20000ms" in errors
+        time.sleep(1)
+        assert not session(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
