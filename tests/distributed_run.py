@@ -116,9 +116,10 @@ if __name__ == "__main__":
     module = (RecurrentRun if options["agent"].get("memory") else Run)(
         **{"learning_rate": 1e-3} | options["model"], agent=agent
     )
+    together = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", devices=options["devices"], num_nodes=options["nodes"],
-        strategy=DDPStrategy(timeout=timedelta(seconds=options["timeout"])) if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        strategy=together if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         limit_val_batches=options["validations"], enable_model_summary=False, default_root_dir=options["folder"],
     )  # fmt: skip
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]

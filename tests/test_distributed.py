@@ -141,7 +141,8 @@ def test_gradients_of_a_minibatch_in_parts_are_exchanged_once(tmp_path, one):
 
 def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path):
     """As on several GPUs, where the default process group takes no tensors of the CPU."""
-    options = HOPPER | {"data": HOPPER["data"] | {"eval_episodes": 2}, "rollouts": 2, "nccl": True, "validations": 1, "timeout": 77}
+    data = HOPPER["data"] | {"eval_episodes": 2}
+    options = HOPPER | {"data": data, "rollouts": 2, "nccl": True, "validations": 1, "timeout": 77}
     first, second = run(tmp_path / "run", 2, **options)
     assert first["metrics"]["eval/episodic_return"] == second["metrics"]["eval/episodic_return"] > 0
     assert first["timeout"] == second["timeout"] == 77
