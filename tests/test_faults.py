@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, losses, make_env
 from ppo_lightning.checkpoint_io import CheckedCheckpointIO
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.make_collector import make_collector
@@ -305,6 +305,20 @@ def test_the_update_sees_every_step_but_those_left_out(fit, options):
         assert torch.equal(torch.cat([each["observation"] for each in epoch]).flatten().sort().values, kept)
     if options.get("norm_adv", True):
         assert all(abs(each["advantage"].mean()) < 1e-5 and abs(each["advantage"].std() - 1) < 1e-3 for each in seen)
+
+
+def test_explained_variance_leaves_out_invalid_steps(fit):
+    class Masked(PPO):
+        def training_step(self, rollout, batch_idx):
+            self.rollout, self.valid = rollout, torch.ones(rollout.batch_size, dtype=torch.bool)
+            self.valid[0, :10] = False
+            rollout["valid"] = self.valid
+            super().training_step(rollout, batch_idx)
+
+    module = fit(SMALL | {"total_timesteps": 32}, ppo=Masked)
+    value, target = (module.rollout[key][module.valid] for key in ("state_value", "value_target"))
+    expected = losses.explained_variance(value, target)
+    torch.testing.assert_close(module.trainer.callback_metrics["losses/explained_variance"], expected)
 
 
 def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit):
