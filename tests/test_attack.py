@@ -70,9 +70,10 @@ def test_a_small_attack(tmp_path):
 @pytest.mark.integration
 def test_losses_are_seen(tmp_path):
     """Resuming gives another order of minibatches and other weights, and settings that would train fail."""
-    done, table = attack(tmp_path, "-c", SABOTAGE, kills=2, files=2, disks=0, settings=16)
+    done, table = attack(tmp_path, "-c", SABOTAGE, kills=6, files=2, disks=0, settings=16)
     assert done.returncode == 1
-    assert table["kills"][:2] == (2, 1), "both signals were sent to one run"
+    assert table["kills"][0] == 6
+    assert table["kills"][1] > 0, "a run that is killed before its first checkpoint loses nothing"
     assert table["settings"][1] > 0 and "16 refused" not in table["settings"][2]
     text = (tmp_path / "attack.md").read_text()
     assert "is not as in the run without an attack" in text

@@ -64,9 +64,9 @@ class Reader:
         shutil.copytree(ROOT / "configs", "configs")
         shutil.copy(CARTPOLE, "RECIPE.yaml")
         np.save("observations.npy", np.zeros((3, 4), np.float32))
-        for name in ("before", "after"):
-            os.mkdir(name)
-            shutil.copy(ROOT / "benchmarks/results/classic/runs.csv", name)
+        for name in ("runs/before", "runs/after"):
+            os.makedirs(name)
+            shutil.copy(ROOT / "benchmarks/results/compare/before/runs.csv", name)  # ten runs: enough for a test
         self.first = None
 
     def checkpoint(self, recipe=None):
@@ -142,8 +142,8 @@ class Reader:
                 code = end.code or 0
             out, errors = self.capfd.readouterr()
         assert code == 0, (args, errors[-2000:])
-        if self.first is None and "checkpoint: " in out:
-            self.first = out.split("checkpoint: ")[1].split("\n")[0]
+        if self.first is None and (saved := re.search(r"^checkpoint: (.+)$", out, re.MULTILINE)):
+            self.first = saved[1]
         return out
 
     def type(self, command):
