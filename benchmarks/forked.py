@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import inspect
 import multiprocessing
 import os
 import re
@@ -20,7 +19,7 @@ import torch
 import torch.utils.tensorboard  # once, not in every fork
 import yaml
 
-from ppo_lightning import RolloutDataModule, cli
+from ppo_lightning import cli
 from ppo_lightning.callbacks import RunSummary
 
 FORK = multiprocessing.get_context("fork")
@@ -34,8 +33,7 @@ RUNS = {  # the second has running statistics of observations and rewards
 ROLLOUTS = 40  # of a run
 COUNTERS = ("global_step", "env_steps", "episode_returns", "shuffle")
 STATE = ("state_dict", "optimizer_states", "lr_schedulers", *COUNTERS)
-EPOCHS = "rollouts_per_epoch" in inspect.signature(RolloutDataModule).parameters
-SAVE_EVERY_4 = "--data.rollouts_per_epoch=4" if EPOCHS else "--trainer.val_check_interval=4"
+SAVE_EVERY_4 = "--data.rollouts_per_epoch=4"
 
 
 class Forked:

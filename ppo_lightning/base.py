@@ -77,6 +77,8 @@ class AgentModule(InferenceModule):
     def configure_callbacks(self) -> list[L.Callback]:
         """Refuse Trainer options that PPO cannot honour, before Lightning's own checks; listen to signals."""
         check_trainer(self.trainer)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            check_callbacks(self.trainer, self.steps_per_rollout)
         end_with_the_launcher()  # before the ranks meet
         return [Preemption(), LoggerGuard()]
 
@@ -87,7 +89,6 @@ class AgentModule(InferenceModule):
         if self._compiler_ctx is not None:
             raise ConfigError("torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead.")
         if stage == "fit":
-            check_callbacks(self.trainer, self.steps_per_rollout)
             if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
                 # Lightning limits the optimizer steps, too, to the number of batches; a rollout has many.
                 self.trainer.fit_loop.epoch_loop.max_steps = -1
@@ -95,6 +96,7 @@ class AgentModule(InferenceModule):
         if stage == "fit" and self.trainer.ckpt_path is None:
             self.env_steps = 0
             self.episode_returns.clear()
+            self._evaluated_at = None
 
     def configure_model(self) -> None:
         """Builds the agent for the data module's environments, where there are any; otherwise the checkpoint does."""

@@ -10,9 +10,7 @@ from ppo_lightning.checkpoint_file import read_checkpoint
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.rebuild import is_ours, known_class, trained_agent
-
-TRUST = "--trust_checkpoint"
-TRUST_HELP = "import and call what the settings of --ckpt_path name, as with a recipe: only for files that you trust"
+from ppo_lightning.options import TRUST
 
 NOT_THE_FILES = {"_instantiator", "predict_observations"}  # settings of the data that no file decides
 

@@ -11,7 +11,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ppo_lightning.errors import ConfigError
@@ -120,12 +119,6 @@ def check_trainer(trainer: Any) -> None:
         raise ConfigError(f"trainer.precision is {trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
     if trainer.state.fn != TrainerFn.FITTING:
         return
-    if any(isinstance(callback, LearningRateFinder | BatchSizeFinder) for callback in trainer.callbacks):
-        raise ConfigError(
-            "Lightning's Tuner cannot tune PPO, whose data change with the policy: compare values of"
-            " model.learning_rate and data.num_envs in whole runs instead."
-        )
-    scheduled = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
     nothing = "it must not be 0, which trains nothing; data.total_timesteps ends a run"
     for name, refused, must in (
         ("min_steps", trainer.min_steps, "leave it out and set data.total_timesteps, which ends the run"),
@@ -140,11 +133,6 @@ def check_trainer(trainer: Any) -> None:
     ):
         if refused:
             raise ConfigError(f"trainer.{name} is {getattr(trainer, name)}: {must}.")
-    if scheduled:
-        raise ConfigError(
-            "trainer.accumulate_grad_batches is scheduled by a GradientAccumulationScheduler: remove the callback"
-            " and set model.num_minibatches lower instead."
-        )
 
 
 def check_memory(num_envs: int, num_steps: int, bytes_per_step: int) -> None:

@@ -21,13 +21,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
 from ppo_lightning.checkpoint_file import read_checkpoint
-from ppo_lightning.checkpoint_settings import TRUST, TRUST_HELP, with_checkpoint_settings
+from ppo_lightning.checkpoint_settings import with_checkpoint_settings
 from ppo_lightning.checks import check_config_files
 from ppo_lightning.datamodule import RolloutDataModule
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.module import PPO
-from ppo_lightning.options import OTHER_COMMANDS, SUBCOMMANDS, TRAINER_DEFAULTS
+from ppo_lightning.options import FLAGS, OTHER_COMMANDS, SUBCOMMANDS, TRAINER_DEFAULTS
 from ppo_lightning.resume import newest_checkpoint
 
 SYNONYMS = {  # what other packages call a setting -> what this one does
@@ -70,8 +70,8 @@ class PPOCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Makes PPO the algorithm where none is named."""
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
-        parser.add_argument("--auto_resume", action="store_true", help="fit: resume from the newest whole checkpoint, if any")
-        parser.add_argument(TRUST, action="store_true", help=TRUST_HELP)
+        for flag, text in FLAGS.items():
+            parser.add_argument(flag, action="store_true", help=text)
 
     def _set_seed(self) -> None:
         """Seed everything.

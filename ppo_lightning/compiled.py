@@ -105,7 +105,6 @@ class CompiledUpdate:
 
         Args:
             parts: The minibatch in equal parts, whose gradients are added; tensors [B, ...].
-
         """
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
         expected = self._eager(parts) if self._calls % CHECK_EVERY in (0, FIRST_REPLAY) else None

@@ -14,12 +14,13 @@ from torchrl.data import Categorical, Composite, TensorSpec
 
 import ppo_lightning
 from ppo_lightning.checkpoint_file import CONFIG, WEIGHTS, read_checkpoint, read_hub_folder
-from ppo_lightning.checkpoint_settings import TRUST, TRUST_HELP, environment_of
+from ppo_lightning.checkpoint_settings import environment_of
 from ppo_lightning.envs import make_env
 from ppo_lightning.envs.specs import columns, mask_columns, spec_from_plain, stored
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.rebuild import trained_agent
+from ppo_lightning.options import FLAGS, TRUST
 from ppo_lightning.video import record_video
 
 CARD, VIDEO = "README.md", "replay.mp4"
@@ -270,7 +271,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--hub", type=Path, help="a folder to write: weights, configuration, model card, video")
     parser.add_argument("--push", metavar="USER/NAME", help="upload that folder, too")
     parser.add_argument("--no_video", action="store_true", help="leave out the video")
-    parser.add_argument(TRUST, action="store_true", help=TRUST_HELP)
+    parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     own = parser.parse_args(args)
     if own.onnx is None and own.hub is None:
         raise ConfigError("export needs something to write: give --onnx FILE or --hub FOLDER.")

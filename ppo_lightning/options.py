@@ -31,6 +31,11 @@ OTHER_COMMANDS = {  # name -> module with the main function, description
 }
 DESCRIPTIONS = SUBCOMMANDS | {name: text for name, (_, text) in OTHER_COMMANDS.items()}
 SYNONYMS = {"train": "fit", "resume": "fit", "eval": "validate", "evaluate": "validate", "record": "play"}
+TRUST = "--trust_checkpoint"
+FLAGS = {  # beside Lightning's own; a command has them where they are added
+    "--auto_resume": "fit: resume from the newest whole checkpoint, if any",
+    TRUST: "import and call what the settings of --ckpt_path name, as with a recipe: only for files that you trust",
+}
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # data.total_timesteps ends the run
     "num_sanity_val_steps": 0,
@@ -89,8 +94,9 @@ def _subcommand(command: str) -> str:
     parser.add_argument("-c", "--config", metavar="FILE", help="a recipe in YAML; flags override its values")
     parser.add_argument("--print_config", action="store_true", help="print the whole configuration and exit")
     parser.add_argument("--seed_everything", metavar="SEED", help="seed of the run; true: a random one (default: 1)")
-    parser.add_argument("--auto_resume", action="store_true", help="fit: resume from the newest whole checkpoint, if any")
     parser.add_argument("--ckpt_path", metavar="FILE", help="fit: resume the run of this checkpoint; otherwise: its agent")
+    for flag, text in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=text)
     package = Path(__file__).parent
     trainer = Path(next(iter(importlib.util.find_spec("lightning").submodule_search_locations)))  # type: ignore
     trainer = trainer / "pytorch/trainer/trainer.py"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ppo_lightning.checkpoint_file import read_checkpoint
-from ppo_lightning.checkpoint_settings import TRUST, TRUST_HELP, environment_of
+from ppo_lightning.checkpoint_settings import environment_of
 from ppo_lightning.envs import BatchedEnv, make_env
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.make import Backend
@@ -19,6 +19,7 @@ from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.heads import CategoricalHead
 from ppo_lightning.models.rebuild import check_same_spaces, trained_agent
+from ppo_lightning.options import FLAGS, TRUST
 from ppo_lightning.overlay import draw
 from ppo_lightning.rounding import decimals
 from ppo_lightning.seeding import derive_seed
@@ -145,7 +146,7 @@ def main(args: Sequence[str]) -> None:
         "--overlay", action="store_true", help="draw action probabilities (or means), value and return beside it"
     )
     parser.add_argument("--env_id", help="an environment of Gymnasium (default: the checkpoint's)")
-    parser.add_argument(TRUST, action="store_true", help=TRUST_HELP)
+    parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     options = parser.parse_args(args)
     checkpoint = read_checkpoint(options.ckpt_path)
     env_id = environment_of(checkpoint, args, options.env_id)

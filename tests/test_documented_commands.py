@@ -82,6 +82,8 @@ class Reader:
         """A command with real files in place of placeholders."""
         command = re.sub(r"runs/(\w+)/version_0/checkpoints/\.\.\.\.ckpt", lambda match: self.checkpoint(match[1]), command)
         command = re.sub(r"runs/\.\.\./\S+\.ckpt", lambda match: self.checkpoint(), command)
+        folder = r"runs/(\w+)/version_0(?=/cli_config\.yaml)"  # of the run whose checkpoint stands in
+        command = re.sub(folder, lambda match: self.checkpoint(match[1]).rsplit("/", 2)[0], command)
         command = re.sub(r"(--ckpt_path) \.\.\.(?= |$)", lambda match: f"{match[1]} {self.checkpoint()}", command)
         command = re.sub(r"\.\.\.(?=/cli_config\.yaml)", lambda match: self.checkpoint().rsplit("/", 2)[0], command)
         command = command.replace("--output ...", "--output output").replace(" ... ", " ")

@@ -1,15 +1,21 @@
-"""Callbacks of Lightning that would do nothing here without a word."""
+"""Callbacks of Lightning that cannot work here, or would do nothing without a word."""
 
 import warnings
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 
 from ppo_lightning.errors import ConfigError
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
-    """Refuse callbacks that would have no effect.
+    """Refuse callbacks that cannot work, or would have no effect.
 
     Args:
         trainer: Its callbacks are looked at.
@@ -25,6 +31,16 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
             raise ConfigError(
                 "StochasticWeightAveraging copies the module before the agent exists: use EMAWeightAveraging of"
                 " lightning.pytorch.callbacks instead."
+            )
+        if isinstance(callback, LearningRateFinder | BatchSizeFinder):
+            raise ConfigError(
+                "Lightning's Tuner cannot tune PPO, whose data change with the policy: compare values of"
+                " model.learning_rate and data.num_envs in whole runs instead."
+            )
+        if isinstance(callback, GradientAccumulationScheduler):
+            raise ConfigError(
+                "trainer.accumulate_grad_batches is scheduled by a GradientAccumulationScheduler: remove the callback"
+                " and set model.num_minibatches lower instead."
             )
         if not isinstance(callback, ModelCheckpoint):
             continue
