@@ -32,8 +32,9 @@ import torch
 from forked import FORK, LONG, ROLLOUTS, RUNS, Forked, complaint, deviation, difference, fit, train
 from mutations import draw
 
-import ppo_lightning.variants  # noqa: F401  (load_from_checkpoint takes classes that are imported)
-from ppo_lightning import PPO, cli
+import ppo_lightning.algorithms  # noqa: F401  (load_from_checkpoint takes classes that are imported)
+from ppo_lightning import PPO
+from ppo_lightning.commands import cli
 from ppo_lightning.errors import ConfigError
 
 SIGNALS = 3  # of a run

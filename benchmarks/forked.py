@@ -19,8 +19,8 @@ import torch
 import torch.utils.tensorboard  # once, not in every fork
 import yaml
 
-from ppo_lightning import cli
 from ppo_lightning.callbacks import RunSummary
+from ppo_lightning.commands import cli
 
 FORK = multiprocessing.get_context("fork")
 LONG, DEAF = 1001, 1002  # exit codes that no process has: ended by our SIGTERM, and only by SIGKILL

@@ -9,7 +9,7 @@ The speed is that of whole iterations (collection and update) after the first on
 compilation do not count. A step is a decision of the agent: of Atari four frames. Each of the others runs
 with the number of PyTorch's threads with which it is fastest (`peers.THREADS`), ours with the package's
 default. The floor is what the environment, the policy and the updates of a minibatch take alone, added up
-(`ppo_lightning/profiling.py`).
+(`ppo_lightning/commands/profile.py`).
 """
 
 import argparse
@@ -97,8 +97,7 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
     """
     import lightning as L
 
-    from ppo_lightning import PPO, CNNAgent, MLPAgent, RolloutDataModule
-    from ppo_lightning.variants import RecurrentPPO
+    from ppo_lightning import PPO, CNNAgent, MLPAgent, RecurrentPPO, RolloutDataModule
 
     class Until(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
@@ -125,7 +124,7 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
 
 def ours(workload: str, options: dict[str, Any], precision: str, seconds: float, device: str) -> dict[str, Any]:
     """Trains; returns speed, shares of time and floor."""
-    from ppo_lightning.profiling import StageClock
+    from ppo_lightning.commands.profile import StageClock
 
     clock = StageClock(seconds)
     train(workload, clock, options, precision=precision, accelerator=device)

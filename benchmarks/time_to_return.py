@@ -35,7 +35,7 @@ def ours(flags: list[str], seed: int) -> int:
     """Trains with the arguments of ``fit``; returns the environment steps until the goal, 0 if it was not reached."""
     import lightning as L
 
-    from ppo_lightning import cli
+    from ppo_lightning.commands import cli
 
     class Goal(L.Callback):
         steps = 0

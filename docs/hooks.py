@@ -6,7 +6,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from ppo_lightning.details import DETAILS, places
+from ppo_lightning.commands.details import DETAILS, places
 
 ROOT = Path(__file__).parent.parent
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".txt": "text", ".csv": "text", ".json": "json"}
@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     def replace(match: re.Match[str]) -> str:
         target, anchor = match.group(1), match.group(2) or ""
         path = (folder / target).resolve()
-        if path == ROOT / "ppo_lightning/details.py":
+        if path == ROOT / "ppo_lightning/commands/details.py":
             return "](details.md)"  # the table that is generated from it
         if ":" in target or not path.is_relative_to(ROOT):
             return match.group(0)

@@ -5,40 +5,38 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppo_lightning.collector import RolloutCollector
-    from ppo_lightning.datamodule import RolloutDataModule
+    from ppo_lightning.algorithms import PPO, RPO, AgentModule, RecurrentPPO
     from ppo_lightning.envs import make_env
     from ppo_lightning.errors import ConfigError
-    from ppo_lightning.evaluation import evaluate
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
-    from ppo_lightning.module import PPO
+    from ppo_lightning.rollouts import RolloutCollector, RolloutDataModule, evaluate
 
 # Lightning's own use of PyTorch, which its users cannot change.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 
 __version__ = "0.1.0"
+_ROOMS = {
+    "algorithms": ("PPO", "RPO", "AgentModule", "RecurrentPPO"),
+    "envs": ("make_env",),
+    "errors": ("ConfigError",),
+    "models": ("ActorCritic", "CNNAgent", "MLPAgent"),
+    "rollouts": ("RolloutCollector", "RolloutDataModule", "evaluate"),
+}
+_MODULES = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "PPO",
+    "RPO",
     "ActorCritic",
+    "AgentModule",
     "CNNAgent",
     "ConfigError",
     "MLPAgent",
+    "RecurrentPPO",
     "RolloutCollector",
     "RolloutDataModule",
     "evaluate",
     "make_env",
 ]
-_MODULES = {
-    "PPO": "module",
-    "ActorCritic": "models",
-    "CNNAgent": "models",
-    "ConfigError": "errors",
-    "MLPAgent": "models",
-    "RolloutCollector": "collector",
-    "RolloutDataModule": "datamodule",
-    "evaluate": "evaluation",
-    "make_env": "envs",
-}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,8 @@
 import os
 import sys
 
-from ppo_lightning.options import answer
-from ppo_lightning.watch import end_with_the_launcher
+from ppo_lightning.commands.options import answer
+from ppo_lightning.utils.watch import end_with_the_launcher
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
         return
     end_with_the_launcher()
     try:
-        from ppo_lightning import cli
+        from ppo_lightning.commands import cli
     except OSError as error:
         print(f"error: PyTorch cannot be imported ({error}): check its environment variables.", file=sys.stderr)
         raise SystemExit(2) from None

@@ -13,9 +13,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import ppo_lightning
-from ppo_lightning import losses, ranks
+from ppo_lightning import RecurrentPPO
+from ppo_lightning.algorithms import losses
 from ppo_lightning.models import normalizers
-from ppo_lightning.variants import RecurrentPPO
+from ppo_lightning.utils import collectives
 from tests import environments
 
 options = json.loads(sys.argv[1])
@@ -111,7 +112,7 @@ if __name__ == "__main__":
         environments.Trouble.made = 100
     if options["nccl"]:
         refuse_cpu_tensors()
-    ppo_lightning.base.CHECK_RANKS_EVERY = options["check_every"]
+    ppo_lightning.algorithms.agent_module.CHECK_RANKS_EVERY = options["check_every"]
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
     module = (RecurrentRun if options["agent"].get("memory") else Run)(
         **{"learning_rate": 1e-3} | options["model"], agent=agent
@@ -127,7 +128,7 @@ if __name__ == "__main__":
     result = {
         "weights": torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach(),
         "statistics": dict(module.named_buffers()),
-        "timeout": ranks.cpu_group()._get_backend(torch.device("cpu")).options._timeout.seconds if several else None,
+        "timeout": collectives.cpu_group()._get_backend(torch.device("cpu")).options._timeout.seconds if several else None,
         "kl_factor": module.kl_factor,
         "exchanges": module.exchanges,
         "updates": module.updates,

@@ -17,12 +17,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ppo_lightning import PPO, CNNAgent, MLPAgent
-from ppo_lightning.envs.specs import spec_from_space
-from ppo_lightning.evaluation import episode_statistics
-from ppo_lightning.export import random_observations
+from ppo_lightning import PPO, CNNAgent, MLPAgent, RecurrentPPO
+from ppo_lightning.commands.export import random_observations
 from ppo_lightning.models import heads
-from ppo_lightning.variants import RecurrentPPO
+from ppo_lightning.rollouts.evaluation import episode_statistics
+from ppo_lightning.spaces.specs import spec_from_space
 from tests.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
 
 PICTURE = spaces.Box(0, 255, (4, 84, 84), "uint8")

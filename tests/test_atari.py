@@ -10,9 +10,9 @@ from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import RewardClipping
 
 from ppo_lightning import PPO, CNNAgent, ConfigError, make_env
-from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.atari import AtariEnv
+from ppo_lightning.rollouts.collector import RolloutCollector
 
 BACKENDS = ["envpool", "ale", "gymnasium"]
 NOTHING_RANDOM = {"noop_max": 0, "episodic_life": False}

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from ppo_lightning import ConfigError, cli
 from ppo_lightning.benchmark import command, provenance, report
-from ppo_lightning.benchmark.compare import compare, p_worse, probability_of_improvement, smallest_difference
-from ppo_lightning.benchmark.report import (
+
+from ppo_lightning import ConfigError
+from ppo_lightning.commands import cli
+from ppo_lightning.commands.compare import compare, p_worse, probability_of_improvement, smallest_difference
+from ppo_lightning.commands.report import (
     curve,
     interquartile_mean,
     interval,
@@ -29,7 +30,7 @@ from ppo_lightning.benchmark.report import (
     write_csv,
     write_report,
 )
-from ppo_lightning.benchmark.runner import Runner, jobs_of, metrics_of
+from ppo_lightning.commands.runner import Runner, jobs_of, metrics_of
 
 ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "configs/classic/cartpole.yaml"

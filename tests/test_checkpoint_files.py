@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ppo_lightning import PPO, ConfigError, RolloutDataModule, cli
-from ppo_lightning.checkpoint_file import read_checkpoint
-from ppo_lightning.checkpoint_io import CheckedCheckpointIO
-from ppo_lightning.export import load_from_hub
+from ppo_lightning import PPO, ConfigError, RolloutDataModule
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.commands import cli
+from ppo_lightning.commands.export import load_from_hub
 
 ROOT = Path(__file__).parent.parent
 CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
@@ -405,7 +406,7 @@ def test_a_run_is_not_resumed_from_weights_only(edited, capsys, make_trainer):
 
 WRITER = """
 import os, sys, signal, torch
-from ppo_lightning import checkpoint_io
+from ppo_lightning.checkpoints import io as checkpoint_io
 os.fsync = lambda file: (print("writes", flush=True), signal.pause())
 checkpoint_io.CheckedCheckpointIO().save_checkpoint({"a": torch.ones(9)}, "last.ckpt")
 """

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
-from ppo_lightning.datamodule import RolloutDataModule as Data
-from ppo_lightning.make_collector import make_collector
+from ppo_lightning.rollouts.datamodule import RolloutDataModule as Data
+from ppo_lightning.rollouts.make_collector import make_collector
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
 EVERY_2 = {
@@ -111,7 +111,7 @@ def test_evaluation_is_the_same_through_both_collectors(fit):
 
 
 def test_an_episode_of_the_evaluation_that_never_ends_counts_as_it_is(monkeypatch):
-    monkeypatch.setattr("ppo_lightning.evaluation.MAX_EPISODE_STEPS", 200)
+    monkeypatch.setattr("ppo_lightning.rollouts.evaluation.MAX_EPISODE_STEPS", 200)
     env = make_env("Counter-v0", 2)
     agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
     with pytest.warns(UserWarning, match="2 episodes of the evaluation have not ended within 256 steps"):

@@ -17,7 +17,8 @@ from torchrl.envs import EnvBase, SerialEnv
 from torchrl.envs.libs.gym import GymEnv
 
 import ppo_lightning
-from ppo_lightning import PPO, MLPAgent, RolloutDataModule, cli, options
+from ppo_lightning import PPO, MLPAgent, RolloutDataModule
+from ppo_lightning.commands import cli, options
 
 ROOT = Path(__file__).parent.parent
 CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
@@ -104,7 +105,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(run_cli, flags, message):
         ("gamma:", "gama:", "the key 'gama' is unknown: did you mean gamma?"),
         ("env_id:", "envid:", "the key 'data.envid' is unknown: did you mean data.env_id"),
         ("hidden_sizes:", "hiden_sizes:", "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes?"),
-        ("gamma:", "rpo_alpha:", "did you mean rpo_alpha of model ppo_lightning.variants.RPO"),
+        ("gamma:", "rpo_alpha:", "did you mean rpo_alpha of model ppo_lightning.RPO"),
         ("gamma:", "norm_obs:", "did you mean model.agent.norm_obs"),
         ("rollouts_per_epoch:", "rollouts_per_epochs:", "unknown: did you mean data.rollouts_per_epoch"),
         ("seed_everything:", "seed_everythin:", "unknown: did you mean seed_everything?"),
@@ -251,7 +252,7 @@ def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
 
 
 def test_a_bug_keeps_its_traceback(run_cli, monkeypatch):
-    monkeypatch.setattr("ppo_lightning.module.PPO.advantages", lambda *args: 1 / 0)
+    monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.advantages", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_cli("fit", "--config", CARTPOLE, *SHORT)
 
@@ -351,7 +352,9 @@ def test_evaluation_needs_a_checkpoint(run_cli, command):
 
 
 def test_predict_writes_actions_without_an_environment(run_cli, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("ppo_lightning.datamodule.make_env", lambda *args, **kwargs: pytest.fail("an environment was made"))
+    monkeypatch.setattr(
+        "ppo_lightning.rollouts.datamodule.make_env", lambda *args, **kwargs: pytest.fail("an environment was made")
+    )
     observations = np.random.default_rng(0).normal(size=(2500, 4))  # float64, NumPy's default
     np.save(tmp_path / "observations.npy", observations)
     code, out, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy")

@@ -11,9 +11,9 @@ from torchrl.envs.libs.gym import GymEnv
 
 from ppo_lightning import ConfigError, MLPAgent, RolloutCollector, RolloutDataModule, make_env
 from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
-from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models import MLP, ActorCritic, CNNAgent
-from ppo_lightning.running_sum import running_sum
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.utils.scans import running_sum
 
 
 class FlatAgent(ActorCritic):

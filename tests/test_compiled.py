@@ -10,8 +10,8 @@ import torch
 from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
 from ppo_lightning import PPO, ConfigError, MLPAgent
-from ppo_lightning.compiled import CompiledUpdate, compile_anew
-from ppo_lightning.minibatches import equal_parts
+from ppo_lightning.algorithms.compiled import CompiledUpdate, compile_anew
+from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.models.mlp import FastTanh
 
 # Some iterations only: float32 rounds differently in a compiled graph, and training amplifies any difference.

@@ -13,9 +13,9 @@ from torchrl.envs.libs.gym import GymEnv
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.errors import NonFiniteError
-from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
 from ppo_lightning.models.normalizers import ObservationNormalizer, RewardScaler
+from ppo_lightning.rollouts.make_collector import make_collector
 
 VECTOR, ACTIONS = Unbounded(shape=(4,)), Bounded(-0.5, 0.5, shape=(2,), dtype=torch.float32)
 REACH = {"env_id": "Reach-v0", "num_envs": 3, "num_steps": 16, "total_timesteps": 96, "eval_episodes": 2}

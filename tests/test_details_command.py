@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ppo_lightning import ConfigError, cli
-from ppo_lightning.benchmark.ablate import FULL, draw, jobs_without
-from ppo_lightning.benchmark.report import write_csv
-from ppo_lightning.details import DETAILS, of_recipe, places
+from ppo_lightning import ConfigError
+from ppo_lightning.commands import cli
+from ppo_lightning.commands.ablate import FULL, draw, jobs_without
+from ppo_lightning.commands.details import DETAILS, of_recipe, places
+from ppo_lightning.commands.report import write_csv
 from tests.test_resume import SaveAfter
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -68,7 +69,7 @@ def test_the_command_prints_the_table_of_a_recipe(capsys, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     cli.main(["details", "--config", str(CONFIGS / "classic/cartpole.yaml"), "--model.norm_adv", "false"])
     out = capsys.readouterr().out
-    assert "| 7 | advantage normalisation | off | ppo_lightning/losses.py:" in out
+    assert "| 7 | advantage normalisation | off | ppo_lightning/algorithms/losses.py:" in out
     assert list(tmp_path.iterdir()) == [], "and leaves no file"
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.optim.adam import adam as own
 
-from ppo_lightning import CNNAgent, ConfigError, MLPAgent, compiled
-from ppo_lightning.compiled import CompiledUpdate
-from ppo_lightning.graphs import GraphedAct
-from ppo_lightning.storage import allocate
+from ppo_lightning import CNNAgent, ConfigError, MLPAgent
+from ppo_lightning.algorithms import compiled
+from ppo_lightning.algorithms.compiled import CompiledUpdate
+from ppo_lightning.algorithms.graphs import GraphedAct
+from ppo_lightning.rollouts.storage import allocate
 from tests.test_compiled import CARTPOLE, MODEL, REACH, weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -78,7 +79,7 @@ def test_only_the_collectors_choices_come_from_the_graph(env, monkeypatch):
 def test_the_way_through_the_graphs_changes_nothing(fit, monkeypatch):
     """Without a GPU they pass every call on."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("ppo_lightning.module.check_cuda_graphs", lambda *args: None)
+    monkeypatch.setattr("ppo_lightning.algorithms.ppo.check_cuda_graphs", lambda *args: None)
     modules = [fit(REACH, MODEL | {"compile": True, "cuda_graphs": on}) for on in (False, True)]
     torch.testing.assert_close(*map(weights, modules), rtol=0, atol=0)
     assert "act" not in vars(modules[1].agent)

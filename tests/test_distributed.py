@@ -15,7 +15,8 @@ import torch
 from torch import distributed
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend)
 
-from ppo_lightning import ConfigError, RolloutDataModule, ranks
+from ppo_lightning import ConfigError, RolloutDataModule
+from ppo_lightning.utils import collectives
 
 pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parent / "distributed_run.py"
@@ -154,10 +155,10 @@ def test_the_group_for_the_cpu_is_another_one_where_the_default_has_none():
     try:
         with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
             distributed.all_reduce(torch.ones(1))
-        distributed.all_reduce(torch.ones(1), group=ranks._cpu_group(distributed.group.WORLD))
+        distributed.all_reduce(torch.ones(1), group=collectives._cpu_group(distributed.group.WORLD))
     finally:
         distributed.destroy_process_group()
-        ranks._cpu_group.cache_clear()
+        collectives._cpu_group.cache_clear()
 
 
 def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):

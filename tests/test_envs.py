@@ -16,8 +16,8 @@ from ppo_lightning import ConfigError, make_env
 from ppo_lightning.envs.cartpole import CartPoleEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.single import QuickDiscrete
-from ppo_lightning.envs.specs import spec_from_plain, spec_from_space, spec_to_plain
-from ppo_lightning.seeding import derive_seed
+from ppo_lightning.spaces.specs import spec_from_plain, spec_from_space, spec_to_plain
+from ppo_lightning.utils.seeding import derive_seed
 
 BACKENDS = ("gymnasium", "envpool")
 

@@ -11,10 +11,11 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import ppo_lightning
-from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, cli
-from ppo_lightning.checkpoint_file import read_checkpoint
-from ppo_lightning.envs.specs import spec_from_plain
-from ppo_lightning.export import (
+from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO
+from ppo_lightning.checkpoints.agent import trained_agent
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.commands import cli
+from ppo_lightning.commands.export import (
     Deployed,
     largest_difference,
     load_from_hub,
@@ -23,8 +24,7 @@ from ppo_lightning.export import (
     recorded_observations,
     to_onnx,
 )
-from ppo_lightning.models.rebuild import trained_agent
-from ppo_lightning.variants import RecurrentPPO
+from ppo_lightning.spaces.specs import spec_from_plain
 from tests.test_resume import SaveAfter
 
 pytest.importorskip("onnxruntime")

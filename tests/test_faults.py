@@ -14,11 +14,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, losses, make_env
-from ppo_lightning.checkpoint_io import CheckedCheckpointIO
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
+from ppo_lightning.algorithms import losses
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.errors import NonFiniteError
-from ppo_lightning.make_collector import make_collector
 from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.rollouts.make_collector import make_collector
 from tests.environments import Trouble
 from tests.test_distributed import finish, start
 

@@ -13,9 +13,10 @@ from torchrl.envs import CatTensors, StepCounter, TransformedEnv, UnsqueezeTrans
 from torchrl.envs.custom import PendulumEnv
 from torchrl.envs.libs.gym import GymWrapper
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, cli, make_env
-from ppo_lightning.envs.specs import mask_columns
-from ppo_lightning.make_collector import make_collector
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
+from ppo_lightning.commands import cli
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.spaces.specs import mask_columns
 from tests.environments import Counter
 from tests.test_resume import SaveAfter
 

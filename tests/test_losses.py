@@ -9,7 +9,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-from ppo_lightning import losses
+from ppo_lightning.algorithms import losses
 
 ENDS = ("terminated", "truncated", "both", "rollout end")
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torchrl.envs import Compose, InitTracker, TransformedEnv
 
-from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
-from ppo_lightning.export import largest_difference, random_observations, to_onnx
-from ppo_lightning.make_collector import make_collector
+from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, evaluate, make_env
+from ppo_lightning.commands.export import largest_difference, random_observations, to_onnx
 from ppo_lightning.models.memory import Memory
-from ppo_lightning.variants import RecurrentPPO
-from ppo_lightning.video import record_video
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.video.record import record_video
 from tests.environments import Trouble
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

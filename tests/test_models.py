@@ -9,7 +9,7 @@ from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from ppo_lightning import ActorCritic, CNNAgent, ConfigError, MLPAgent, make_env
-from ppo_lightning.models.rebuild import agent_from_plain, agent_to_plain, check_same_agent
+from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, check_same_agent
 
 VECTOR, ACTIONS = Unbounded(shape=(5,)), Categorical(3, shape=(), dtype=torch.int64)
 PICTURE = Bounded(0, 255, (3, 64, 64), dtype=torch.uint8)

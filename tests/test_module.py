@@ -9,8 +9,9 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, Logger
 from torchrl.envs import InitTracker
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, base, losses, make_env
-from ppo_lightning.make_collector import make_collector
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
+from ppo_lightning.algorithms import agent_module, losses
+from ppo_lightning.rollouts.make_collector import make_collector
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 5}
 
@@ -345,7 +346,9 @@ def test_transforms_go_through_torchrls_collector_and_train(fit):
     ],
 )
 def test_wrong_numbers_end_before_an_environment_is_made(fit, monkeypatch, data, model, message):
-    monkeypatch.setattr("ppo_lightning.datamodule.make_env", lambda *args, **kwargs: pytest.fail("an environment was made"))
+    monkeypatch.setattr(
+        "ppo_lightning.rollouts.datamodule.make_env", lambda *args, **kwargs: pytest.fail("an environment was made")
+    )
     with pytest.raises(ConfigError, match=message):
         fit(data, model)
 
@@ -412,6 +415,6 @@ def test_the_metrics_are_on_disk_while_the_run_goes_on(fit, tmp_path, monkeypatc
             path = tmp_path / "live/version_0/metrics.csv"
             rows.append(len(path.read_text().splitlines()) - 1 if path.exists() else 0)
 
-    monkeypatch.setattr(base, "SAVE_LOGS_EVERY", 0)
+    monkeypatch.setattr(agent_module, "SAVE_LOGS_EVERY", 0)
     fit(SMALL, {}, ppo=Watching, logger=CSVLogger(tmp_path, name="live"), log_every_n_steps=1)
     assert rows == [1, 2, 3, 4, 5]

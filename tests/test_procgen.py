@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ppo_lightning import CNNAgent, ConfigError
-from ppo_lightning.collector import RolloutCollector
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.seeding import derive_seed
+from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.utils.seeding import derive_seed
 
 procgen = pytest.importorskip("procgen", reason="make installs it with --no-deps, see requirements-procgen.txt")
 

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from ppo_lightning import CNNAgent, ConfigError, cli, profiling
+from ppo_lightning import CNNAgent, ConfigError
 from ppo_lightning.callbacks import speed
-from ppo_lightning.profiling import StageClock, raw_step, seconds_of
+from ppo_lightning.commands import cli, profile
+from ppo_lightning.commands.profile import StageClock, raw_step, seconds_of
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 10**9}
 REACH = SMALL | {"env_id": "Reach-v0"}
@@ -70,7 +71,7 @@ def test_seconds_are_measured():
 def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--data.num_envs", "4")]
-    monkeypatch.setattr(profiling, "changes", lambda module: tried)
+    monkeypatch.setattr(profile, "changes", lambda module: tried)
     cli.main(
         ["profile", "--seconds", "0.2", "--data.num_envs", "2", "--data.env_id", "Reach-v0", "--model.num_minibatches", "2"]
     )

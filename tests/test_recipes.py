@@ -9,8 +9,8 @@ import pytest
 import torch
 import yaml
 
-from ppo_lightning import cli
-from ppo_lightning.module import PPO
+from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.commands import cli
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torchrl.data import Bounded, Unbounded
 
-from ppo_lightning import ConfigError, MLPAgent
-from ppo_lightning.variants import RPO
+from ppo_lightning import RPO, ConfigError, MLPAgent
 
 REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 96, "eval_episodes": 1}
 MODEL = {"num_minibatches": 2, "update_epochs": 3, "norm_reward": True}

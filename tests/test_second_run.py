@@ -34,7 +34,7 @@ def test_a_second_fit_starts_at_the_learning_rate_again(make_trainer):
 def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch, options):
     """Neither graphs nor threads: the next run, or an evaluation, is an ordinary one."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("ppo_lightning.module.check_cuda_graphs", lambda *args: None)
+    monkeypatch.setattr("ppo_lightning.algorithms.ppo.check_cuda_graphs", lambda *args: None)
     monkeypatch.setattr(PPO, "update", lambda self, minibatch: {"approx_kl": torch.zeros(())})  # nothing is compiled
     module = Interrupted(fails=True, **MODEL | options, num_threads=2)
     with pytest.raises(RuntimeError, match="interrupted"):

@@ -11,10 +11,9 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.tuner import Tuner
 
-from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
-from ppo_lightning.checks import Range
+from ppo_lightning import PPO, RPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
+from ppo_lightning.algorithms.checks import Range
 from ppo_lightning.errors import NonFiniteError
-from ppo_lightning.variants import RPO
 from tests.environments import Counter
 from tests.test_cli import CARTPOLE, SHORT, run_cli  # noqa: F401  (a fixture)
 
@@ -183,7 +182,7 @@ def test_memory_that_does_not_suffice_is_one_sentence(run_cli, monkeypatch, erro
     def fail(*args):
         raise error
 
-    monkeypatch.setattr("ppo_lightning.module.PPO.advantages", fail)
+    monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.advantages", fail)
     code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
     assert code == 2
     assert re.search(r"error: The run does not fit into memory \(.*9 TiB\): lower data\.num_envs, ", err)
@@ -191,7 +190,7 @@ def test_memory_that_does_not_suffice_is_one_sentence(run_cli, monkeypatch, erro
 
 def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):  # noqa: F811
     """Only what Lightning itself refuses is a sentence: here a method of the module raises on the way."""
-    monkeypatch.setattr("ppo_lightning.module.PPO.configure_optimizers", lambda self: int("x"))
+    monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.configure_optimizers", lambda self: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
         run_cli("fit", "--config", CARTPOLE, *SHORT)
 

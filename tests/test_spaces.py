@@ -13,10 +13,15 @@ from gymnasium import spaces
 from torchrl.data import Binary, Composite, MultiCategorical
 from torchrl.envs import StepCounter
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, cli, evaluate, make_env
+from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, evaluate, make_env
 from ppo_lightning.callbacks import Doctor
-from ppo_lightning.envs.rows import from_row, to_row
-from ppo_lightning.envs.specs import (
+from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
+from ppo_lightning.commands import cli
+from ppo_lightning.commands.export import largest_difference, random_observations, to_onnx
+from ppo_lightning.models.encoders import encoder
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.spaces.rows import from_row, to_row
+from ppo_lightning.spaces.specs import (
     cells_as_choices,
     columns,
     mask_columns,
@@ -25,11 +30,6 @@ from ppo_lightning.envs.specs import (
     spec_from_space,
     spec_to_plain,
 )
-from ppo_lightning.export import largest_difference, random_observations, to_onnx
-from ppo_lightning.make_collector import make_collector
-from ppo_lightning.models.encoders import encoder
-from ppo_lightning.models.rebuild import agent_to_plain, check_same_agent, check_same_spaces
-from ppo_lightning.variants import RecurrentPPO
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

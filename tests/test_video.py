@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchrl.data import Bounded, Unbounded
 
-from ppo_lightning import PPO, CNNAgent, MLPAgent, cli, evaluate, make_env, overlay
-from ppo_lightning.video import record_video
+from ppo_lightning import PPO, CNNAgent, MLPAgent, evaluate, make_env
+from ppo_lightning.commands import cli
+from ppo_lightning.video.record import overlay, record_video
 
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64, "eval_episodes": 1}
 

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from ppo_lightning.callbacks.speed import RunSpeed, SpeedLog
-from ppo_lightning.envs.specs import mask_columns, not_measured
+from ppo_lightning.spaces.specs import mask_columns, not_measured
 
 ROWS = 512  # of a rollout, that are looked at
 SATURATED = 3.8  # whose tanh is 0.999

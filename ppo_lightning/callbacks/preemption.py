@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from ppo_lightning import ranks
+from ppo_lightning.utils import collectives
 
 EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM ended
 
@@ -50,7 +50,7 @@ class Preemption(L.Callback):
         Raises:
             SystemExit: With code 143.
         """
-        if not ranks.gather(torch.tensor(self.asked)).any():
+        if not collectives.gather(torch.tensor(self.asked)).any():
             return
         folder, said = getattr(trainer.checkpoint_callback, "dirpath", None), "no checkpoint: there is no ModelCheckpoint"
         if folder is not None:

@@ -6,7 +6,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
-from ppo_lightning.rounding import decimals
+from ppo_lightning.utils.rounding import decimals
 
 
 class RolloutProgressBar(ProgressBar):

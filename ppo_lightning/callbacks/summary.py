@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 
-from ppo_lightning.rounding import decimals
+from ppo_lightning.utils.rounding import decimals
 
 
 class RunSummary(L.Callback):

@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from ppo_lightning.errors import ConfigError, import_extra
-from ppo_lightning.video import record_video
+from ppo_lightning.video.record import record_video
 
 GIF_FRAMES = 200  # at most, of a video in TensorBoard, which shows GIFs only
 

@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.specs import entries
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.spaces.specs import entries
 
 CONTRACT = {
     "reset": "take seed and options and return (observation, info)",

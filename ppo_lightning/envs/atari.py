@@ -94,12 +94,18 @@ class AtariEnv(BatchedEnv):
         self.max_episode_frames = max_episode_frames // frame_skip * frame_skip
         self.num_threads = min(num_threads, len(seeds))
         self.render_fps = 60 / frame_skip
-        self.channels = 1 if grayscale else 3
+        self.channels, self.frame_stack = 1 if grayscale else 3, frame_stack
         count, picture = len(seeds), (self.channels * frame_stack, screen_size, screen_size)
         self._stack = np.zeros((count, *picture), np.uint8)
         self._lives = np.zeros(count, np.int64)
         super().__init__(spaces.Box(0, 255, picture, np.uint8), spaces.Discrete(self._make()), self.seeds)
         self.episode_done = np.ones(count, bool)
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """See :attr:`BatchedEnv.preprocessing`."""
+        names = ("noop_max", "frame_skip", "episodic_life", "fire_reset", "screen_size", "clip_reward", "frame_stack")
+        return {name: getattr(self, name) for name in names}
 
     @abstractmethod
     def _make(self) -> int:

@@ -11,8 +11,8 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.specs import row_spec, spec_from_space, stored
-from ppo_lightning.seeding import derive_seed
+from ppo_lightning.spaces.specs import row_spec, spec_from_space, stored
+from ppo_lightning.utils.seeding import derive_seed
 
 
 class BatchedEnv(EnvBase):
@@ -60,9 +60,14 @@ class BatchedEnv(EnvBase):
     def agent_specs(self) -> tuple[TensorSpec, TensorSpec]:
         """What an agent is built from: observations and actions of one environment, part by part.
 
-        The arrays that are exchanged hold all parts of one in a row, see :func:`~ppo_lightning.envs.specs.columns`.
+        The arrays that are exchanged hold all parts of one in a row, see :func:`~ppo_lightning.spaces.specs.columns`.
         """
         return spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """Settings of the preprocessing by name, for the manifest of a run."""
+        return {}
 
     @abstractmethod
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.specs import cells_as_choices, is_vector, spec_from_space
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.spaces.specs import cells_as_choices, is_vector, spec_from_space
 
 
 class EnvPoolEnv(BatchedEnv):

@@ -13,9 +13,11 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.answers import check_observation, check_step, explain
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.rows import from_row, to_row
 from ppo_lightning.envs.single import made, registered
-from ppo_lightning.envs.specs import (
+from ppo_lightning.envs.state import Row, restore, state_of
+from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.spaces.rows import from_row, to_row
+from ppo_lightning.spaces.specs import (
     MASK,
     cells_as_choices,
     choices,
@@ -25,9 +27,7 @@ from ppo_lightning.envs.specs import (
     stored,
     without_text,
 )
-from ppo_lightning.envs.state import Row, restore, state_of
-from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.seeding import derive_seed
+from ppo_lightning.utils.seeding import derive_seed
 
 
 class GymnasiumEnv(BatchedEnv):

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from ppo_lightning.envs.specs import spec_to_plain
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.composite import make_head
 from ppo_lightning.models.heads import Float32Linear, HeadName
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.memory import Memory, MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
+from ppo_lightning.spaces.specs import spec_to_plain
 
 # Normalised observation [N, ...], noise [N, ...] and memory [N, M], which is brought up to date in place, to action [N, ...],
 # log-probability [N] and value [N], or None and None where `evaluate` shall find those two for the whole rollout at once.

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from ppo_lightning.checks import Range, check_arguments
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.memory import MemoryName
+from ppo_lightning.utils.arguments import Range, check_arguments
 
 
 def scaled(observation: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
-from ppo_lightning.envs.specs import choices, columns
 from ppo_lightning.models.heads import INVALID, ArraySampler, CategoricalHead, GaussianHead, Head, HeadName, TanhGaussianHead
+from ppo_lightning.spaces.specs import choices, columns
 
 
 class MultiCategoricalHead(Head):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, TensorSpec
 
-from ppo_lightning.envs.specs import choices, columns, is_mask, is_picture
 from ppo_lightning.models.cnn import NatureCNN
+from ppo_lightning.spaces.specs import choices, columns, is_mask, is_picture
 
 
 class OneHot(nn.Module):
@@ -75,7 +75,7 @@ class Encoders(nn.Module):
     the actions is left out, for it is the head's.
 
     Args:
-        observation_spec: Of one environment; :func:`~ppo_lightning.envs.specs.columns` says where its parts lie.
+        observation_spec: Of one environment; :func:`~ppo_lightning.spaces.specs.columns` says where its parts lie.
         body: Makes what comes behind from the width of the parts together.
     """
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from ppo_lightning.checks import Range, check_arguments
-from ppo_lightning.envs.specs import is_picture, is_vector, mask_columns, not_measured, stored
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
 from ppo_lightning.models.composite import CompositeHead
@@ -19,6 +17,8 @@ from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
+from ppo_lightning.spaces.specs import is_picture, is_vector, mask_columns, not_measured, stored
+from ppo_lightning.utils.arguments import Range, check_arguments
 
 NUMERATOR = (
     -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,

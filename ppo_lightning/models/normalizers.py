@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ppo_lightning import ranks
-from ppo_lightning.running_sum import add_following
+from ppo_lightning.utils import collectives
+from ppo_lightning.utils.scans import add_following
 
 Summary = tuple[float, np.ndarray, np.ndarray | float]  # size, mean, sum of squared deviations
 EPSILON = 1e-8  # added to a variance before its root is taken
@@ -91,7 +91,7 @@ class ArrayMoments:
         """Merges batches of scalars [T, B] of all ranks, one after the other; returns the std after each, [T]."""
         means = batches.mean(axis=1)
         own = np.stack([means, np.square(batches - means[:, None]).sum(axis=1)])
-        of_ranks = ranks.gather_array(own)  # [W, 2, T]
+        of_ranks = collectives.gather_array(own)  # [W, 2, T]
         size, means = batches.shape[1] * len(of_ranks), of_ranks[:, 0].mean(axis=0)
         between = batches.shape[1] * np.square(of_ranks[:, 0] - means).sum(axis=0)
         counts = self.count + size * np.arange(1, len(batches) + 1)
@@ -131,7 +131,7 @@ def summaries_of_ranks(batches: Sequence[np.ndarray]) -> list[list[Summary]]:
         row[0], row[1:] = size, np.stack([mean, np.broadcast_to(m2, shape)]).ravel()
     return [
         [(row[0], *row[1:].reshape(2, *shape)) for row in of_ranks if row[0]]
-        for of_ranks in ranks.gather_array(flat).swapaxes(0, 1)
+        for of_ranks in collectives.gather_array(flat).swapaxes(0, 1)
     ]
 
 
@@ -171,7 +171,7 @@ class ObservationNormalizer(Moments):
         # detail 28
         if not update:
             merges: list[list[Summary]] = [[] for _ in batches]
-        elif ranks.world_size() == 1:
+        elif collectives.world_size() == 1:
             merges = [[summary(batch)] for batch in batches]
         else:
             merges = summaries_of_ranks(batches)

@@ -1,0 +1,8 @@
+"""PPO and the algorithms that override its seams."""
+
+from ppo_lightning.algorithms.agent_module import AgentModule
+from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.algorithms.recurrent import RecurrentPPO
+from ppo_lightning.algorithms.rpo import RPO
+
+__all__ = ["PPO", "RPO", "AgentModule", "RecurrentPPO"]

@@ -1,0 +1,86 @@
+"""Settings that PPO cannot honour, refused before anything starts."""
+
+from typing import Any
+
+from lightning.pytorch.trainer.states import TrainerFn
+
+from ppo_lightning.errors import ConfigError
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuse the options of a Trainer that PPO cannot honour.
+
+    Raises:
+        ConfigError: Names the first option and what to do instead.
+    """
+    if trainer.gradient_clip_val is not None:
+        raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
+    if trainer.precision not in ("32-true", "bf16-mixed"):
+        raise ConfigError(f"trainer.precision is {trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
+    if trainer.state.fn != TrainerFn.FITTING:
+        return
+    nothing = "it must not be 0, which trains nothing; data.total_timesteps ends a run"
+    for name, refused, must in (
+        ("min_steps", trainer.min_steps, "leave it out and set data.total_timesteps, which ends the run"),
+        ("min_epochs", trainer.min_epochs, "leave it out and set data.total_timesteps, which ends the run"),
+        ("max_steps", trainer.max_steps == 0, nothing),
+        ("max_epochs", trainer.max_epochs == 0, nothing),
+        ("limit_train_batches", trainer.limit_train_batches == 0, nothing),
+        ("accumulate_grad_batches", trainer.accumulate_grad_batches != 1, "set model.num_minibatches lower instead"),
+        ("overfit_batches", trainer.overfit_batches, "leave it out, because every rollout is new"),
+        ("val_check_interval", trainer.val_check_interval == 0, "it must be at least 1 rollout"),
+        ("log_every_n_steps", trainer.log_every_n_steps == 0, "it must be at least 1; trainer.logger false logs nothing"),
+    ):
+        if refused:
+            raise ConfigError(f"trainer.{name} is {getattr(trainer, name)}: {must}.")
+
+
+def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: int) -> None:
+    """Demands that a rollout can be split into equal minibatches of at least two steps.
+
+    Raises:
+        ConfigError: Names the fields and what to change.
+    """
+    size, rest = divmod(num_envs * num_steps // world_size, hparams.num_minibatches)
+    if world_size > 1 and num_steps % hparams.num_minibatches:
+        raise ConfigError(
+            f"data.num_steps = {num_steps} is not divisible by model.num_minibatches = {hparams.num_minibatches}, which"
+            f" {world_size} ranks need: change one of the two."
+        )
+    if rest:
+        raise ConfigError(
+            f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by model.num_minibatches ="
+            f" {hparams.num_minibatches}: change one of the three."
+        )
+    check_minibatch_size(hparams, size)
+
+
+def check_cuda_graphs(hparams: Any, device: str, world_size: int, precision: str, whole_graph: bool) -> None:
+    """Demands what ``cuda_graphs`` needs: one GPU, a compiled update of one graph, and no casts of weights that it would keep.
+
+    Raises:
+        ConfigError: Something of that is missing.
+    """
+    needs = {
+        "accelerator gpu": device == "cuda",
+        "devices 1": world_size == 1,
+        "precision 32-true": precision == "32-true",
+        "model.compile": hparams.compile,
+        "an agent without memory": whole_graph,
+    }
+    if hparams.cuda_graphs and not all(needs.values()):
+        missing = ", ".join(name for name, there in needs.items() if not there)
+        raise ConfigError(f"model.cuda_graphs does not work without {missing}: leave it off.")
+
+
+def check_minibatch_size(hparams: Any, size: int) -> None:
+    """Demands minibatches of two steps at least, where their advantages are normalised.
+
+    Raises:
+        ConfigError: They have one.
+    """
+    if size == 1 and hparams.norm_adv:
+        raise ConfigError(
+            f"model.num_minibatches = {hparams.num_minibatches} makes minibatches of one step, whose advantage cannot be"
+            " normalised: lower it, or collect more steps."
+        )

@@ -1,0 +1,50 @@
+"""Robust Policy Optimization: PPO whose Gaussian policy is kept from narrowing too early.
+
+Source: Rahman and Xue, "Robust Policy Optimization in Deep Reinforcement Learning" (2022), arXiv:2212.07536.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from tensordict import TensorDictBase
+
+from ppo_lightning.algorithms.minibatches import Minibatch
+from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
+from ppo_lightning.utils.arguments import Range, check_arguments
+
+
+class RPO(PPO):
+    """PPO with uniform noise on the mean of the Gaussian policy, in the update only.
+
+    For each transition and epoch the noise z is drawn anew from U(-rpo_alpha, rpo_alpha), component by component, and the
+    log-probability is that of the action under N(mean + z, std). That equals the log-probability of action - z under
+    N(mean, std), so the actions are moved instead of the mean. The ratio of the first minibatch is therefore not 1.
+
+    Args:
+        rpo_alpha: Bound of the noise; the authors recommend 0.5, and 0.01 where PPO is better than RPO with it (Ant, Hopper,
+            InvertedDoublePendulum, Reacher and Pusher).
+        **hyperparameters: Those of :class:`~ppo_lightning.algorithms.ppo.PPO`.
+
+    Raises:
+        ConfigError: ``rpo_alpha`` is negative, or the agent has no Gaussian head.
+    """
+
+    def __init__(self, rpo_alpha: Annotated[float, Range(0, 1000)] = 0.5, **hyperparameters: Any) -> None:
+        check_arguments(RPO.__init__, locals(), "model")
+        super().__init__(**hyperparameters)
+        self.save_hyperparameters("rpo_alpha")
+
+    def configure_model(self) -> None:
+        """Builds the agent, and demands a Gaussian head."""
+        super().configure_model()
+        if self.agent is not None and type(self.agent.head) is not GaussianHead:
+            kind = "squashed" if isinstance(self.agent.head, TanhGaussianHead) else "discrete"
+            raise ConfigError(f"RPO moves the mean of a Gaussian policy and this one is {kind}: use ppo_lightning.PPO.")
+
+    def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
+        """See :meth:`PPO.minibatches`; the actions are moved by the noise of this epoch."""
+        action, moved = rollout["action"], rollout.copy()
+        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform(*action.shape) - 1).to(action.device)
+        yield from super().minibatches(moved)

@@ -1,1 +1,0 @@
-"""Train recipes by seeds (``benchmark``, ``ablate``), report on them, and compare results (``compare``)."""

@@ -1,0 +1,1 @@
+"""Checkpoints: written whole, read without executing anything, found again."""

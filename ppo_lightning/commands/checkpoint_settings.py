@@ -1,0 +1,124 @@
+"""Settings of a checkpoint for the command line; those that would import or call code need the user's consent."""
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ppo_lightning.algorithms.agent_module import AgentModule
+from ppo_lightning.checkpoints.agent import known_class, trained_agent
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.settings import NOT_THE_FILES, code_in_data, code_in_id, may_be_code
+from ppo_lightning.commands.options import TRUST
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import ActorCritic
+
+
+def with_checkpoint_settings(args: list[str]) -> list[str]:
+    """Put the settings of ``--ckpt_path``'s run before the flags, unless there is a ``--config``: every flag overrides them.
+
+    These are the settings of algorithm, data and seed, which a checkpoint holds. The trainer's are in ``cli_config.yaml``
+    beside it, which may name any class: it is read with ``--trust_checkpoint`` only.
+
+    Args:
+        args: The command (``fit``, ``validate``, ``test`` or ``predict``) and its arguments.
+
+    Raises:
+        ConfigError: The checkpoint cannot be read, or its settings name code.
+    """
+    command, path = args[0], option(args, "--ckpt_path")
+    if path is None or (path == "last" and command == "fit"):
+        return args
+    checkpoint = read_checkpoint(path)
+    if option(args, "--config", "-c"):
+        return args
+    model, data, agent = (dict(checkpoint[key]) for key in ("hyper_parameters", "datamodule_hyper_parameters", "agent"))
+    class_path = model.get("_class_path", "ppo_lightning.PPO")
+    given = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
+    model = {key: value for key, value in model.items() if not key.startswith("_")}
+    data = {key: value for key, value in data.items() if key not in {*NOT_THE_FILES, *given}}
+    _require_trust(_code_in(class_path, model, data, agent), args, ", or give the run's recipe by --config")
+    trained_agent(checkpoint)  # refuses settings that do not fit the weights, before memory is taken for them
+    if command == "fit":
+        folder = Path(path).resolve().parent
+        saved = folder.parent / "cli_config.yaml"
+        has_run = folder.name == "checkpoints" and saved.is_file()
+        if has_run and TRUST in args:
+            return [command, "--config", str(saved), *args[1:]]
+        hint = f" (the run's own: --config {saved})" if has_run else ""
+        print(f"Settings of algorithm, data and seed: the checkpoint's. Settings of the trainer: flags and defaults{hint}.")
+    settings: dict[str, Any] = {
+        "seed_everything": checkpoint["seed"],
+        "model": {
+            "class_path": class_path,
+            "init_args": model | {"agent": {key: agent[key] for key in ("class_path", "init_args")}},
+        },
+        "data": data,
+    }
+    if command != "fit":
+        settings["trainer"] = {"logger": False}
+    try:
+        return [command, "--config", json.dumps(settings), *args[1:]]
+    except TypeError as error:
+        raise ConfigError(
+            f"The checkpoint's settings are no plain types ({error}): give the run's recipe by --config."
+        ) from error
+
+
+def environment_of(checkpoint: dict[str, Any], args: Sequence[str], given: str | None = None) -> str:
+    """Return the id of the environment that ``play`` and ``export`` create, after asking for trust where that is needed.
+
+    Args:
+        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
+        args: The command's arguments.
+        given: The user's own choice; None: the checkpoint's.
+
+    Raises:
+        ConfigError: The agent's class would be imported, or the environment's module; or a function makes the environment.
+    """
+    env_id, agent_class = checkpoint["datamodule_hyper_parameters"]["env_id"], checkpoint["agent"]["class_path"]
+    named = {} if given else code_in_id(env_id)
+    if known_class(agent_class, ActorCritic) is None:
+        named["model.agent"] = agent_class
+    _require_trust(named, args)
+    if given is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
+        raise ConfigError(f"The checkpoint's data.env_id {env_id!r} is no id of an environment, which play and export need.")
+    return given or env_id
+
+
+def _require_trust(named: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:
+    """Refuse settings that name code, unless the user passed ``--trust_checkpoint``; then import the classes."""
+    if named and TRUST not in args:
+        listed = ", ".join(f"{key} {value!r}" for key, value in named.items())
+        raise ConfigError(
+            f"The checkpoint's settings import or call code ({listed:.300}): pass {TRUST} if you trust the file{remedy}."
+        )
+    for key in {"model", "model.agent"} & named.keys():
+        try:
+            importlib.import_module(str(named[key]).rpartition(".")[0])
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"The checkpoint's {key} {named[key]!r} cannot be imported: {error}.") from error
+
+
+def _code_in(class_path: Any, model: dict[str, Any], data: dict[str, Any], agent: dict[str, Any]) -> dict[str, Any]:
+    """Return what the command line's parser would import or call, by the setting's key."""
+    named = code_in_data(data)
+    for key, name, base in (("model", class_path, AgentModule), ("model.agent", agent["class_path"], ActorCritic)):
+        if known_class(name, base) is None:
+            named[key] = name
+    for prefix, values in (("model", model), ("model.agent", agent["init_args"])):
+        named |= {f"{prefix}.{key}": value for key, value in values.items() if may_be_code(value)}
+    return named
+
+
+def option(args: Sequence[str], *names: str) -> str | None:
+    """Return the value of an option, the last one if there are several; None without it."""
+    found = None
+    for index, arg in enumerate(args):
+        for name in names:
+            if arg == name and index + 1 < len(args):
+                found = args[index + 1]
+            if arg.startswith(f"{name}="):
+                found = arg.removeprefix(f"{name}=")
+    return found

@@ -1,0 +1,242 @@
+"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``, and the other commands."""
+
+import errno
+import importlib
+import inspect
+import logging
+import os
+import re
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from lightning import Callback, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.resume import newest_checkpoint
+from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
+from ppo_lightning.commands.config_files import check_config_files
+from ppo_lightning.commands.options import FLAGS, OTHER_COMMANDS, SUBCOMMANDS, TRAINER_DEFAULTS
+from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
+from ppo_lightning.models import MLPAgent
+from ppo_lightning.rollouts.datamodule import RolloutDataModule
+
+SYNONYMS = {  # what other packages call a setting -> what this one does
+    "lr": "learning_rate",
+    "clip_range": "clip_coef",
+    "entropy_coef": "ent_coef",
+    "value_coef": "vf_coef",
+    "n_epochs": "update_epochs",
+    "batch_size": "num_minibatches",
+    "n_steps": "data.num_steps",
+    "n_envs": "data.num_envs",
+    "env": "data.env_id",
+    "total_steps": "data.total_timesteps",
+    "seed": "seed_everything",
+}
+FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
+
+
+class Parser(LightningArgumentParser):
+    """Lightning's parser, with errors of one sentence."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints the cause, without the 900 lines of usage, and exits with code 2."""
+        print(f"error: {_one_sentence(message)}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Keeps the settings of runs that train; ``validate`` and the others would put theirs into the current folder."""
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Writes ``cli_config.yaml`` at ``fit``."""
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
+
+
+class PPOCLI(LightningCLI):
+    """Lightning's CLI: ``model`` is an algorithm by ``class_path``, ``data`` a :class:`RolloutDataModule`."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Makes PPO the algorithm where none is named."""
+        parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
+        for flag, text in FLAGS.items():
+            parser.add_argument(flag, action="store_true", help=text)
+
+    def _set_seed(self) -> None:
+        """Seed everything.
+
+        Raises:
+            ConfigError: NumPy does not take the seed.
+        """
+        seed = self.config[self.subcommand].seed_everything
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"seed_everything is {seed}: it must be between 0 and {2**32 - 1}.")
+        super()._set_seed()
+
+    def before_instantiate_classes(self) -> None:
+        """Demand a checkpoint where one is needed; honour ``--trainer.enable_progress_bar false``.
+
+        Lightning refuses that flag beside a progress bar among the callbacks.
+        """
+        config = self.config[self.subcommand]
+        if self.subcommand != "fit" and config.ckpt_path is None:
+            raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
+        if config.trainer.enable_progress_bar is False:
+            callbacks = self.trainer_defaults["callbacks"]
+            self.trainer_defaults["callbacks"] = [c for c in callbacks if not isinstance(c, RolloutProgressBar)]
+
+    def before_fit(self) -> None:
+        """Check that the run's folders can be written; find the checkpoint of ``--auto_resume`` and ``last``.
+
+        Raises:
+            ConfigError: A folder cannot be written; or ``--ckpt_path last``, and there is no checkpoint.
+            SystemExit: With code 0, before a new version is made, where the checkpoint's run is complete.
+        """
+        for logger in self.trainer.loggers:
+            _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
+        config = self.config_init.fit
+        if config.auto_resume or config.ckpt_path == "last":
+            path = newest_checkpoint(self.trainer, self.config.fit.data.env_id, config.seed_everything)
+            if path is None and config.ckpt_path == "last":
+                raise ConfigError(
+                    "--ckpt_path last finds no checkpoint of this recipe and seed: start with --auto_resume instead."
+                )
+            config.ckpt_path = path
+        if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
+            _end_if_finished(read_checkpoint(config.ckpt_path), self.datamodule.total_timesteps)
+
+    def _parse_ckpt_path(self) -> None:
+        """Does nothing: Lightning 2.6 would put the checkpoint's hyperparameters over the flags given by hand.
+
+        ``main`` reads them before the flags instead (Lightning-AI/pytorch-lightning#20801, #21116).
+        """
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs the command line.
+
+    Args:
+        args: The arguments; None: the process's own.
+
+    Raises:
+        SystemExit: With code 2 and one sentence on standard error when a setting cannot work.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    _quieten()
+    try:
+        if args and args[0] in OTHER_COMMANDS:
+            return importlib.import_module(f"ppo_lightning.commands.{args[0]}").main(args[1:])
+        check_config_files(args)
+        if args and args[0] in SUBCOMMANDS:
+            args = with_checkpoint_settings(args)
+        sys.argv[1:] = args  # what LightningCLI and the processes that a strategy starts read
+        run([RolloutProgressBar(), RunSummary(), ActionWriter()])
+    except Exception as error:
+        cause = _user_error(error)
+        if cause is None:
+            raise
+        print(f"error: {cause}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def run(callbacks: list[Callback], save_config: bool = True) -> None:
+    """Runs a subcommand of Lightning's, as the process's arguments say.
+
+    Args:
+        callbacks: Those that no flag turns on.
+        save_config: Whether training writes ``cli_config.yaml``.
+    """
+    PPOCLI(
+        PPO,
+        RolloutDataModule,
+        subclass_mode_model=True,
+        seed_everything_default=1,
+        auto_configure_optimizers=False,
+        parser_class=Parser,
+        parser_kwargs={
+            "prog": "ppo-lightning",
+            "description": "PPO with TorchRL rollouts and PyTorch Lightning. See also play --help and profile --help.",
+            "allow_abbrev": False,  # otherwise a misspelt flag counts as another one
+            **{command: {"allow_abbrev": False} for command in SUBCOMMANDS},
+        },
+        save_config_callback=SaveRunConfig if save_config else None,
+        save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
+        trainer_defaults=TRAINER_DEFAULTS | {"callbacks": callbacks},
+    )
+
+
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
+
+
+def _end_if_finished(checkpoint: dict[str, Any], total_timesteps: int) -> None:
+    steps, frames = checkpoint["env_steps"], checkpoint["frames_per_rollout"]
+    if steps + frames > total_timesteps:
+        at = f"The run is already at data.total_timesteps ({steps})"
+        print(f"{at}: raise data.total_timesteps to train longer.")
+        raise SystemExit(0)
+
+
+def _user_error(error: BaseException) -> BaseException | str | None:
+    """Return what to tell the user about an exception; None: it is a bug, whose traceback is needed.
+
+    Mistakes of users are our own exceptions (jsonargparse wraps what a class raises while it is instantiated), too
+    little memory, and what Lightning, jsonargparse and the standard library refuse without calling code of ours.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConfigError | NonFiniteError | MisconfigurationException):
+            return cause
+        cause = cause.__cause__
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        what = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
+        return f"The run does not fit into memory ({first_line(error)}): lower {what}."
+    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)} - {__name__}
+    refused = isinstance(error, ValueError | TypeError | ImportError | OSError)
+    return first_line(error) if refused and {module.partition(".")[0] for module in modules} <= FOREIGN else None
+
+
+def _one_sentence(message: str) -> str:
+    """Picks the cause out of jsonargparse's report, and names the keys closest to a misspelt one."""
+    unknown = re.search(r"ption '([^']+)'", message)
+    if unknown and "accept" in message:
+        key = unknown.group(1)
+        known = {name: name for name in (*inspect.signature(PPO).parameters, "seed_everything", "ckpt_path")}
+        known |= {name: f"model.agent.{name}" for name in inspect.signature(MLPAgent).parameters} | SYNONYMS
+        known["rpo_alpha"] = "rpo_alpha of model ppo_lightning.RPO"
+        for group, owner in (("data", RolloutDataModule), ("trainer", Trainer)):
+            known |= {f"{group}.{name}": f"{group}.{name}" for name in inspect.signature(owner).parameters}
+        return f"the key {key!r} is unknown{nearest(key, known) or '; --help lists all keys.'}"
+    noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
+    lines = [line.strip(" -") for line in message.splitlines()]
+    text = " ".join(line for line in lines if line and not line.startswith(noise))
+    return re.sub(r"<class '(\w+)'>", r"\1", re.sub(r'Parser key "([^"]+)":', r"\1:", text)).replace("typing.", "")
+
+
+def _quieten() -> None:
+    """Hide messages that no user can act on: missing hardware, products, deprecations inside of libraries."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # which SDL demands even to draw off the screen
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # about torchvision
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=r"\s*Unable to serialize instance")  # an env_id, tried as a callable first
+    warnings.filterwarnings("ignore", message=".*is out of date. You should consider upgrading")  # the recipes' v4
+    warnings.filterwarnings("ignore", message=".*DISPLAY environment variable is missing")  # dm_control trying to render
+    warnings.filterwarnings("ignore", message="The dirpath has changed from")
+    warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")

@@ -1,0 +1,171 @@
+"""``ppo-lightning compare BEFORE AFTER``: whether the second set of runs is worse than the first."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppo_lightning.commands.report import interval, read_csv
+from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.utils.rounding import decimals
+
+ALPHA = 0.05  # chance of a false alarm, of all recipes together
+POWER = 0.8  # chance that the smallest detectable difference is detected
+WORSE, NO_TEST = 1, 3  # exit codes; 2 is that of wrong input
+Runs = dict[str, dict[str, float]]  # recipe -> seed -> return
+
+
+def difference(before: np.ndarray, after: np.ndarray, axis: int = -1) -> Any:
+    """Return the mean of ``after`` minus the mean of ``before``."""
+    return np.mean(after, axis=axis) - np.mean(before, axis=axis)
+
+
+def probability_of_improvement(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the share of pairs in which the run of ``after`` is the better one; a tie counts half."""
+    pairs = np.asarray(after)[:, None] - np.asarray(before)[None]
+    return float((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
+
+
+def p_worse(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the probability that chance alone makes the mean of ``after`` so much lower: a permutation test.
+
+    The test is exact for few runs and for every distribution.
+    """
+    options = {"permutation_type": "independent", "alternative": "less", "n_resamples": 9999, "rng": 0, "vectorized": True}
+    arrays = np.asarray(before, float), np.asarray(after, float)
+    test = import_extra("scipy.stats", extra="report").permutation_test(arrays, difference, **options)
+    return float(test.pvalue)
+
+
+def smallest_difference(before: Sequence[float], after: Sequence[float], alpha: float) -> float:
+    """Return the smallest detectable difference: the drop that so many runs show in four cases of five.
+
+    It follows from the power of the t-test, which is close to that of the permutation test.
+    """
+    t = import_extra("scipy.stats", extra="report").t
+    counts = len(before), len(after)
+    freedom = sum(counts) - 2
+    variance = sum((count - 1) * np.var(runs, ddof=1) for count, runs in zip(counts, (before, after), strict=True)) / freedom
+    return float((t.ppf(1 - alpha, freedom) + t.ppf(POWER, freedom)) * math.sqrt(variance * sum(1 / count for count in counts)))
+
+
+def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[str, int]:
+    """Compare two files of runs, recipe by recipe.
+
+    Args:
+        before: A CSV with the columns ``recipe``, ``seed`` and the key, or a folder with such a ``runs.csv``.
+        after: The same of other runs.
+        key: The column to compare; higher is better.
+
+    Returns:
+        A table in Markdown and the exit code: 1 if a recipe is worse (a false alarm in 5 % of comparisons) or
+        has fewer runs in the second file; otherwise 3 if a recipe has too few runs for a test; otherwise 0.
+
+    Raises:
+        ConfigError: A file cannot be read as runs, a value is not finite, or the files share no recipe.
+    """
+    first, second = read_runs(before, key), read_runs(after, key)
+    shared = [label for label in first if label in second]
+    if not shared:
+        raise ConfigError(f"{before} and {after} share no recipe: compare benchmarks of the same recipes.")
+    alpha = ALPHA / len(shared)  # Bonferroni: one false alarm in twenty comparisons of all recipes
+    needed = next(count for count in range(2, 1000) if _smallest_p(count, count) <= alpha)
+    lines = [
+        "| recipe | runs | before | after | difference [95 %] | probability of improvement"
+        " | smallest detectable difference | p | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lost, untested, worse = [], [], False
+    for label, runs in first.items():
+        old, new = list(runs.values()), list(second.get(label, {}).values())
+        if len(new) < len(old):
+            missing = [seed for seed in runs if seed not in second.get(label, {})]
+            seeds = f" (without seeds {', '.join(missing)})" if len(missing) < len(runs) else ""
+            lost.append(f"{label} has {len(new)} of {len(old)} runs in {after}{seeds}: train as many.")
+        if label not in shared:
+            continue
+        p, verdict = "", "no test"
+        if min(len(old), len(new)) > 1 and _smallest_p(len(old), len(new)) <= alpha:
+            probability = p_worse(old, new)
+            p, verdict = f"{probability:.3f}", "**worse**" if probability <= alpha else ""
+            worse = worse or probability <= alpha
+        else:
+            counts = f"{len(old)} and {len(new)}"
+            untested.append(f"{label} has too few runs for a test ({counts}): train {needed} seeds each.")
+        lines.append(f"| {label} | {len(old)}, {len(new)} | {_figures(old, new, alpha)} | {p} | {verdict} |")
+    lines += [f"\n{sentence}" for sentence in (*lost, *untested)]
+    if added := [label for label in second if label not in first]:
+        lines.append(f"\nOnly in {after}, and not compared: {', '.join(added)}.")
+    return "\n".join(lines), WORSE if worse or lost else NO_TEST if untested else 0
+
+
+def _figures(old: Sequence[float], new: Sequence[float], alpha: float) -> str:
+    """Return the cells of a row from the means to the smallest detectable difference."""
+    mean, form = float(np.mean(old)), decimals(float(np.mean(old)))
+    change, between, detectable = f"{float(np.mean(new)) - mean:+{form}}", "", ""
+    if min(len(old), len(new)) > 1:
+        low, high = interval(new, old)
+        between = f" [{low:+{form}}, {high:+{form}}]"
+        detectable = f"{smallest_difference(old, new, alpha):{form}}"
+    better = f"{probability_of_improvement(old, new):.2f}"
+    return f"{mean:{form}} | {float(np.mean(new)):{form}} | {change}{between} | {better} | {detectable}"
+
+
+def _smallest_p(old: int, new: int) -> float:
+    """Return the p value of the clearest difference that so many runs can show."""
+    return 1 / math.comb(old + new, new)
+
+
+def read_runs(path: Path, key: str) -> Runs:
+    """Read the values of a column by recipe and seed.
+
+    Args:
+        path: A CSV, or a folder with ``runs.csv``.
+        key: The column.
+
+    Raises:
+        ConfigError: The file cannot be read, a value is not finite, or a recipe has a seed twice.
+    """
+    path = path / "runs.csv" if path.is_dir() else path
+    runs: Runs = {}
+    try:
+        for line, row in enumerate(read_csv(path), start=2):
+            recipe, seed, value = row["recipe"], row["seed"], float(row[key])
+            where = f"{path}, line {line} (recipe {recipe}, seed {seed})"
+            if not math.isfinite(value):
+                raise ConfigError(f"{where}: {key} is {value}; train this run until an episode ends.")
+            if seed in runs.setdefault(recipe, {}):
+                raise ConfigError(f"{where}: an earlier line has the same recipe and seed; keep one of them.")
+            runs[recipe][seed] = value
+    except ConfigError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        columns = f"the columns recipe, seed and {key}"
+        raise ConfigError(f"{path} cannot be read as runs with {columns}: {error}.") from error
+    return runs
+
+
+def main(args: Sequence[str]) -> None:
+    """Run ``ppo-lightning compare``.
+
+    Raises:
+        SystemExit: With the exit code of :func:`compare`, if it is not 0.
+    """
+    parser = argparse.ArgumentParser(
+        "ppo-lightning compare",
+        description="Recipe by recipe: are the runs of the second benchmark worse than those of the first?",
+        epilog="Exit codes: 0 no recipe is worse; 1 a recipe is worse or has fewer runs in the second;"
+        " 2 wrong input; 3 too few runs for a test.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("before", type=Path, help="a benchmark's folder, or its runs.csv")
+    parser.add_argument("after", type=Path, help="another benchmark's folder, or its runs.csv")
+    parser.add_argument("--key", default="episodic_return", help="the column to compare (default: episodic_return)")
+    own = parser.parse_args(args)
+    text, exit_code = compare(own.before, own.after, own.key)
+    print(text)
+    if exit_code:
+        raise SystemExit(exit_code)

@@ -1,0 +1,45 @@
+"""Recipes: YAML files that must be readable and name each key once."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from ppo_lightning.errors import ConfigError
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice: YAML's own rule, where PyYAML takes the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"has the key {key.value!r} twice (line {line}): remove one.")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def check_config_files(args: Sequence[str]) -> None:
+    """Check that the files of ``--config`` can be read.
+
+    Raises:
+        ConfigError: A file is not text, is not YAML, or has a key twice.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    for path in parser.parse_known_args(args)[0].config:
+        if not os.path.isfile(path):
+            continue  # jsonargparse says what is wrong; or it is YAML itself
+        try:
+            with open(path, encoding="utf-8") as file:
+                yaml.load(file.read(), _UniqueKeys)
+        except (UnicodeDecodeError, OSError) as error:
+            raise ConfigError(f"--config {path} cannot be read as text in UTF-8: {error}.") from error
+        except ConfigError as error:
+            raise ConfigError(f"--config {path} {error}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}.") from error

@@ -1,0 +1,136 @@
+"""Commands, options and help texts of the command line, without importing PyTorch or Lightning, which takes seconds."""
+
+import argparse
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import docstring_parser
+
+from ppo_lightning import __version__
+from ppo_lightning.errors import nearest
+
+SUBCOMMANDS = {  # of Lightning's CLI
+    "fit": "train; with --ckpt_path, resume a run",
+    "validate": "evaluate a trained agent on whole episodes (--ckpt_path)",
+    "test": "same as validate, logged as test/*",
+    "predict": "write the actions of a trained agent for stored observations",
+}
+OTHER_COMMANDS = {  # each is a module of this package with a `main`
+    "play": "record a video of a trained agent",
+    "export": "write a trained agent as ONNX, or as a folder for the Hugging Face Hub",
+    "profile": "measure where the time of a recipe goes on this machine, and what would make it faster",
+    "details": "list the implementation details of a recipe or a checkpoint; compare two checkpoints",
+    "benchmark": "train recipes by seeds: a table beside published results, learning curves",
+    "compare": "test whether the runs of one benchmark are worse than those of another",
+    "ablate": "train a recipe without some of the implementation details, beside the recipe",
+}
+DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS
+SYNONYMS = {"train": "fit", "resume": "fit", "eval": "validate", "evaluate": "validate", "record": "play"}
+TRUST = "--trust_checkpoint"
+FLAGS = {  # beside Lightning's own; a command has them where they are added
+    "--auto_resume": "fit: resume from the newest whole checkpoint, if any",
+    TRUST: "import and call what the settings of --ckpt_path name, as with a recipe: only for files that you trust",
+}
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "max_epochs": -1,  # data.total_timesteps ends the run
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+    "enable_model_summary": False,  # RunSummary says it in one line
+    "logger": [  # of a run without a recipe
+        {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "ppo"}},
+        {
+            "class_path": "TensorBoardLogger",
+            "init_args": {"save_dir": "runs/tensorboard", "name": "ppo", "default_hp_metric": False},
+        },
+    ],
+}
+
+
+def answer(args: Sequence[str]) -> bool:
+    """Answer ``--help``, ``--version`` and unknown commands; return whether there is nothing left to do.
+
+    Raises:
+        SystemExit: With code 2 where the command is unknown.
+    """
+    if "--version" in args[:1]:
+        print(f"ppo-lightning {__version__}")
+    elif not args or args[0] in ("-h", "--help"):
+        print(_commands())
+    elif args[0] in SUBCOMMANDS and {"-h", "--help"} & set(args):
+        print(_subcommand(args[0]))
+    elif not args[0].startswith("-") and args[0] not in DESCRIPTIONS:
+        guess = nearest(args[0], {name: name for name in DESCRIPTIONS} | SYNONYMS, limit=1)
+        known = ", ".join(DESCRIPTIONS)
+        print(f"error: there is no command {args[0]!r}{guess or '.'} Commands: {known}.", file=sys.stderr)
+        raise SystemExit(2)
+    else:
+        return False
+    return True
+
+
+def _commands() -> str:
+    lines = [f"  {name:<10} {text}" for name, text in DESCRIPTIONS.items()]
+    return "\n".join(
+        [
+            "usage: ppo-lightning COMMAND [--config RECIPE.yaml] [--OPTION VALUE ...]",
+            "\nPPO with TorchRL rollouts and PyTorch Lightning. The commands, each with its own --help:\n",
+            *lines,
+            "\nStart with: ppo-lightning fit --config configs/classic/cartpole.yaml",
+        ]
+    )
+
+
+def _subcommand(command: str) -> str:
+    parser = argparse.ArgumentParser(
+        prog=f"ppo-lightning {command}",
+        usage=f"ppo-lightning {command} --config RECIPE.yaml [--OPTION VALUE ...]",
+        description=f"{DESCRIPTIONS[command]}. In YAML, options of the algorithm stand under model.init_args.",
+    )
+    parser.add_argument("-c", "--config", metavar="FILE", help="a recipe in YAML; flags override its values")
+    parser.add_argument("--print_config", action="store_true", help="print the whole configuration and exit")
+    parser.add_argument("--seed_everything", metavar="SEED", help="seed of the run; true: a random one (default: 1)")
+    parser.add_argument("--ckpt_path", metavar="FILE", help="fit: resume the run of this checkpoint; otherwise: its agent")
+    for flag, text in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=text)
+    package = Path(__file__).parents[1]
+    trainer = Path(next(iter(importlib.util.find_spec("lightning").submodule_search_locations)))  # type: ignore
+    trainer = trainer / "pytorch/trainer/trainer.py"
+    model = parser.add_argument_group("algorithm (--model.help CLASS lists the options of a variant)")
+    model.add_argument("--model", metavar="CLASS", help="PPO, a variant or a subclass of yours (default: ppo_lightning.PPO)")
+    _add(model, "model.", package / "algorithms/ppo.py", "PPO")
+    agent = parser.add_argument_group("agent (of MLPAgent; --model.agent CLASS chooses another)")
+    _add(agent, "model.agent.", package / "models/mlp.py", "MLPAgent")
+    _add(
+        parser.add_argument_group("rollouts and environments"), "data.", package / "rollouts/datamodule.py", "RolloutDataModule"
+    )
+    _add(parser.add_argument_group("Lightning's Trainer"), "trainer.", trainer, "Trainer")
+    return parser.format_help()
+
+
+def _add(group: Any, prefix: str, path: Path, owner: str) -> None:
+    """Add the arguments of a class to a group of options, read from its source."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    cls = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == owner)
+    init = next(node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    docstring = docstring_parser.parse(ast.get_docstring(init) or ast.get_docstring(cls) or "")
+    described = {param.arg_name: " ".join((param.description or "").split()) for param in docstring.params}
+    positional = init.args.args[len(init.args.args) - len(init.args.defaults) :]
+    defaults = [*init.args.defaults, *init.args.kw_defaults]
+    for argument, default in zip([*positional, *init.args.kwonlyargs], defaults, strict=True):
+        name, value = argument.arg, ast.unparse(default) if default else None
+        kind = ast.unparse(argument.annotation or ast.Name("Any"))
+        kind = re.sub(r"Annotated\[(.*), Range\((.*?)(?:, (.*?))?\)\]", _in_words, kind)
+        if owner == "Trainer":
+            value = TRAINER_DEFAULTS.get(name, value)
+        text = f"{described.get(name, '')} (type: {kind}, default: {value})".strip().replace("%", "%%")
+        group.add_argument(f"--{prefix}{name}", metavar=name.upper(), help=text)
+
+
+def _in_words(found: re.Match[str]) -> str:
+    kind, low, high = found.groups()
+    return f"{kind} from {low} to {high}" if high else f"{kind} from {low}"

@@ -1,0 +1,48 @@
+"""``ppo-lightning play``: a video of a trained agent, from its checkpoint."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppo_lightning.checkpoints.agent import trained_agent
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.commands.checkpoint_settings import environment_of
+from ppo_lightning.commands.options import FLAGS, TRUST
+from ppo_lightning.envs.atari import ATARI_ID
+from ppo_lightning.envs.factory import Backend
+from ppo_lightning.utils.rounding import decimals
+from ppo_lightning.video.record import record_video
+
+
+def main(args: Sequence[str]) -> None:
+    """Runs ``ppo-lightning play``.
+
+    Raises:
+        ConfigError: The checkpoint cannot be read, or as for :func:`record_video`.
+    """
+    parser = argparse.ArgumentParser(
+        prog="ppo-lightning play", description="Writes a video of a trained agent.", allow_abbrev=False
+    )
+    parser.add_argument("--ckpt_path", required=True, help="the checkpoint")
+    parser.add_argument("--output", default="video.mp4", help="an .mp4 or .gif file (default: video.mp4)")
+    parser.add_argument("--episodes", type=int, default=1, help="episodes to play (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="decides the episodes (default: 1)")
+    parser.add_argument(
+        "--overlay", action="store_true", help="draw action probabilities (or means), value and return beside it"
+    )
+    parser.add_argument("--env_id", help="an environment of Gymnasium (default: the checkpoint's)")
+    parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
+    options = parser.parse_args(args)
+    checkpoint = read_checkpoint(options.ckpt_path)
+    env_id = environment_of(checkpoint, args, options.env_id)
+    agent, data = trained_agent(checkpoint), checkpoint["datamodule_hyper_parameters"]
+    backend: Backend = "procgen" if data["backend"] == "procgen" else "gymnasium"
+    if options.env_id is None and data["backend"] != backend:
+        print(f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment")
+    same_family = backend == "procgen" or all(ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"]))
+    env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}
+    returns = record_video(
+        agent, env_id, options.output, options.episodes, options.seed, backend, options.overlay, **env_kwargs
+    )
+    print(f"returns: {', '.join(f'{value:{decimals(value)}}' for value in returns)}")
+    print(f"video: {Path(options.output).resolve()}")

@@ -1,0 +1,300 @@
+"""Environments and collectors behind Lightning's data interface: one rollout is one batch is one PPO iteration."""
+
+import functools
+import pkgutil
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import gymnasium
+import lightning as L
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torchrl.collectors import BaseCollector
+from torchrl.data import Categorical, Composite, TensorSpec
+from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
+
+from ppo_lightning.checkpoints.settings import data_settings
+from ppo_lightning.envs import BatchedEnv, make_env
+from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
+from ppo_lightning.envs.factory import Backend, make_by_function, require_maker
+from ppo_lightning.envs.state import to_columns, to_rows
+from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.rollouts.evaluation import EvaluationLoader
+from ppo_lightning.rollouts.loader import RolloutLoader
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.rollouts.transforms import how_to_join
+from ppo_lightning.spaces.specs import MASK, stored
+from ppo_lightning.utils import collectives
+from ppo_lightning.utils.arguments import Range, check_arguments
+from ppo_lightning.utils.seeding import Stream
+
+IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
+
+
+class RolloutDataModule(L.LightningDataModule):
+    """Rollouts for training, whole episodes for ``validate`` and ``test``, stored observations for ``predict``.
+
+    The seed is Lightning's (``seed_everything``). Nothing is started before a stage needs it.
+
+    Args:
+        env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or TorchRL
+            environment at each call (in YAML: its import path, as in ``my_package.make``, or a ``class_path``).
+        backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones; ``ale`` has Atari only,
+            ``procgen`` Procgen.
+        num_envs: Number of environments, of all ranks together.
+        num_steps: Steps of each environment in a rollout.
+        total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
+        rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
+        env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the function.
+        transforms: TorchRL transforms to apply; collection then goes through TorchRL's own, slower collector.
+        eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch size [N] plays N.
+        predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
+        local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows with the ranks.
+        double_buffer: With EnvPool, step one half of the environments while actions are chosen for the other. The agent that
+            acts is the same; its running statistics of the observations, if any, see one half after the other.
+        step_timeout: Seconds after which a step of the environments that does not return ends the run with a traceback; None:
+            it may take for ever.
+        max_restarts: How often in all, on each rank, an environment that raises, or gives an observation or a reward that is
+            not finite, is made anew; the steps of its episode are left out of the update. With ``backend: gymnasium``.
+
+    Raises:
+        ConfigError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], EnvBase | gymnasium.Env] = "CartPole-v1",
+        backend: Backend = "gymnasium",
+        num_envs: Annotated[int, Range(1, 262_144)] = 4,
+        num_steps: Annotated[int, Range(1, 10_000_000)] = 128,
+        total_timesteps: Annotated[int, Range(1)] = 500_000,
+        rollouts_per_epoch: Annotated[int, Range(1)] = 100,
+        env_kwargs: dict[str, Any] | None = None,
+        transforms: list[Transform] | None = None,
+        eval_episodes: Annotated[int, Range(1, 100_000)] = 10,
+        predict_observations: str | None = None,
+        local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
+        double_buffer: bool = False,
+        step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
+        max_restarts: Annotated[int, Range(0)] = 0,
+    ) -> None:
+        check_arguments(RolloutDataModule.__init__, locals(), "data")
+        require_maker(env_id)
+        super().__init__()
+        if double_buffer and (backend != "envpool" or transforms):
+            raise ConfigError("data.double_buffer needs data.backend envpool, and no data.transforms: leave it off.")
+        self.save_hyperparameters()
+        # Objects have no place in a checkpoint; given through the command line they are plain data already.
+        self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
+        self.env_id = _imported(env_id) if isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id) else env_id
+        self.backend, self.env_kwargs, self.transforms = backend, env_kwargs or {}, transforms
+        self.num_steps, self.eval_episodes, self.total_timesteps = num_steps, eval_episodes, total_timesteps
+        self.local_num_envs, self.double_buffer = local_num_envs, double_buffer
+        self.step_timeout, self.max_restarts = step_timeout, max_restarts
+        self.predict_observations, self.rollouts_per_epoch = predict_observations, rollouts_per_epoch
+        self._count(local_num_envs or num_envs)
+        self.seed = 1
+        self.collector: BaseCollector | None = None
+        self._env: EnvBase | None = None
+        self._saved: dict[str, Any] = {}  # state of a resumed run's collector
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Build the data module of a checkpoint; settings that name code must be among ``kwargs``."""
+        return cls(**data_settings(checkpoint_path, kwargs))
+
+    def _count(self, num_envs: int) -> None:
+        self.num_envs, self.frames_per_rollout = num_envs, num_envs * self.num_steps  # of all ranks
+        self.num_rollouts = self.total_timesteps // self.frames_per_rollout
+        if not self.num_rollouts:
+            raise ConfigError(
+                f"data.total_timesteps is {self.total_timesteps}, less than one rollout of num_envs * num_steps ="
+                f" {self.frames_per_rollout}: raise it, or shorten the rollout."
+            )
+
+    def setup(self, stage: str) -> None:
+        """Takes rank 0's seed for all ranks: each draws what all need and keeps its own part."""
+        self._close()  # what a run that was interrupted left
+        assert self.trainer is not None
+        local = self.local_num_envs
+        self._count(self.num_envs if local is None else local * self.trainer.world_size)
+        self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
+
+    def _make(self, num_envs: int, first_env: int, stream: Stream) -> EnvBase:
+        make: Callable[..., EnvBase] = make_env if isinstance(self.env_id, str) else make_by_function
+        env = make(self.env_id, num_envs, self.backend, self.seed, first_env, stream, **self.env_kwargs)
+        return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
+
+    @property
+    def env(self) -> EnvBase:
+        """This rank's training environments, created at first use."""
+        if self._env is None:
+            assert self.trainer is not None
+            world_size, rank = self.trainer.world_size, self.trainer.global_rank
+            if self.num_envs % world_size:
+                raise ConfigError(f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks.")
+            local = self.num_envs // world_size
+            if self.double_buffer:
+                self._env = DoubleBufferedEnv(lambda count, first: self._make(count, first, "train"), local, rank * local)
+            else:
+                self._env = self._make(local, first_env=rank * local, stream="train")
+            if self.max_restarts:
+                if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
+                    raise ConfigError(
+                        "data.max_restarts needs the backend 'gymnasium' (and no game of Atari), without data.transforms."
+                    )
+                self._env.max_restarts = self.max_restarts
+        return self._env
+
+    @property
+    def observation_spec(self) -> TensorSpec:
+        """Observations of one environment, part by part."""
+        if isinstance(self.env, BatchedEnv):
+            return self.env.agent_specs[0]
+        base = getattr(self.env, "base_env", None)
+        spec = self.env.observation_spec_unbatched
+        several = False
+        if isinstance(base, BatchedEnv):
+            observations, actions = base.agent_specs
+            several = stored(observations) is not observations or isinstance(actions, Composite)
+        if several or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
+            raise ConfigError(
+                "Discrete observations, observations and actions of several parts and an action_mask are read from Gymnasium's"
+                " environments without data.transforms: elsewhere they would be ignored."
+            )
+        if "observation" not in spec:
+            keys = f"{list(spec.keys())}: it needs the key 'observation'"
+            raise ConfigError(f"env_id makes an environment with the keys {keys}{how_to_join(spec)}")
+        return spec["observation"]
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        """Actions of one environment, part by part."""
+        return self.env.agent_specs[1] if isinstance(self.env, BatchedEnv) else self.env.action_spec_unbatched
+
+    def _agent(self) -> ActorCritic:
+        assert self.trainer is not None
+        agent = self.trainer.lightning_module.agent
+        assert isinstance(agent, ActorCritic)
+        return agent
+
+    def train_dataloader(self) -> RolloutLoader:
+        """Return a loader whose epochs are stretches of one run: each rollout is collected when it is asked for."""
+        assert self.trainer is not None
+        if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
+            self.collector = make_collector(
+                self.env,
+                self._agent(),
+                self.num_steps,
+                self.num_rollouts,
+                reward_scaler=self.trainer.lightning_module.reward_scaler,  # type: ignore[arg-type]
+                seed=self.seed,
+                first_env=self.trainer.global_rank * self.env.batch_size[0],
+                total_envs=self.num_envs,
+                precision=self.trainer.precision_plugin.forward_context,
+                step_timeout=self.step_timeout,
+            )
+            if self.trainer.ckpt_path is not None:
+                self._resume()
+        return RolloutLoader(self.collector, self.rollouts_per_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the collector's state and, where they can be resumed, the running episodes of all ranks.
+
+        All ranks call it together.
+        """
+        if self.collector is None:  # before or after a fit
+            return {"backend": self.backend, "collector": None, "running": None}
+        rows = self.collector.running() if isinstance(self.collector, RolloutCollector) else None
+        rows = collectives.chain(rows or [])
+        state = self.collector.state_dict()
+        return {"backend": self.backend, "collector": state, "running": to_columns(rows) if rows else None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state for the collector, which does not exist yet."""
+        self._saved = state_dict
+
+    def _resume(self) -> None:
+        assert self.trainer is not None
+        assert self.collector is not None
+        saved, self._saved = self._saved, {}
+        if saved.get("collector") is not None:
+            self.collector.load_state_dict(saved["collector"])
+        running = saved.get("running") if saved.get("backend") == self.backend else None
+        rows = [] if running is None else to_rows(running)
+        if isinstance(self.collector, RolloutCollector) and len(rows) == self.num_envs:
+            first = self.trainer.global_rank * self.collector.env.num_envs
+            self.collector.resume(rows[first : first + self.collector.env.num_envs])
+            outcome = "each environment resumes its episode, to the bit."
+        else:
+            outcome = "the environments start fresh episodes, because the checkpoint does not hold the running ones."
+        if self.trainer.is_global_zero:
+            print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")
+
+    def val_dataloader(self) -> EvaluationLoader:
+        """Returns a loader of one batch: ``eval_episodes`` whole episodes in fresh environments."""
+        make = lambda: self._make(self.eval_episodes, first_env=0, stream="eval")  # noqa: E731
+        return EvaluationLoader(make, self._agent(), self.step_timeout)
+
+    test_dataloader = val_dataloader
+
+    def predict_dataloader(self) -> DataLoader:
+        """Returns the observations of the file ``predict_observations``, in batches.
+
+        Raises:
+            ConfigError: No file was given, it does not exist, or it does not hold numbers.
+        """
+        if self.predict_observations is None:
+            raise ConfigError("predict needs observations: give data.predict_observations, a .npy file [B, ...].")
+        try:
+            observations = np.lib.format.open_memmap(self.predict_observations, mode="r")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"data.predict_observations cannot be read as a .npy file: {error}.") from error
+        if observations.ndim < 1 or observations.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"data.predict_observations holds an array of shape {observations.shape} and dtype"
+                f" {observations.dtype}: it must hold numbers [B, ...]."
+            )
+        return DataLoader(torch.from_numpy(observations.copy()), batch_size=1024)  # type: ignore[arg-type]
+
+    def teardown(self, stage: str) -> None:
+        """Closes the training environments."""
+        self._close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Closes them when a run is interrupted, too."""
+        self._close()
+
+    def _close(self) -> None:
+        if self.collector is not None:
+            self.collector.shutdown()
+        if self._env is not None and not self._env.is_closed:
+            self._env.close()
+        self.collector = self._env = None
+
+
+def _imported(path: str) -> Callable[[], EnvBase | gymnasium.Env]:
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = "only the program that defined it has it" if "<" in path else first_line(error)
+        give = "give data.env_id, an environment's id or a function's import path"
+        raise ConfigError(f"data.env_id {path!r} cannot be imported ({reason}): {give}.") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, functools.partial):
+        return _plain(value.func)
+    if callable(value) and type(value).__repr__ is object.__repr__:  # it would show an address, another in each process
+        value = type(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

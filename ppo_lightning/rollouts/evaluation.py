@@ -1,0 +1,94 @@
+"""Playing whole episodes with the deterministic policy."""
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.envs import EnvBase
+
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.rollouts.make_collector import make_collector
+
+MAX_EPISODE_STEPS = 30_000
+
+
+@torch.random.fork_rng(devices=[])  # TorchRL's collector draws from the global generator
+def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout: float | None = None) -> TensorDictBase:
+    """Plays one whole episode in each environment, always taking the most probable action.
+
+    Every environment counts once, so that short episodes are not over-represented. Nothing in the agent, and no random
+    number generator of PyTorch, changes. An episode that has not ended after 30 000 steps counts as it stands then, with
+    a warning.
+
+    Args:
+        agent: The agent.
+        env: N fresh environments, batch size [N]; the caller closes them.
+        num_steps: Steps collected at a time.
+        step_timeout: As for :class:`~ppo_lightning.RolloutCollector`.
+
+    Returns:
+        ``episode_reward`` and ``step_count`` of the N episodes, batch size [N].
+    """
+    collector = make_collector(env, agent, num_steps, deterministic=True, step_timeout=step_timeout)
+    episodes = TensorDict(episode_reward=torch.zeros(env.batch_size), step_count=torch.zeros(env.batch_size, dtype=torch.int64))
+    episodes.batch_size = env.batch_size
+    playing = torch.ones(env.batch_size, dtype=torch.bool)
+    for played, rollout in enumerate(collector, start=1):
+        following = rollout["next"]
+        done = following["episode_done"].squeeze(-1)
+        last = done.int().argmax(dim=1, keepdim=True)  # the first step that ended an episode, [N, 1]
+        ended = playing & done.any(dim=1)
+        for key, result in episodes.items():
+            result[ended] = following[key].squeeze(-1).gather(1, last).squeeze(1)[ended]
+        playing &= ~ended
+        if not playing.any():
+            break
+        if played * num_steps >= MAX_EPISODE_STEPS:
+            for key, result in episodes.items():
+                result[playing] = following[key][playing, -1, 0]
+            warnings.warn(
+                f"{int(playing.sum())} episodes of the evaluation have not ended within {played * num_steps} steps and count as"
+                " they are: data.env_kwargs.max_episode_steps gives the environment a time limit.",
+                stacklevel=2,
+            )
+            break
+    return episodes
+
+
+def episode_statistics(prefix: str, episodes: TensorDictBase) -> dict[str, torch.Tensor]:
+    """Returns mean, (population) std, min and max of return and length of episodes [E], as ``prefix/episodic_return`` ...
+
+    They are float64 on the CPU, whatever device the episodes are on.
+    """
+    results = {}
+    for name, key in (("episodic_return", "episode_reward"), ("episodic_length", "step_count")):
+        values = episodes[key].cpu().double()
+        results[f"{prefix}/{name}"] = values.mean()
+        results[f"{prefix}/{name}_std"] = values.std(correction=0)
+        results[f"{prefix}/{name}_min"], results[f"{prefix}/{name}_max"] = values.min(), values.max()
+    return results
+
+
+class EvaluationLoader:
+    """What ``validate`` and ``test`` iterate over: a single batch, the episodes of :func:`evaluate`.
+
+    Args:
+        make_env: Creates fresh environments.
+        agent: Plays them.
+        step_timeout: As for :func:`evaluate`.
+    """
+
+    def __init__(self, make_env: Callable[[], EnvBase], agent: ActorCritic, step_timeout: float | None = None) -> None:
+        self.make_env, self.agent, self.step_timeout = make_env, agent, step_timeout
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        env = self.make_env()
+        try:
+            yield evaluate(self.agent, env, step_timeout=self.step_timeout)
+        finally:
+            if not env.is_closed:
+                env.close()

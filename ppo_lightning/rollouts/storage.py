@@ -1,0 +1,70 @@
+"""The memory that rollouts are collected into."""
+
+import math
+import os
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import ActorCritic
+
+
+def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
+    """Returns a rollout [N, T] of zeros, with the keys that :class:`~ppo_lightning.RolloutCollector` describes, on the CPU."""
+    shape = (env.num_envs, num_steps)
+    observation, action = env.observation_spec_unbatched["observation"], env.action_spec_unbatched
+    seen = observation.dtype if agent.normalizer is None else torch.float32
+    pinned = agent.critic.weight.device.type == "cuda"  # which copies such memory without a detour
+
+    def empty(dtype: torch.dtype, *features: int) -> torch.Tensor:
+        # One step of all environments lies together: with thousands of them, a column of [N, T] is N cache misses.
+        return torch.zeros(*shape[::-1], *features, dtype=dtype, pin_memory=pinned).transpose(0, 1)
+
+    following = {
+        "observation": empty(seen, *observation.shape),
+        "reward": empty(torch.float32, 1),
+        "terminated": empty(torch.bool, 1),
+        "truncated": empty(torch.bool, 1),
+        "done": empty(torch.bool, 1),
+        "episode_done": empty(torch.bool, 1),
+        "episode_reward": empty(torch.float32, 1),
+        "step_count": empty(torch.int64, 1),
+    }
+    keys = {
+        "observation": empty(seen, *observation.shape),
+        "action": empty(action.dtype, *action.shape),
+        "action_log_prob": empty(torch.float32),
+        "state_value": empty(torch.float32, 1),
+    }
+    if agent.memory is not None:
+        size = agent.memory.state_size
+        keys["memory"] = torch.zeros(shape[0], 1, size).expand(*shape, size)  # one state, not T
+        following["memory"] = empty(torch.float32, size)
+    # On the CPU, so that moving it there costs nothing.
+    return TensorDict({**keys, "next": TensorDict(following, batch_size=shape)}, batch_size=shape, device="cpu")
+
+
+def episode_starts(rollout: TensorDictBase) -> Tensor:
+    """Returns at which steps of a rollout [N, T] an episode begins, [N, T] bool; its first step goes on from its memory."""
+    done = rollout["next", "done"].squeeze(-1)
+    starts = done.roll(1, dims=1)
+    starts[:, 0] = False
+    return starts
+
+
+def check_memory(num_envs: int, num_steps: int, bytes_per_step: int) -> None:
+    """Refuse a rollout larger than the machine's memory, where the operating system tells its size.
+
+    Raises:
+        ConfigError: Names the sizes and both numbers of gigabytes.
+    """
+    needed = num_envs * num_steps * bytes_per_step
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    if needed > memory:
+        raise ConfigError(
+            f"data.num_envs * data.num_steps = {num_envs * num_steps} steps take {needed / 1e9:.0f} GB and this"
+            f" machine has {memory / 1e9:.0f} GB of memory: lower one of the two."
+        )

@@ -1,0 +1,1 @@
+"""Spaces as specs and as rows of numbers."""

@@ -1,0 +1,88 @@
+"""The rooms of the package: which may import which."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ppo_lightning"
+# From the ground floor up: a room imports from those before it, and from itself.
+FLOORS = (
+    "errors",
+    "utils",
+    "spaces",
+    "envs",
+    "models",
+    "checkpoints",
+    "video",
+    "rollouts",
+    "callbacks",
+    "algorithms",
+    "export",
+    "commands",
+)
+ENTRANCES = ("__init__", "__main__")  # which import lazily, from every floor
+HIDDEN = """
+import sys
+
+hidden = ("envpool", "ale_py", "procgen", "mujoco", "dm_control", "shimmy", "minigrid", "gymnasium.envs.mujoco", "cv2")
+sys.modules.update(dict.fromkeys(hidden))  # as if they were not installed
+import ppo_lightning.algorithms
+import ppo_lightning.commands.cli
+import lightning
+
+lightning.seed_everything(1)
+trainer = lightning.Trainer(max_epochs=-1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+data = ppo_lightning.RolloutDataModule(num_envs=2, num_steps=8, total_timesteps=16)
+trainer.fit(ppo_lightning.PPO(num_minibatches=2), data)
+"""
+
+
+def imports() -> dict[str, set[str]]:
+    """Module -> modules of the package that it imports, anywhere in the file."""
+    names = {path: ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    modules = {name.removesuffix(".__init__") for name in names.values()}
+    found: dict[str, set[str]] = {}
+    for path, name in names.items():
+        if name in ENTRANCES:
+            continue
+        module = name.removesuffix(".__init__")
+        found.setdefault(module, set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ppo_lightning."):
+                source = node.module.removeprefix("ppo_lightning.")
+                inner = {f"{source}.{alias.name}" for alias in node.names} & modules
+                found[module] |= inner or {source}
+    return found
+
+
+def test_every_room_has_a_floor():
+    assert {module.partition(".")[0] for module in imports()} == set(FLOORS)
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_no_room_imports_from_a_floor_above(room):
+    height = FLOORS.index(room)
+    upwards = {
+        (module, source)
+        for module, sources in imports().items()
+        if module.partition(".")[0] == room
+        for source in sources
+        if FLOORS.index(source.partition(".")[0]) > height
+    }
+    assert not upwards
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {module: {source for source in sources if source != module} for module, sources in imports().items()}
+    while leaves := {module for module, sources in graph.items() if not sources & graph.keys()}:
+        graph = {module: sources for module, sources in graph.items() if module not in leaves}
+    assert not graph
+
+
+def test_the_core_trains_without_any_backend():
+    command = [sys.executable, "-W", "ignore", "-c", HIDDEN]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
