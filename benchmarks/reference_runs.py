@@ -27,18 +27,19 @@ import torch
 TIMES = ("charts/SPS", "time/")  # metrics that two runs never share
 CLASSIC = "configs/classic/cartpole.yaml"
 FAST = "configs/mujoco/halfcheetah_fast.yaml"
+ADAPTIVE = ("--model.compile", "false", "--model.anneal_lr", "false", "--model.desired_kl", "0.01")
 TWO_RANKS = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 RUNS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # name -> recipe, environment steps, flags
     "cartpole": (CLASSIC, 12 * 512, ("--data.rollouts_per_epoch", "5")),
     "cartpole_compiled": (CLASSIC, 12 * 512, ("--model.compile", "true")),
     "halfcheetah": ("configs/mujoco/halfcheetah.yaml", 3 * 2048, ()),
-    "halfcheetah_fast": (FAST, 12 * 2048, ("--data.rollouts_per_epoch", "5", "--model.num_threads", "1")),
+    "halfcheetah_fast": (FAST, 12 * 2048, ("--data.rollouts_per_epoch", "5")),
     "pong": ("configs/atari/pong.yaml", 2 * 1024, ("--data.eval_episodes", "1", "--data.rollouts_per_epoch", "1000")),
     "lstm_masked_velocity": ("configs/classic/cartpole_lstm_masked_velocity.yaml", 12 * 512, ()),
     "locks": ("configs/spaces/locks.yaml", 12 * 512, ()),
     "rpo": ("configs/rpo/halfcheetah.yaml", 2 * 2048, ()),
     "two_ranks": (CLASSIC, 12 * 512, TWO_RANKS),
-    "two_ranks_statistics": (FAST, 12 * 2048, (*TWO_RANKS, "--model.compile", "false", "--model.desired_kl", "0.01")),
+    "two_ranks_statistics": (FAST, 12 * 2048, (*TWO_RANKS, *ADAPTIVE)),
     "resumed": (CLASSIC, 12 * 512, ()),  # from the middle of the run "cartpole"
 }
 

@@ -9,7 +9,7 @@ The speed is that of whole iterations (collection and update) after the first on
 compilation do not count. A step is a decision of the agent: of Atari four frames. Each of the others runs
 with the number of PyTorch's threads with which it is fastest (`peers.THREADS`), ours with the package's
 default. The floor is what the environment, the policy and the updates of a minibatch take alone, added up
-(`ppo_lightning/commands/profile.py`).
+(`benchmarks/floor.py`).
 """
 
 import argparse
@@ -30,8 +30,8 @@ import peers
 WORKLOADS: dict[str, tuple[str, str, str, int, int, float]] = {
     "cartpole-4x128": ("CartPole-v1", "classic", "gymnasium", 4, 128, 0),
     "cartpole-lstm-4x128": ("CartPole-v1", "lstm", "gymnasium", 4, 128, 0),
-    "cartpole-64x128": ("CartPole-v1", "classic", "gymnasium", 64, 128, 0),
-    "cartpole-2048x128": ("CartPole-v1", "classic", "gymnasium", 2048, 128, 20),
+    "cartpole-64x128": ("CartPole-v1", "classic", "vectorized", 64, 128, 0),
+    "cartpole-2048x128": ("CartPole-v1", "classic", "vectorized", 2048, 128, 20),
     "halfcheetah-1x2048": ("HalfCheetah-v4", "mujoco", "gymnasium", 1, 2048, 0),
     "halfcheetah-16x256": ("HalfCheetah-v4", "mujoco", "envpool", 16, 256, 0),
     "breakout-8x128": ("ALE/Breakout-v5", "atari", "envpool", 8, 128, 20),
@@ -66,8 +66,6 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     if kind == "atari-lstm":
         without = {"ours, without memory": ({"memory": None}, "32-true")}
         return ours | {"ours, compiled, bf16": ({"compile": True}, "bf16-mixed")} | without
-    if device == "cuda":
-        return ours | {"ours, CUDA graphs": ({"compile": True, "cuda_graphs": True}, "32-true")}
     if kind == "procgen":  # compiling gains nothing there on a CPU
         return {
             "ours": ours["ours"],
@@ -88,7 +86,7 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
     Args:
         workload: Of ``WORKLOADS``.
         callback: A callback of Lightning's, or a stopwatch.
-        options: For ``PPO``, beside those of the workload.
+        options: For ``PPO``, beside those of the workload; ``num_threads`` for the callback ``Threads``.
         env_kwargs: For the environment.
         **trainer: For Lightning's Trainer.
 
@@ -98,6 +96,7 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
     import lightning as L
 
     from ppo_lightning import PPO, CNNAgent, MLPAgent, RecurrentPPO, RolloutDataModule
+    from ppo_lightning.callbacks import Threads
 
     class Until(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
@@ -110,11 +109,12 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
     if kind == "atari-lstm":  # single frames, with the memory and without
         env_kwargs = {"frame_stack": 1}
     options = {"memory": "lstm" if kind.endswith("lstm") else None, **options}
+    threads = Threads(options.pop("num_threads", None))
     if memory := options.pop("memory"):
         agent = functools.partial(agent.func, shared=True, memory=memory)
     made = L.Trainer(
         max_epochs=-1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0, callbacks=[Until() if isinstance(callback, peers.Stopwatch) else callback], **trainer,
+        limit_val_batches=0, callbacks=[Until() if isinstance(callback, peers.Stopwatch) else callback, threads], **trainer,
     )  # fmt: skip
     data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, 10**9, env_kwargs=env_kwargs)  # type: ignore[arg-type]
     module = RecurrentPPO if memory else PPO
@@ -124,11 +124,11 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
 
 def ours(workload: str, options: dict[str, Any], precision: str, seconds: float, device: str) -> dict[str, Any]:
     """Trains; returns speed, shares of time and floor."""
-    from ppo_lightning.commands.profile import StageClock
+    from floor import FloorClock
 
-    clock = StageClock(seconds)
+    clock = FloorClock(seconds)
     train(workload, clock, options, precision=precision, accelerator=device)
-    return {"sps": clock.sps, "fraction": clock.fraction, "floor_sps": clock.floor_sps, "shares": clock.shares}
+    return {"sps": clock.sps, "fraction": clock.fraction, "floor_sps": clock.floor_sps, "floor": clock.floor}
 
 
 def without_channels_last(env_id: str, recipe: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:

@@ -8,6 +8,7 @@ import torch
 
 import tests.environments  # noqa: F401  (registers them)
 from ppo_lightning import PPO, RolloutDataModule, make_env
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 
 torch.set_num_threads(1)
 
@@ -27,6 +28,7 @@ def make_trainer(tmp_path):
             "num_sanity_val_steps": 0,
             "limit_val_batches": 0,
             "default_root_dir": tmp_path,
+            "plugins": [CheckedCheckpointIO()],
         }
         return L.Trainer(**defaults | options)
 

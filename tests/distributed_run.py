@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import ppo_lightning
 from ppo_lightning import RecurrentPPO
 from ppo_lightning.algorithms import losses
+from ppo_lightning.callbacks.guards import EqualRanksGuard
 from ppo_lightning.models import normalizers
 from ppo_lightning.utils import collectives
 from tests import environments
@@ -112,7 +113,7 @@ if __name__ == "__main__":
         environments.Trouble.made = 100
     if options["nccl"]:
         refuse_cpu_tensors()
-    ppo_lightning.algorithms.agent_module.CHECK_RANKS_EVERY = options["check_every"]
+    EqualRanksGuard.__init__.__defaults__ = (options["check_every"],)  # type: ignore
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
     module = (RecurrentRun if options["agent"].get("memory") else Run)(
         **{"learning_rate": 1e-3} | options["model"], agent=agent
@@ -129,7 +130,7 @@ if __name__ == "__main__":
         "weights": torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach(),
         "statistics": dict(module.named_buffers()),
         "timeout": collectives.cpu_group()._get_backend(torch.device("cpu")).options._timeout.seconds if several else None,
-        "kl_factor": module.kl_factor,
+        "kl_factor": getattr(module.lr_schedulers(), "kl_factor", 1.0),
         "exchanges": module.exchanges,
         "updates": module.updates,
         "metrics": {k: v.item() for k, v in trainer.callback_metrics.items() if k != "charts/SPS"},

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ppo_lightning import PPO, CNNAgent, MLPAgent, RecurrentPPO
-from ppo_lightning.commands.export import random_observations
+from ppo_lightning.export.onnx import random_observations
 from ppo_lightning.models import heads
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space

@@ -37,9 +37,11 @@ def play(env, steps, seed=0):
 @pytest.mark.parametrize("game", ["Breakout", "Pong"])
 def test_the_same_actions_give_the_same_games_on_all_backends(game, options):
     """Pictures, rewards, ends and lives, to the bit, over several games."""
-    first, *others = (play(make_env(f"ALE/{game}-v5", 2, b, **NOTHING_RANDOM, **options), 300) for b in BACKENDS)
+    first, *others = (play(make_env(f"ALE/{game}-v5", 2, b, env_kwargs={**NOTHING_RANDOM, **options}), 300) for b in BACKENDS)
     channels = 3 * 2 if "grayscale" in options else 4
-    assert isinstance(make_env(f"ALE/{game}-v5", 1, "envpool", **options), BatchedEnv), "TorchRL wraps nothing around it"
+    assert isinstance(make_env(f"ALE/{game}-v5", 1, "envpool", env_kwargs=options), BatchedEnv), (
+        "TorchRL wraps nothing around it"
+    )
     assert first[0].shape == (2, channels, 84, 84) and first[0].dtype == np.uint8
     newest = first[0][:, -3 if "grayscale" in options else -1 :]
     np.testing.assert_array_equal(first[0], np.tile(newest, (1, channels // newest.shape[1], 1, 1)))
@@ -56,7 +58,7 @@ def test_a_game_begins_with_up_to_noop_max_frames(backend):
     first, again = (make_env("ALE/Freeway-v5", 6, backend, seed=3).reset_arrays().copy() for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert len(np.unique(first[:, -1].reshape(6, -1), axis=0)) > 1
-    still = make_env("ALE/Freeway-v5", 6, backend, seed=3, noop_max=0).reset_arrays()
+    still = make_env("ALE/Freeway-v5", 6, backend, seed=3, env_kwargs={"noop_max": 0}).reset_arrays()
     assert len(np.unique(still[:, -1].reshape(6, -1), axis=0)) == 1
 
 
@@ -94,7 +96,7 @@ def test_a_lost_life_cuts_learning_and_not_the_game(backend):
         assert any(flying), "FIRE was pressed"
         assert all((picture == following[0, -1]).all() for picture in following[0])
     env.close()
-    env = make_env("ALE/Breakout-v5", 1, backend, episodic_life=False)
+    env = make_env("ALE/Breakout-v5", 1, backend, env_kwargs={"episodic_life": False})
     env.reset_arrays()
     while env._lives[0] != 4:
         *_, terminated, _ = env.step_arrays(np.full(1, 1))
@@ -136,7 +138,7 @@ def test_a_rollout_learns_from_lives_and_signs_and_reports_whole_games(backend):
     inside = ~done[:, :-1, 0]
     assert torch.equal(rollout["observation"][:, 1:][inside], following["observation"][:, :-1][inside])
     env.close()
-    raw = make_env("ALE/Breakout-v5", 2, backend, clip_reward=False)
+    raw = make_env("ALE/Breakout-v5", 2, backend, env_kwargs={"clip_reward": False})
     assert raw.learning_reward(np.array([7.0, -3.0])).tolist() == [7.0, -3.0]
     assert env.learning_reward(np.array([7.0, -3.0])).tolist() == [1.0, -1.0]
     raw.close()
@@ -145,7 +147,7 @@ def test_a_rollout_learns_from_lives_and_signs_and_reports_whole_games(backend):
 @pytest.mark.detail("15")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_game_is_cut_after_so_many_frames(backend):
-    env = make_env("ALE/Pong-v5", 1, backend, noop_max=0, frame_skip=4, max_episode_frames=80)
+    env = make_env("ALE/Pong-v5", 1, backend, env_kwargs={"noop_max": 0, "frame_skip": 4, "max_episode_frames": 80})
     env.reset_arrays()
     ends = [bool(env.step_arrays(np.zeros(1, np.int64))[3][0]) for _ in range(20)]
     assert ends == [False] * 19 + [True], "80 frames are 20 steps of 4"
@@ -156,14 +158,17 @@ def test_a_game_is_cut_after_so_many_frames(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_options_are_those_asked_for(backend):
     """Frames are repeated as often as asked for, actions stick as often, and all buttons are there."""
-    four, two = (play(make_env("ALE/Pong-v5", 1, backend, frame_skip=skip, **NOTHING_RANDOM), 40) for skip in (4, 2))
+    four, two = (
+        play(make_env("ALE/Pong-v5", 1, backend, env_kwargs={"frame_skip": skip, **NOTHING_RANDOM}), 40) for skip in (4, 2)
+    )
     assert not np.array_equal(four[-6], two[-6])
     plain, sticky = (
-        play(make_env("ALE/Pong-v5", 1, backend, repeat_action_probability=p, **NOTHING_RANDOM), 40) for p in (0.0, 0.5)
+        play(make_env("ALE/Pong-v5", 1, backend, env_kwargs={"repeat_action_probability": p, **NOTHING_RANDOM}), 40)
+        for p in (0.0, 0.5)
     )
     assert not np.array_equal(plain[-6], sticky[-6])
     assert make_env("ALE/Pong-v5", 1, backend).action_spec_unbatched.space.n == 6
-    assert make_env("ALE/Pong-v5", 1, backend, full_action_space=True).action_spec_unbatched.space.n == 18
+    assert make_env("ALE/Pong-v5", 1, backend, env_kwargs={"full_action_space": True}).action_spec_unbatched.space.n == 18
 
 
 @pytest.mark.detail("19")
@@ -310,7 +315,7 @@ def test_ids_of_games(env_id, game, backend):
 )
 def test_wrong_options(options, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        make_env("ALE/Pong-v5", 1, "envpool", **options)
+        make_env("ALE/Pong-v5", 1, "envpool", env_kwargs=options)
 
 
 def test_pictures_too_small_for_the_network_are_refused_before_training(fit):

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ppo_lightning.benchmark import command, provenance, report
 
 from ppo_lightning import ConfigError
-from ppo_lightning.commands import cli
+from ppo_lightning.commands import benchmark as command
+from ppo_lightning.commands import cli, provenance, report
 from ppo_lightning.commands.compare import compare, p_worse, probability_of_improvement, smallest_difference
 from ppo_lightning.commands.report import (
     curve,

@@ -65,7 +65,7 @@ def test_a_resumed_run_counts_on(saved, fit):
     assert resumed.trainer.global_step == whole.trainer.global_step == 6 * 16
     assert resumed.env_steps == whole.env_steps == 384
     assert resumed.rollouts_done == 6
-    assert resumed.schedule.get_last_lr() == whole.schedule.get_last_lr()
+    assert resumed.lr_schedulers().get_last_lr() == whole.lr_schedulers().get_last_lr()
     last = [module.trainer.callback_metrics["charts/learning_rate"] for module in (whole, resumed)]
     assert last[0] == last[1] > 0
     assert resumed._shuffle.get_state().equal(whole._shuffle.get_state())

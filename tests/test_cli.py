@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -19,6 +20,7 @@ from torchrl.envs.libs.gym import GymEnv
 import ppo_lightning
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 from ppo_lightning.commands import cli, options
+from ppo_lightning.envs import EnvFactory
 
 ROOT = Path(__file__).parent.parent
 CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
@@ -78,7 +80,7 @@ def edited(tmp_path, old, new):
         (["--model.gamma", "1.5"], "model.gamma is 1.5: it must be between 0 and 1"),
         (["--model.gamma", "high"], "gamma: Expected a float. Got value: high"),
         (["--trainer.gradient_clip_val", "0.5"], "trainer.gradient_clip_val .* set model.max_grad_norm"),
-        (["--data.backend", "jax"], "data.backend: .*'gymnasium', 'envpool'.* jax"),
+        (["--data.backend", "jax"], "data.backend: .*'gymnasium', 'vectorized', 'envpool'.* jax"),
         (["--data.num_env", "3"], r"data\.num_env"),
         (["--data.env_kwargs.foo", "1"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
         (["--data.backend", "envpool", "--data.env_kwargs.foo", "1"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
@@ -201,12 +203,20 @@ def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(capsys, comm
         assert option in out
 
 
+def test_a_full_disk_is_one_sentence_before_training(run_cli, tmp_path, monkeypatch):
+    """TensorBoard's writer would end the run with a traceback."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    code, _, err = run_cli("fit", "--config", CARTPOLE)
+    assert code == 2
+    assert re.search(r"error: The folder of the run, \S+, cannot be written: No space left on device\.", err)
+
+
 def test_the_list_of_commands_is_whole(capsys):
     out = answered(capsys, "--help")
     assert re.findall(r"^  (\w+) ", out, flags=re.MULTILINE) == [*options.SUBCOMMANDS, *options.OTHER_COMMANDS]
     assert answered(capsys) == out
-    for module, _ in options.OTHER_COMMANDS.values():
-        assert callable(importlib.import_module(f"ppo_lightning.{module}").main)
+    for module in options.OTHER_COMMANDS:
+        assert callable(importlib.import_module(f"ppo_lightning.commands.{module}").main)
 
 
 def test_an_unknown_command_is_one_sentence(capsys):
@@ -352,9 +362,7 @@ def test_evaluation_needs_a_checkpoint(run_cli, command):
 
 
 def test_predict_writes_actions_without_an_environment(run_cli, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "ppo_lightning.rollouts.datamodule.make_env", lambda *args, **kwargs: pytest.fail("an environment was made")
-    )
+    monkeypatch.setattr(EnvFactory, "make", lambda *args, **kwargs: pytest.fail("an environment was made"))
     observations = np.random.default_rng(0).normal(size=(2500, 4))  # float64, NumPy's default
     np.save(tmp_path / "observations.npy", observations)
     code, out, err = run_cli("predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy")

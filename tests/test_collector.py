@@ -1,7 +1,5 @@
 """Rollouts: the three kinds of episode end, through both collectors and both backends."""
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,8 @@ from torchrl.collectors import BaseCollector
 from torchrl.envs import Compose, InitTracker, SerialEnv, TransformedEnv
 from torchrl.envs.libs.gym import GymEnv
 
-from ppo_lightning import ConfigError, MLPAgent, RolloutCollector, RolloutDataModule, make_env
-from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
-from ppo_lightning.models import MLP, ActorCritic, CNNAgent
+from ppo_lightning import MLPAgent, RolloutCollector, make_env
+from ppo_lightning.models import MLP, ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.scans import running_sum
 
@@ -68,7 +65,7 @@ GOLDEN = [
 @pytest.mark.parametrize("collector", ["ours", "torchrl"])
 @pytest.mark.parametrize(("env_id", "backend", "kwargs", "time", "kind", "stored", "ends"), GOLDEN)
 def test_the_three_kinds_of_episode_end(collector, env_id, backend, kwargs, time, kind, stored, ends):
-    env = through(collector, make_env(env_id, 1, backend, **kwargs))
+    env = through(collector, make_env(env_id, 1, backend, env_kwargs=kwargs))
     rollouts = make_collector(env, build(env), num_steps=5, num_rollouts=3)
     assert isinstance(rollouts, RolloutCollector) == (collector == "ours")
     assert isinstance(rollouts, BaseCollector)
@@ -135,7 +132,7 @@ def test_stored_log_probabilities_are_those_of_the_stored_actions():
     env = make_env("Acrobot-v1", 3)
     agent = build(env, MLPAgent)
     rollout = make_collector(env, agent, 32, 1).rollout()
-    log_prob, _, value = agent.evaluate(rollout["observation"], rollout["action"])
+    log_prob, _, value, *_ = agent.evaluate(rollout["observation"], rollout["action"])
     torch.testing.assert_close(rollout["action_log_prob"], log_prob.detach(), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(rollout["state_value"].squeeze(-1), value.detach(), atol=1e-6, rtol=1e-6)
     assert len(rollout["action"].unique()) == 3, "actions are sampled"
@@ -193,70 +190,3 @@ def test_running_sum_starts_again_after_each_end():
         total = np.where(done[:, t], 0, total)
     np.testing.assert_allclose(running_sum(steps.T, done.T, carry), expected.T, atol=1e-12)
     np.testing.assert_allclose(carry, total, atol=1e-12)
-
-
-ENVPOOL = [("CartPole-v1", MLPAgent, {}), ("ALE/Breakout-v5", CNNAgent, {"noop_max": 5, "screen_size": 36})]
-
-
-@pytest.mark.parametrize(("env_id", "agent", "kwargs"), ENVPOOL)
-def test_double_buffering_collects_the_same(env_id, agent, kwargs):
-    """The same seeds, noise and weights: the same rollouts, with episodes that end in both halves."""
-    make = functools.partial(make_env, env_id, backend="envpool", seed=3, **kwargs)
-    double = DoubleBufferedEnv(lambda count, first: make(count, first_env=first), 6)
-    plain = make(6)
-    torch.manual_seed(0)
-    actor = build(plain, agent)
-    collectors = [make_collector(each, actor, 64, 3, seed=3) for each in (plain, double)]
-    ends = torch.zeros(6, dtype=torch.int64)
-    for a, b in zip(*collectors, strict=True):
-        for key in a.keys(include_nested=True, leaves_only=True):
-            torch.testing.assert_close(a[key], b[key], msg=str(key))
-        ends += a["next", "done"].sum(dim=(1, 2))
-    assert (ends > 0).sum() >= 4
-    for collector in collectors:
-        collector.shutdown()
-
-
-def test_one_half_steps_while_actions_are_chosen_for_the_other(monkeypatch):
-    env = DoubleBufferedEnv(lambda count, first: make_env("CartPole-v1", count, "envpool", first_env=first), 4)
-    collector, calls = make_collector(env, build(env, MLPAgent), 3), []
-    for half, part in enumerate(env.parts):
-        for name in ("send_arrays", "recv_arrays"):
-            function = getattr(part, name)
-            monkeypatch.setattr(part, name, lambda *a, f=function, call=f"{name[:4]} {half}": calls.append(call) or f(*a))
-    collector.rollout()
-    collector.shutdown()
-    assert calls[:6] == ["send 0", "send 1", "recv 0", "send 0", "recv 1", "send 1"]
-    assert calls[-2:] == ["recv 0", "recv 1"], "nothing is under way when the agent learns"
-
-
-def test_double_buffered_environments_step_and_reset_as_one():
-    make = functools.partial(make_env, "CartPole-v1", backend="envpool", seed=5)
-    both = [make(4), DoubleBufferedEnv(lambda count, first: make(count, first_env=first), 4)]
-    rng, ends = np.random.default_rng(0), 0
-    starts = [each.reset_arrays().copy() for each in both]
-    for _ in range(100):
-        np.testing.assert_array_equal(*starts)
-        action = rng.integers(0, 2, 4)
-        results = [each.step_arrays(action) for each in both]
-        for a, b in zip(*results, strict=True):
-            np.testing.assert_array_equal(a, b)
-        done = results[0][2] | results[0][3]
-        ends += done.sum()
-        starts = [
-            (each.reset_arrays(done) if done.any() else result[0]).copy() for each, result in zip(both, results, strict=True)
-        ]
-    assert ends > 5
-    for each in both:
-        each.close()
-    with pytest.raises(ConfigError, match="even number of environments a rank, and there are 3"):
-        DoubleBufferedEnv(lambda count, first: make(count), 3)
-    with pytest.raises(ConfigError, match=r"data.double_buffer needs data.backend envpool"):
-        RolloutDataModule(double_buffer=True)
-
-
-def test_a_run_with_double_buffering_learns_from_both_halves(fit):
-    data = {"env_id": "CartPole-v1", "backend": "envpool", "num_envs": 4, "num_steps": 16, "total_timesteps": 64 * 3}
-    plain, double = fit(data), fit(data | {"double_buffer": True})
-    for a, b in zip(plain.agent.parameters(), double.agent.parameters(), strict=True):
-        torch.testing.assert_close(a, b)

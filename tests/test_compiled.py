@@ -10,8 +10,9 @@ import torch
 from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
 from ppo_lightning import PPO, ConfigError, MLPAgent
-from ppo_lightning.algorithms.compiled import CompiledUpdate, compile_anew
 from ppo_lightning.algorithms.minibatches import equal_parts
+from ppo_lightning.algorithms.schedule import IterationLR
+from ppo_lightning.algorithms.update import CompiledUpdate, compile_per_instance
 from ppo_lightning.models.mlp import FastTanh
 
 # Some iterations only: float32 rounds differently in a compiled graph, and training amplifies any difference.
@@ -24,8 +25,8 @@ MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "le
 def calls(monkeypatch):
     """Counts the calls of compiled updates."""
     made = []
-    call = CompiledUpdate.__call__
-    monkeypatch.setattr(CompiledUpdate, "__call__", lambda self, parts: made.append(parts) or call(self, parts))
+    call = CompiledUpdate._compiled
+    monkeypatch.setattr(CompiledUpdate, "_compiled", lambda self, parts: made.append(parts) or call(self, parts))
     return made
 
 
@@ -139,7 +140,7 @@ def test_a_graph_that_computes_something_else_is_left_after_its_first_update(fit
         return total, parts | {"value_loss": parts["value_loss"] * (1.1 if torch.compiler.is_compiling() else 1.0)}
 
     monkeypatch.setattr(PPO, "loss", wrong)
-    with pytest.warns(UserWarning, match=r"The compiled loss is off by 0\.\d+: going on without it"):
+    with pytest.warns(UserWarning, match=r"The compiled loss is off by 0\.\d+: the run continues without it"):
         module = fit(REACH, MODEL | {"compile": True}, ppo=Tracing)
     assert len(calls) == 1
     assert len(module.metrics) == 3 * 2 * 2
@@ -160,9 +161,9 @@ class Adds:
 def test_each_object_has_graphs_of_its_own(monkeypatch):
     """PyTorch keeps eight graphs of a function's code and then refuses; a notebook may well have more runs."""
     for number in range(10):
-        assert compile_anew(Adds(number).add)(torch.zeros(2)).tolist() == [number, number]
+        assert compile_per_instance(Adds(number).add)(torch.zeros(2)).tolist() == [number, number]
     monkeypatch.setattr(Adds, "what", lambda self: 100)
-    assert compile_anew(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100], "not the graph of the method before"
+    assert compile_per_instance(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100], "not the graph of the method before"
 
 
 OLD_GPU = SimpleNamespace(name="K80", major=3, minor=7)
@@ -181,7 +182,7 @@ def test_a_machine_that_cannot_compile_is_one_sentence(fit, monkeypatch, error):
     with pytest.raises(ConfigError, match=r"^model\.compile does not work here \(.*\): install .* or leave model\.compile off"):
         fit(CARTPOLE, MODEL | {"compile": True})
     with pytest.raises(ConfigError, match=r"^model\.compile does not work here"):
-        compile_anew(Adds(1).add)(torch.zeros(2))  # as the loss is, on several ranks
+        compile_per_instance(Adds(1).add)(torch.zeros(2))  # as the loss is, on several ranks
 
 
 @pytest.mark.slow
@@ -199,7 +200,7 @@ class Other(PPO):
 
     def configure_optimizers(self):
         optimizer = self.make(self.agent.parameters())
-        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)]
+        return [optimizer], [IterationLR(optimizer)]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def agent_for(**options):
 
 
 def reach(**kwargs):
-    return make_env("Reach-v0", 3, seed=5, **kwargs)
+    return make_env("Reach-v0", 3, seed=5, env_kwargs=kwargs)
 
 
 # Heads
@@ -45,7 +45,7 @@ def test_gaussian_log_probabilities_and_entropy_are_those_of_independent_normals
     mean = agent.head.linear(agent.actor_body(observation))
     reference = torch.distributions.Independent(torch.distributions.Normal(mean, agent.head.log_std.exp()), 1)
     torch.testing.assert_close(log_prob, reference.log_prob(action))
-    again, entropy, _ = agent.evaluate(observation, action)
+    again, entropy, *_ = agent.evaluate(observation, action)
     torch.testing.assert_close(again, log_prob)
     torch.testing.assert_close(entropy, reference.entropy())
     assert torch.equal(agent.act(observation)[0], mean), "the mode"
@@ -105,7 +105,7 @@ def test_squashed_log_probabilities_are_those_of_the_transformed_normal():
 def test_squashed_log_probabilities_are_finite_at_the_bounds():
     head = TanhGaussianHead(3, ACTIONS)
     for bound in (-0.5, 0.5):
-        log_prob, _ = head.evaluate(torch.zeros(1, 3), torch.full((1, 2), bound))
+        log_prob, *_ = head.evaluate(torch.zeros(1, 3), torch.full((1, 2), bound))
         assert log_prob.isfinite()
     action, log_prob = head.sample(torch.zeros(1, 3), torch.full((1, 2), 50.0))
     assert torch.equal(action, torch.full((1, 2), 0.5))
@@ -237,7 +237,7 @@ def test_the_environment_gets_the_clipped_action_and_the_rollout_keeps_the_uncli
     received = rollout["next", "observation"][..., :2]  # alphabetical: action, luck, time
     torch.testing.assert_close(received, rollout["action"].clamp(-0.5, 0.5))
     assert (rollout["action"].abs() > 0.5).float().mean() > 0.5
-    log_prob, _, _ = agent.evaluate(rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1))
+    log_prob, *_ = agent.evaluate(rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1))
     torch.testing.assert_close(log_prob.reshape(3, 30), rollout["action_log_prob"], atol=1e-5, rtol=1e-5)
     collector.shutdown()
 

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch.optim.adam import adam as own
 
-from ppo_lightning import CNNAgent, ConfigError, MLPAgent
-from ppo_lightning.algorithms import compiled
-from ppo_lightning.algorithms.compiled import CompiledUpdate
-from ppo_lightning.algorithms.graphs import GraphedAct
+from ppo_lightning import CNNAgent, MLPAgent
+from ppo_lightning.algorithms import update
 from ppo_lightning.rollouts.storage import allocate
 from tests.test_compiled import CARTPOLE, MODEL, REACH, weights
 
@@ -43,48 +41,6 @@ def test_a_tensor_that_stays_behind_is_found(tmp_path):
     assert "found at least two devices, cuda:0 and cpu" in errors
 
 
-@pytest.mark.parametrize(
-    ("model", "missing"),
-    [({"compile": True}, "accelerator gpu"), ({}, "accelerator gpu, model.compile")],
-)
-def test_cuda_graphs_say_what_they_need(fit, model, missing):
-    with pytest.raises(ConfigError, match=f"model.cuda_graphs does not work without {missing}: leave it off."):
-        fit(CARTPOLE, MODEL | model | {"cuda_graphs": True})
-
-
-def test_only_the_collectors_choices_come_from_the_graph(env, monkeypatch):
-    """Another batch size, moved weights, results to be differentiated and the mode are ordinary calls."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    agent = MLPAgent(*env("CartPole-v1", 2).agent_specs)
-    graphed, replayed = GraphedAct(agent), []
-    graph = graphed._graph
-    monkeypatch.setattr(graphed, "_graph", lambda *args: replayed.append(args) or graph(*args))
-
-    def replays(rows, noisy=True):
-        observation, noise = torch.randn(rows, 4), agent.noise((rows,)) if noisy else None
-        before = len(replayed)
-        for one, other in zip(graphed(observation, noise), agent.act(observation, noise), strict=True):
-            torch.testing.assert_close(one, other)
-        return len(replayed) > before
-
-    assert not replays(2)
-    with torch.inference_mode():
-        assert [replays(2), replays(2), replays(3), replays(2, noisy=False), replays(2)] == [True, True, False, False, True]
-    agent.critic.weight.data = agent.critic.weight.data.clone()
-    with torch.inference_mode():
-        assert not replays(2)
-
-
-@pytest.mark.slow
-def test_the_way_through_the_graphs_changes_nothing(fit, monkeypatch):
-    """Without a GPU they pass every call on."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("ppo_lightning.algorithms.ppo.check_cuda_graphs", lambda *args: None)
-    modules = [fit(REACH, MODEL | {"compile": True, "cuda_graphs": on}) for on in (False, True)]
-    torch.testing.assert_close(*map(weights, modules), rtol=0, atol=0)
-    assert "act" not in vars(modules[1].agent)
-
-
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1"])
 def test_environment_and_agent_are_made_on_the_cpu(fit, monkeypatch, env_id):
     """Lightning's default device while a model is configured is that of training: there, a seed gives other weights."""
@@ -95,16 +51,13 @@ def test_environment_and_agent_are_made_on_the_cpu(fit, monkeypatch, env_id):
 
 
 def test_adam_is_of_the_runs_precision_whatever_the_checkpoints_was(fit):
-    """A count of steps on the CPU would be out of a CUDA graph's sight."""
+    """A fused step reads its count where the weights are."""
     options = {"enable_checkpointing": True, "max_epochs": -1}
     first = fit(CARTPOLE, MODEL, precision="bf16-mixed", **options)
     path = first.trainer.checkpoint_callback.best_model_path
     longer = CARTPOLE | {"total_timesteps": 64 * 4}
     fused = fit(longer, MODEL, ckpt_path=path, **options).trainer.optimizers[0].param_groups[0]["fused"]
     assert fused and not first.trainer.optimizers[0].param_groups[0]["fused"]
-    unfused = torch.optim.Adam(first.parameters())
-    with pytest.raises(ConfigError, match=r"model.cuda_graphs takes torch.optim.Adam with fused=True"):
-        CompiledUpdate(first, unfused, max_grad_norm=0.5, cuda_graphs=True)
 
 
 def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
@@ -120,12 +73,12 @@ def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
 
     with pytest.raises(torch._dynamo.exc.Unsupported, match="marked as skipped"):
         torch.compile(lambda: step(own), backend="eager", fullgraph=True)()
-    ours = torch.compile(lambda: step(compiled.adam), backend="eager", fullgraph=True)()
+    ours = torch.compile(lambda: step(update.adam), backend="eager", fullgraph=True)()
     torch.testing.assert_close(ours, torch.full((3,), 0.9), atol=1e-4, rtol=0)
 
 
 @needs_gpu
-@pytest.mark.parametrize("options", [{}, {"compile": True}, {"compile": True, "cuda_graphs": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"compile": True}], ids=str)
 @pytest.mark.parametrize(
     ("data", "agent"),
     [
@@ -140,20 +93,6 @@ def test_training_on_a_gpu_is_training_on_the_cpu(fit, data, agent, options, mon
     here, there = (fit(data, MODEL | {"agent": agent} | model, **on) for model, on in (({}, {}), (options, ON_GPU)))
     assert there.env_steps == here.env_steps
     torch.testing.assert_close(weights(there).cpu(), weights(here), atol=1e-4, rtol=1e-3)
-
-
-@needs_gpu
-def test_graphs_follow_the_learning_rate_and_the_weights(fit, monkeypatch):
-    """Both are read at each replay, from where they lay when it was recorded."""
-    made = []
-    whole = CompiledUpdate._in_one.func
-    monkeypatch.setattr(CompiledUpdate._in_one, "func", lambda self: made.append(whole(self)) or made[-1])
-    data = CARTPOLE | {"total_timesteps": 64 * 20}
-    plain, graphed = (fit(data, MODEL | {"compile": True, "cuda_graphs": on}, **ON_GPU) for on in (False, True))
-    torch.testing.assert_close(weights(graphed), weights(plain), atol=1e-4, rtol=1e-3)
-    assert made[-1].counter > 1, "it was recorded"
-    (adam,) = graphed.trainer.optimizers
-    assert {int(state["step"]) for state in adam.state.values()} == {20 * MODEL["num_minibatches"] * MODEL["update_epochs"]}
 
 
 @needs_gpu

@@ -167,7 +167,7 @@ def test_a_run_with_two_threads_that_becomes_slow_is_told_to_take_one(fit, capsy
     fit(data, model, callbacks=[waits, doctor], **validate)
     assert waits.healthy, "the time of evaluations does not count"
     finding = doctor.findings["sinking speed"]
-    assert finding.attempt == "model.num_threads 1"
+    assert finding.attempt == "--num_threads 1"
     assert "environment steps a second" in finding.saw and "2 PyTorch threads" in finding.cause
     assert capsys.readouterr().out.count("steps: sinking speed: ") == 1
 
@@ -178,8 +178,8 @@ ALONE = RunSpeed(sps=1000.0, used=0.9, threads=1, available=2, load=1.0)
 @pytest.mark.parametrize(
     ("earlier", "now", "remedy"),
     [
-        (5, {"sps": 400.0, "threads": 2}, "model.num_threads 1"),
-        (5, {"sps": 400.0, "threads": 2, "load": None}, "model.num_threads 1"),
+        (5, {"sps": 400.0, "threads": 2}, "--num_threads 1"),
+        (5, {"sps": 400.0, "threads": 2, "load": None}, "--num_threads 1"),
         (5, {"sps": 400.0, "used": 0.4, "load": 4.0}, "fewer processes"),
         (5, {"sps": 600.0, "threads": 2, "used": 0.4, "load": 4.0}, None),  # not half as fast
         (4, {"sps": 400.0, "threads": 2}, None),  # too early

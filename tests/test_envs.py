@@ -44,7 +44,7 @@ def test_closing_an_environment_closes_what_it_steps_once(backend, monkeypatch):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_transition_ignores_its_action_or_loses_its_last_observation(env, backend):
     """With a limit of 7, EnvPool's autoreset would show as a reward of 0 and a repeated observation (pitfall A1)."""
-    batch = env("CartPole-v1", 2, backend, max_episode_steps=7)
+    batch = env("CartPole-v1", 2, backend, env_kwargs={"max_episode_steps": 7})
     observation = batch.reset_arrays().copy()
     rewards, steps, last = 0.0, 0, None
     for _ in range(40):
@@ -77,7 +77,7 @@ def test_reset_by_mask_leaves_the_others_alone(env, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_partial_reset_through_torchrl(env, backend):
-    batch = env("CartPole-v1", 3, backend, max_episode_steps=5)
+    batch = env("CartPole-v1", 3, backend, env_kwargs={"max_episode_steps": 5})
     rollout = batch.rollout(17, break_when_any_done=False)
     done = rollout["next", "done"].squeeze(-1)
     assert done[:, 4].all() and done[:, 9].all() and not done[:, 5].any()
@@ -234,9 +234,14 @@ def test_both_backends_are_the_same_task(env_id, other):
 
 @pytest.mark.parametrize("options", [{}, {"max_episode_steps": 12}])
 def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
-    many, single = env("CartPole-v1", 16, seed=3, **options), GymnasiumEnv("CartPole-v1", many_seeds(3, 16), **options)
+    many, single = (
+        env("CartPole-v1", 16, "vectorized", seed=3, env_kwargs=options),
+        GymnasiumEnv("CartPole-v1", many_seeds(3, 16), **options),
+    )
     assert isinstance(many, CartPoleEnv)
-    assert not isinstance(env("CartPole-v1", 4), CartPoleEnv)
+    assert not isinstance(env("CartPole-v1", 16), CartPoleEnv), "only where it is asked for"
+    with pytest.raises(ConfigError, match=r"data.backend 'vectorized' has CartPole-v0 and CartPole-v1, not 'Acrobot-v1'"):
+        make_env("Acrobot-v1", 16, "vectorized")
     assert np.array_equal(many.reset_arrays(), single.reset_arrays())
     rng, ends = np.random.default_rng(0), np.zeros(2, int)
     for _ in range(300):
@@ -318,7 +323,7 @@ def test_a_wrong_action_is_refused_by_the_environment(env):
 
 def test_a_wrong_option_of_many_cartpoles_is_one_sentence():
     with pytest.raises(ConfigError, match=r"data\.env_kwargs does not fit env_id 'CartPole-v1'"):
-        make_env("CartPole-v1", 16, max_episode_steps="many")
+        make_env("CartPole-v1", 16, env_kwargs={"max_episode_steps": "many"})
 
 
 def test_dictionaries_are_flattened_alphabetically():

@@ -15,15 +15,8 @@ from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands import cli
-from ppo_lightning.commands.export import (
-    Deployed,
-    largest_difference,
-    load_from_hub,
-    push_to_hub,
-    random_observations,
-    recorded_observations,
-    to_onnx,
-)
+from ppo_lightning.export import load_from_hub, push_to_hub, to_onnx
+from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, recorded_observations
 from ppo_lightning.spaces.specs import spec_from_plain
 from tests.test_resume import SaveAfter
 

@@ -393,9 +393,9 @@ class Masked(Plain):
 
 
 def test_a_mask_may_be_missing_only_where_an_episode_ends():
-    env = make_env(registered(Masked), 2, without=[50, 100])
+    env = make_env(registered(Masked), 2, env_kwargs={"without": [50, 100]})
     make_collector(env, MLPAgent(*env.agent_specs), 128, 1).rollout()
-    env = make_env("Brought-v0", 2, without=[7])
+    env = make_env("Brought-v0", 2, env_kwargs={"without": [7]})
     with pytest.raises(ConfigError, match=r"Brought-v0, environment 0: .*info has no 'action_mask'"):
         make_collector(env, MLPAgent(*env.agent_specs), 128, 1).rollout()
 
@@ -426,7 +426,7 @@ def test_envpool_gives_only_truncated_where_the_pole_falls_at_the_limit():
     """Gymnasium gives both flags. As docs/environments.md says, EnvPool does not tell."""
     both = {}
     for backend in ("gymnasium", "envpool"):
-        env = make_env("CartPole-v1", 32, backend, max_episode_steps=9)
+        env = make_env("CartPole-v1", 32, backend, env_kwargs={"max_episode_steps": 9})
         env.reset_arrays()
         for _ in range(9):
             observation, _, terminated, truncated = env.step_arrays(np.zeros(32, int))

@@ -12,7 +12,8 @@ import torch
 from torchrl.envs import Compose, InitTracker, TransformedEnv
 
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, evaluate, make_env
-from ppo_lightning.commands.export import largest_difference, random_observations, to_onnx
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.models.memory import Memory
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.video.record import record_video
@@ -171,7 +172,7 @@ def test_the_first_ratio_is_1_on_pictures(tmp_path):
 
 def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset(tmp_path):
     """Where an episode was cut, the value of its last observation is the one that goes on from its memory."""
-    env = make_env("Counter-v0", 2, max_episode_steps=5)
+    env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 5})
     agent = agent_of(env)
     module = RecurrentPPO(gamma=0.9, gae_lambda=0.0)
     module.agent = agent
@@ -212,7 +213,7 @@ def test_minibatches_are_whole_sequences_and_each_once():
 
 def test_steps_that_are_not_valid_are_in_no_mean():
     """The loss of sequences with such steps is that of the others alone, and no gradient comes from them."""
-    env = make_env("Counter-v0", 2, max_episode_steps=4)
+    env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 4})
     agent = agent_of(env)
     module = RecurrentPPO(num_minibatches=1, norm_adv=False)
     module.agent, module._shuffle = agent, torch.Generator().manual_seed(1)
@@ -223,10 +224,12 @@ def test_steps_that_are_not_valid_are_in_no_mean():
     (minibatch,) = module.minibatches(rollout)
     losses = []
     for advantage in (0.0, 1e6):
-        poisoned = minibatch | {"advantage": minibatch["advantage"].masked_fill(~minibatch["valid"][..., None], advantage)}
+        poisoned = minibatch | {
+            "advantage": minibatch["advantage"].masked_fill((minibatch["weight"] == 0)[..., None], advantage)
+        }
         losses.append(module.loss(poisoned)[0])
     assert losses[0] == losses[1]
-    assert losses[0] != module.loss({key: its for key, its in minibatch.items() if key != "valid"})[0]
+    assert losses[0] != module.loss({key: its for key, its in minibatch.items() if key != "weight"})[0]
 
 
 def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
@@ -270,7 +273,7 @@ def test_evaluation_and_onnx_go_on_with_the_memory(kind, tmp_path):
 
 def test_a_video_of_it(tmp_path):
     agent = agent_of(make_env("CartPole-v1", 1))
-    assert record_video(agent, "CartPole-v1", tmp_path / "video.gif", overlay=True)[0] > 5
+    assert record_video(agent, EnvFactory("CartPole-v1"), tmp_path / "video.gif", overlay=True)[0] > 5
     with pytest.raises(ConfigError, match="has a memory"):
         agent.mode(torch.zeros(1, 4))
 

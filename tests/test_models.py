@@ -89,7 +89,7 @@ def test_policy_and_value_have_separate_bodies_unless_shared():
 def test_acting_and_evaluating_agree(agent):
     observation = torch.randn(64, 5)
     action, log_prob, value, _ = agent.act(observation, agent.noise((64,)))
-    again, entropy, value_again = agent.evaluate(observation, action)
+    again, entropy, value_again, *_ = agent.evaluate(observation, action)
     torch.testing.assert_close(again, log_prob)
     torch.testing.assert_close(value_again, value)
     torch.testing.assert_close(agent.value(observation), value)

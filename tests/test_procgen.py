@@ -27,7 +27,7 @@ def raw(env_id, num, actions, rand_seed, **options):
 
 @pytest.mark.parametrize("game", ["starpilot", "coinrun"])
 def test_a_rollout_holds_what_procgen_gives_and_no_transition_across_episodes(game, env):
-    batch = env(game, 4, "procgen", seed=5, distribution_mode="hard", num_threads=0)
+    batch = env(game, 4, "procgen", seed=5, env_kwargs={"distribution_mode": "hard", "num_threads": 0})
     agent = CNNAgent(batch.observation_spec_unbatched["observation"], batch.action_spec_unbatched, body="impala")
     steps = 150 if game == "starpilot" else 30
     rollout = RolloutCollector(batch, agent, steps).rollout()
@@ -50,7 +50,7 @@ def test_a_rollout_holds_what_procgen_gives_and_no_transition_across_episodes(ga
 
 
 def test_the_same_seed_gives_the_same_levels_and_a_reset_new_ones(env):
-    one, two, other = (env("bigfish", 2, "procgen", seed=seed, num_threads=0) for seed in (1, 1, 2))
+    one, two, other = (env("bigfish", 2, "procgen", seed=seed, env_kwargs={"num_threads": 0}) for seed in (1, 1, 2))
     first = one.reset_arrays().copy()
     np.testing.assert_array_equal(first, two.reset_arrays())
     assert not np.array_equal(first, other.reset_arrays())
@@ -61,15 +61,15 @@ def test_the_same_seed_gives_the_same_levels_and_a_reset_new_ones(env):
 
 
 def test_levels_can_be_limited(env):
-    batch = env("coinrun", 2, "procgen", num_levels=1, start_level=7, num_threads=0)
+    batch = env("coinrun", 2, "procgen", env_kwargs={"num_levels": 1, "start_level": 7, "num_threads": 0})
     pictures = batch.reset_arrays()
     np.testing.assert_array_equal(pictures[0], pictures[1])
-    other = env("coinrun", 2, "procgen", num_levels=1, start_level=8, num_threads=0).reset_arrays()
+    other = env("coinrun", 2, "procgen", env_kwargs={"num_levels": 1, "start_level": 8, "num_threads": 0}).reset_arrays()
     assert not np.array_equal(pictures, other)
 
 
 def test_through_torchrl_a_single_environment_goes_on_where_a_level_ended(env):
-    batch = env("starpilot", 1, "procgen", num_threads=0)
+    batch = env("starpilot", 1, "procgen", env_kwargs={"num_threads": 0})
     made = batch.envs
     done = batch.rollout(300, break_when_any_done=False)["next", "done"]
     assert done.sum() >= 2
@@ -77,7 +77,7 @@ def test_through_torchrl_a_single_environment_goes_on_where_a_level_ended(env):
 
 
 def test_a_picture_for_people_is_of_the_episode_that_it_ends(env):
-    batch = env("starpilot", 1, "procgen", num_threads=0, render_mode="rgb_array")
+    batch = env("starpilot", 1, "procgen", env_kwargs={"num_threads": 0, "render_mode": "rgb_array"})
     batch.reset_arrays()
     done = np.zeros(1, bool)
     while not done[0]:
@@ -98,7 +98,7 @@ def test_procgens_rewards_are_scaled_with_the_gamma_of_ppo_and_its_pictures_are_
     assert isinstance(module.reward_scaler, RewardScaler) and module.reward_scaler.gamma == 0.999
     assert module.reward_scaler.count == 64
     assert module.agent.normalizer is None
-    assert module.schedule.get_last_lr() == [module.hparams.learning_rate]
+    assert module.lr_schedulers().get_last_lr() == [module.hparams.learning_rate]
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_procgens_rewards_are_scaled_with_the_gamma_of_ppo_and_its_pictures_are_
 )
 def test_wrong_games_and_options(env_id, options, sentence, env):
     with pytest.raises(ConfigError, match=sentence):
-        env(env_id, 1, "procgen", **options)
+        env(env_id, 1, "procgen", env_kwargs=options)

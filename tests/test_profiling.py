@@ -7,7 +7,7 @@ import pytest
 from ppo_lightning import CNNAgent, ConfigError
 from ppo_lightning.callbacks import speed
 from ppo_lightning.commands import cli, profile
-from ppo_lightning.commands.profile import StageClock, raw_step, seconds_of
+from ppo_lightning.commands.profile import StageClock
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 10**9}
 REACH = SMALL | {"env_id": "Reach-v0"}
@@ -21,9 +21,7 @@ def test_the_stages_add_up_and_the_run_ends(fit, compile):
     assert sum(clock.shares.values()) == pytest.approx(1, abs=1e-6)
     assert all(0 <= share < 1 for share in clock.shares.values())
     assert clock.shares["updates"] > clock.shares["advantages"] > 0
-    assert set(clock.floor) == {"environment", "acting", "updates"}
-    assert 0.1 < clock.fraction < 5  # a busy machine may be faster while the run is timed
-    assert clock.changes[0] == (("--model.num_threads", "2") if compile else ("--model.compile", "true"))
+    assert clock.changes[0] == (("--num_threads", "2") if compile else ("--model.compile", "true"))
     assert clock.changes[-1] == ("--data.num_envs", "4")
 
 
@@ -40,7 +38,6 @@ def test_a_slow_stage_is_seen_as_such(fit, monkeypatch):
     clock = StageClock(0.5)
     fit(SMALL, {}, max_epochs=-1, callbacks=[clock])
     assert clock.shares["advantages"] > 0.5
-    assert clock.fraction < 0.5, "the floor knows nothing of it"
 
 
 def test_pictures_may_be_computed_in_bf16(fit):
@@ -49,22 +46,6 @@ def test_pictures_may_be_computed_in_bf16(fit):
     fit(data, {"agent": CNNAgent, "num_minibatches": 2, "update_epochs": 1}, max_epochs=-1, callbacks=[clock])
     assert ("--trainer.precision", "bf16-mixed") in clock.changes
     assert clock.shares["values and log-probabilities"] == 0, "they come with the actions"
-
-
-@pytest.mark.parametrize(
-    ("env_id", "backend", "count"),
-    [("CartPole-v1", "gymnasium", 2), ("CartPole-v1", "gymnasium", 16), ("Pendulum-v1", "envpool", 2)],
-)
-def test_raw_steps_go_on_over_the_ends_of_episodes(env, env_id, backend, count):
-    one = env(env_id, count, backend, max_episode_steps=20)
-    one.reset_arrays()
-    step = raw_step(one)
-    for _ in range(100):
-        step()
-
-
-def test_seconds_are_measured():
-    assert seconds_of(lambda: time.sleep(0.01), least=0.1) == pytest.approx(0.01, rel=0.3)
 
 
 @pytest.mark.integration
@@ -76,7 +57,7 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, cap
         ["profile", "--seconds", "0.2", "--data.num_envs", "2", "--data.env_id", "Reach-v0", "--model.num_minibatches", "2"]
     )
     out = capsys.readouterr().out
-    assert "environment steps a second." in out and "| updates |" in out and "this run reaches 0." in out
+    assert "environment steps a second." in out and "| updates |" in out
     for change in ("--model.num_minibatches 2", "--data.num_envs 4"):
         sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
         assert int(sps) > 0 and float(ratio) > 0
@@ -85,14 +66,14 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, cap
     assert list(tmp_path.iterdir()) == []
 
 
-ONE_THREAD, COMPILED = ("--model.num_threads", "1"), ("--model.compile", "true")
+ONE_THREAD, COMPILED = ("--num_threads", "1"), ("--model.compile", "true")
 MORE = ("--data.num_envs", "8")
 
 
 @pytest.mark.parametrize(
     ("tried", "sentence"),
     [
-        ({ONE_THREAD: 250.0, COMPILED: 180.0}, "Set --model.num_threads 1: 2.5 times as fast."),
+        ({ONE_THREAD: 250.0, COMPILED: 180.0}, "Set --num_threads 1: 2.5 times as fast."),
         ({ONE_THREAD: 105.0}, "None of these settings is more than 10 % faster."),
         ({COMPILED: 120.0, MORE: 400.0}, "Set --model.compile true: 1.2 times as fast."),
         ({}, "None of these settings is more than 10 % faster."),

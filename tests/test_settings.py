@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.tuner import Tuner
 
 from ppo_lightning import PPO, RPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
-from ppo_lightning.algorithms.checks import Range
 from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.utils.arguments import Range
 from tests.environments import Counter
 from tests.test_cli import CARTPOLE, SHORT, run_cli  # noqa: F401  (a fixture)
 
@@ -34,11 +34,9 @@ def owners():
         ("ent_coef", 1e30),
         ("clip_coef", 1e-300),
         ("max_grad_norm", 1e-30),
-        ("num_threads", 100_000),
         ("num_minibatches", 2.5),
         ("gamma", None),
         ("gamma", "0.9"),
-        ("nonfinite", None),
         ("agent", "x"),
         ("agent", None),
     ],

@@ -17,7 +17,7 @@ from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO, RolloutDataM
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
 from ppo_lightning.commands import cli
-from ppo_lightning.commands.export import largest_difference, random_observations, to_onnx
+from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.models.encoders import encoder
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.rows import from_row, to_row
@@ -248,7 +248,7 @@ def test_minigrids_cells_are_choices():
 
 def test_a_view_with_which_envpool_would_abort_is_refused():
     with pytest.raises(ConfigError, match="package minigrid"):
-        make_env("MiniGrid-MemoryS7-v0", 1, "envpool", agent_view_size=5)
+        make_env("MiniGrid-MemoryS7-v0", 1, "envpool", env_kwargs={"agent_view_size": 5})
 
 
 @pytest.mark.parametrize("shape", [(56, 56, 3), (7, 7, 21), (7, 7)])
@@ -259,7 +259,7 @@ def test_minigrids_pictures_that_are_no_cells_stay_as_they_are(shape):
 
 
 def test_only_measurements_are_normalised():
-    env = make_env("Any-v0", 4, see="everything")
+    env = make_env("Any-v0", 4, env_kwargs={"see": "everything"})
     agent = build(env, norm_obs=True)
     rollout = make_collector(env, agent, 32, 1).rollout()
     rows = rollout["observation"].flatten(0, 1)
@@ -274,11 +274,11 @@ def test_only_measurements_are_normalised():
 @pytest.mark.detail("37")
 def test_components_are_independent():
     """The head's log-probability and entropy are the sums of PyTorch's own distributions."""
-    env = make_env("Any-v0", 1, do="multidiscrete")
+    env = make_env("Any-v0", 1, env_kwargs={"do": "multidiscrete"})
     agent = build(env)
     observation = torch.randn(64, 3)
     action, log_prob, *_ = agent.act(observation, agent.noise((64,)))
-    again, entropy, _ = agent.evaluate(observation, action)
+    again, entropy, *_ = agent.evaluate(observation, action)
     logits = agent.head.linear(agent.actor_body(observation)).split([3, 2, 4], dim=-1)
     parts = [torch.distributions.Categorical(logits=its) for its in logits]
     expected = sum(part.log_prob(action[:, k]) for k, part in enumerate(parts))
@@ -292,14 +292,14 @@ def test_components_are_independent():
 
 
 def test_entries_of_an_action_are_independent():
-    env = make_env("Any-v0", 1, do="dict")
+    env = make_env("Any-v0", 1, env_kwargs={"do": "dict"})
     agent = build(env)
     observation = torch.randn(64, 3)
     action, log_prob, *_ = agent.act(observation, agent.noise((64,)))
     features = agent.actor_body(observation)
     steer, gear, lights = agent.head.parts
     parts = [(steer, action[:, :2]), (gear, action[:, 2].long()), (lights, action[:, 3:].long())]
-    sums = [torch.stack(each).sum(0) for each in zip(*(head.evaluate(features, its) for head, its in parts), strict=True)]
+    sums = [torch.stack(each).sum(0) for each in zip(*(head.evaluate(features, its)[:2] for head, its in parts), strict=True)]
     torch.testing.assert_close(log_prob, sums[0])
     torch.testing.assert_close(agent.evaluate(observation, action)[1], sums[1])
 
@@ -308,7 +308,7 @@ def test_entries_of_an_action_are_independent():
 @pytest.mark.parametrize("entry", [None, "observation", "info"])
 @pytest.mark.parametrize("do", DISCRETE)
 def test_invalid_actions_have_no_probability_and_no_gradient(do, entry):
-    env = make_env("Any-v0", 8, do=do, masked=True, entry=entry)
+    env = make_env("Any-v0", 8, env_kwargs={"do": do, "masked": True, "entry": entry})
     agent = build(env)
     rollout = make_collector(env, agent, 16, 1).rollout()
     observation, action = rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1)
@@ -317,7 +317,7 @@ def test_invalid_actions_have_no_probability_and_no_gradient(do, entry):
     outputs = []
     for linear in logits:
         linear.register_forward_hook(lambda _module, _inputs, out: outputs.append(out.retain_grad() or out))
-    log_prob, entropy, _ = agent.evaluate(observation, action)
+    log_prob, entropy, *_ = agent.evaluate(observation, action)
     (log_prob.sum() + entropy.sum()).backward()
     grad = torch.cat([out.grad for out in outputs], dim=-1)
     allowed = observation[:, mask_columns(env.agent_specs[0])] > 0
@@ -383,17 +383,17 @@ def test_an_agent_of_other_actions_is_refused(was, now):
 
 
 def test_an_agent_does_not_play_with_other_parts():
-    agents = {do: build(make_env("Any-v0", 1, do=do, see="binary")) for do in ("multidiscrete", "dict")}
+    agents = {do: build(make_env("Any-v0", 1, env_kwargs={"do": do, "see": "binary"})) for do in ("multidiscrete", "dict")}
     for do, agent in agents.items():
-        check_same_spaces(agent, make_env("Any-v0", 1, do=do, see="binary"))
+        check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": do, "see": "binary"}))
         with pytest.raises(ConfigError, match="choose its environment"):
-            check_same_spaces(agent, make_env("Any-v0", 1, do="discrete", see="binary"))
+            check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": "discrete", "see": "binary"}))
         with pytest.raises(ConfigError, match="does not take observations"):
-            check_same_spaces(agent, make_env("Any-v0", 1, do=do, see="cells"))
+            check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": do, "see": "cells"}))
 
 
 def test_specs_are_torchrls_own():
-    env = make_env("Any-v0", 2, see="everything", do="dict")
+    env = make_env("Any-v0", 2, env_kwargs={"see": "everything", "do": "dict"})
     observation_spec, action_spec = env.agent_specs
     assert isinstance(action_spec, Composite)
     assert isinstance(observation_spec["inside", "flags"], Binary)
@@ -406,9 +406,11 @@ def test_specs_are_torchrls_own():
 @pytest.mark.parametrize(("do", "memory"), [("dict", "lstm"), ("tuple", None), ("multidiscrete", None), ("box", "gru")])
 def test_evaluation_and_onnx(do, memory, tmp_path):
     masked = do in DISCRETE
-    env = make_env("Any-v0", 2, do=do, see="everything", masked=masked)
+    env = make_env("Any-v0", 2, env_kwargs={"do": do, "see": "everything", "masked": masked})
     agent = build(env, memory)
-    assert (evaluate(agent, make_env("Any-v0", 2, do=do, see="everything", masked=masked))["step_count"] == 7).all()
+    assert (
+        evaluate(agent, make_env("Any-v0", 2, env_kwargs={"do": do, "see": "everything", "masked": masked}))["step_count"] == 7
+    ).all()
     path = to_onnx(agent, env.agent_specs[0], tmp_path / "agent.onnx")
     assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-4
 

@@ -12,7 +12,9 @@ from torchrl.data import Bounded, Unbounded
 
 from ppo_lightning import PPO, CNNAgent, MLPAgent, evaluate, make_env
 from ppo_lightning.commands import cli
-from ppo_lightning.video.record import overlay, record_video
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.video import overlay
+from ppo_lightning.video.record import record_video
 
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64, "eval_episodes": 1}
 
@@ -64,7 +66,7 @@ def test_a_machine_that_cannot_render_says_what_is_missing(trained, tmp_path, mo
 
     monkeypatch.setattr(gymnasium.Wrapper, "render", render)
     with pytest.raises(ValueError, match=r"no EGL device was found.*libegl1 with MUJOCO_GL=egl"):
-        record_video(trained[0].agent, "CartPole-v1", tmp_path / "video.mp4")
+        record_video(trained[0].agent, EnvFactory("CartPole-v1"), tmp_path / "video.mp4")
 
 
 @pytest.mark.parametrize(("backend", "game"), [("ale", "ALE/Breakout-v5"), ("procgen", "starpilot")])
@@ -84,7 +86,9 @@ def test_games_are_played_whole_with_the_agents_thoughts_beside_them(fit, tmp_pa
         with pytest.raises(SystemExit):
             cli.main(["play", "--ckpt_path", str(path), "--output", str(tmp_path / "b.mp4"), "--env_id", "ALE/Pong-v5"])
         assert "The agent has 4 actions and the environment 6" in capsys.readouterr().err
-        played = evaluate(PPO.load_from_checkpoint(path).agent, make_env(game, 1, "gymnasium", stream="eval", **kwargs))
+        played = evaluate(
+            PPO.load_from_checkpoint(path).agent, make_env(game, 1, "gymnasium", stream="eval", env_kwargs=kwargs)
+        )
         assert float(printed.split("returns: ")[1].split("\n")[0]) == played["episode_reward"].item()
         assert len(frames) == played["step_count"].item() + 1, "lost lives do not end the video"
         assert frames[0].shape == (420, 540, 3)

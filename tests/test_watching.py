@@ -45,11 +45,23 @@ def test_videos_change_nothing(fit, tmp_path):
         assert torch.equal(a, b)
 
 
-def test_what_cannot_be_recorded_is_refused(fit):
-    from ppo_lightning import make_env
+def test_environments_by_a_function_are_recorded_if_they_have_pictures(fit, tmp_path):
+    import gymnasium
 
-    with pytest.raises(ConfigError, match=r"CaptureVideo needs data.env_id to be an environment's id"):
-        fit(SMALL | {"env_id": lambda: make_env("CartPole-v1", 2)}, callbacks=[CaptureVideo()])
+    def make(render_mode=None):
+        return gymnasium.make("CartPole-v1", render_mode=render_mode)
+
+    fit(SMALL | {"env_id": make}, callbacks=[CaptureVideo(every=2)])
+    assert list(tmp_path.rglob("*.mp4"))
+    with pytest.raises(ConfigError, match="The environment cannot be rendered: it has no picture"):
+        fit(SMALL | {"env_id": lambda: gymnasium.make("CartPole-v1")}, callbacks=[CaptureVideo(every=2)])
+
+
+def test_what_cannot_be_recorded_is_refused(fit):
+    from torchrl.envs import StepCounter
+
+    with pytest.raises(ConfigError, match=r"Only environments of .* can be recorded, without data.transforms"):
+        fit(SMALL | {"transforms": [StepCounter(step_count_key="steps")]}, callbacks=[CaptureVideo(every=1)])
     with pytest.raises(ConfigError, match="must be at least 1"):
         CaptureVideo(every=0)
 

@@ -55,24 +55,6 @@ def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: i
     check_minibatch_size(hparams, size)
 
 
-def check_cuda_graphs(hparams: Any, device: str, world_size: int, precision: str, whole_graph: bool) -> None:
-    """Demands what ``cuda_graphs`` needs: one GPU, a compiled update of one graph, and no casts of weights that it would keep.
-
-    Raises:
-        ConfigError: Something of that is missing.
-    """
-    needs = {
-        "accelerator gpu": device == "cuda",
-        "devices 1": world_size == 1,
-        "precision 32-true": precision == "32-true",
-        "model.compile": hparams.compile,
-        "an agent without memory": whole_graph,
-    }
-    if hparams.cuda_graphs and not all(needs.values()):
-        missing = ", ".join(name for name, there in needs.items() if not there)
-        raise ConfigError(f"model.cuda_graphs does not work without {missing}: leave it off.")
-
-
 def check_minibatch_size(hparams: Any, size: int) -> None:
     """Demands minibatches of two steps at least, where their advantages are normalised.
 

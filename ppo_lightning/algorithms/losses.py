@@ -1,6 +1,7 @@
 """The arithmetic of PPO as pure functions: advantages, losses, diagnostics.
 
-``[N, T]`` is environments by time, ``[B]`` a minibatch. Source: Schulman et al., "Proximal Policy Optimization
+``[N, T]`` is environments by time, ``[B]`` a minibatch. ``weight`` is the weight of each row, with a mean of 1 over the
+minibatch of all ranks: 0 leaves a row out of every mean. Source: Schulman et al., "Proximal Policy Optimization
 Algorithms" (2017) and "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016).
 """
 
@@ -40,62 +41,76 @@ def gae(
     return advantage, advantage + value
 
 
-def normalize(advantage: Tensor, of: Tensor | None = None) -> Tensor:
-    """Shifts and scales the advantages of minibatches.
+def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the mean of values [B], a scalar; rows count by their weight [B]."""
+    return values.mean() if weight is None else (values * weight).mean()
+
+
+def normalize(advantage: Tensor, reference: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+    """Shift and scale the advantages of minibatches.
 
     Args:
         advantage: [..., B].
-        of: Those whose mean shall be 0 and whose (unbiased) standard deviation shall be 1, [..., M]: where ranks share a
-            minibatch those of all; None: the same.
+        reference: Advantages whose mean and unbiased standard deviation are used, [..., M]: those of all ranks where
+            ranks share a minibatch. None: ``advantage``.
+        weight: Weight of each reference, 0 or 1, [..., M]. None: all count.
+
+    Returns:
+        Advantages [..., B].
     """
+    reference = advantage if reference is None else reference
     # detail 7
-    std, mean = torch.std_mean(advantage if of is None else of, dim=-1, keepdim=True)
+    if weight is None:
+        std, mean = torch.std_mean(reference, dim=-1, keepdim=True)
+    else:
+        count = weight.sum(-1, keepdim=True)
+        mean = (weight * reference).sum(-1, keepdim=True) / count
+        std = ((weight * (reference - mean).square()).sum(-1, keepdim=True) / (count - 1)).sqrt()
     return (advantage - mean) / (std + 1e-8)
 
 
-def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor) -> Tensor:
-    """The clipped surrogate objective, negated.
+def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the negative clipped surrogate objective, a scalar.
 
     Args:
         log_ratio: New log-probability of the action minus the old one, [B].
         advantage: [B].
         clip_coef: The ratio counts only between 1 - clip_coef and 1 + clip_coef.
-
-    Returns:
-        A scalar.
+        weight: Weight of each row, [B].
     """
     # detail 8
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)  # type: ignore[arg-type]
-    return -torch.min(advantage * ratio, advantage * clipped).mean()
+    return -weighted_mean(torch.min(advantage * ratio, advantage * clipped), weight)
 
 
-def value_loss(value: Tensor, old_value: Tensor, value_target: Tensor, clip_coef: float | Tensor | None) -> Tensor:
-    """Half the mean squared error of the value, of the worse of the plain and the clipped prediction.
+def value_loss(
+    value: Tensor, old_value: Tensor, value_target: Tensor, clip_coef: float | Tensor | None, weight: Tensor | None = None
+) -> Tensor:
+    """Return half the mean squared error of the value, a scalar; of the clipped prediction where that is worse.
 
     Args:
         value: New V(s), [B].
         old_value: V(s) at collection, [B].
         value_target: [B].
-        clip_coef: The clipped prediction stays within this distance of ``old_value``; None: no clipping.
-
-    Returns:
-        A scalar.
+        clip_coef: Largest distance of the clipped prediction from ``old_value``; None: no clipping.
+        weight: Weight of each row, [B].
     """
     error = (value - value_target).square()
     if clip_coef is not None:
         # detail 9
         clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)  # type: ignore[arg-type]
         error = torch.max(error, (clipped - value_target).square())
-    return 0.5 * error.mean()
+    return 0.5 * weighted_mean(error, weight)
 
 
-def diagnostics(log_ratio: Tensor, clip_coef: float | Tensor) -> dict[str, Tensor]:
-    """How far the new policy is from the one that collected.
+def diagnostics(log_ratio: Tensor, clip_coef: float | Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
+    """Measure how far the new policy is from the one that collected the rollout.
 
     Args:
         log_ratio: New log-probability of the action minus the old one, [B].
         clip_coef: The policy loss's.
+        weight: Weight of each row, [B].
 
     Returns:
         Scalars: ``old_approx_kl`` and ``approx_kl``, the k1 and k3 estimators of http://joschu.net/blog/kl-approx.html,
@@ -104,16 +119,24 @@ def diagnostics(log_ratio: Tensor, clip_coef: float | Tensor) -> dict[str, Tenso
     log_ratio = log_ratio.detach()
     ratio_minus_1 = log_ratio.expm1()  # exact where the policies are close, which exp(x) - 1 is not
     return {
-        "old_approx_kl": -log_ratio.mean(),
-        "approx_kl": (ratio_minus_1 - log_ratio).mean(),
-        "clipfrac": (ratio_minus_1.abs() > clip_coef).float().mean(),
+        "old_approx_kl": -weighted_mean(log_ratio, weight),
+        "approx_kl": weighted_mean(ratio_minus_1 - log_ratio, weight),
+        "clipfrac": weighted_mean((ratio_minus_1.abs() > clip_coef).float(), weight),
     }
 
 
-def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
-    """The share of the targets' variance that the values explain: 1 is perfect, 0 no better than a constant.
+def explained_variance(value: Tensor, value_target: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Return the share of the targets' variance that the values explain: 1 is perfect, 0 no better than a constant.
 
-    Returns NaN where all targets are equal.
+    Args:
+        value: V(s), any shape.
+        value_target: Of the same shape.
+        valid: Which of them count, of the same shape, bool; None: all.
+
+    Returns:
+        A scalar; NaN where all targets are equal.
     """
+    if valid is not None:
+        value, value_target = value[valid], value_target[valid]
     variance = value_target.var()
     return torch.where(variance == 0, torch.nan, 1 - (value_target - value).var() / variance)

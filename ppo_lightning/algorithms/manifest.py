@@ -41,7 +41,7 @@ def _continuous(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
 
 
 def _pictures(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
-    return lambda module: value(module) if len(module.data.observation_spec.shape) == 3 else None
+    return lambda module: value(module) if len(module.data.specs.observation.shape) == 3 else None
 
 
 def _separate(module: Any) -> Value:
@@ -111,7 +111,7 @@ DETAILS = (
     Detail("A1", "clip range annealing", _model("anneal_clip_coef"), ("--model.anneal_clip_coef", "false")),
     Detail("A2", "ranks that share the gradients", lambda m: m.trainer.world_size),
     Detail("A3", "early stop by KL", lambda m: m.hparams.target_kl or False, ("--model.target_kl", "null")),
-    Detail("A4", "invalid action masking", lambda m: mask_columns(m.data.observation_spec) is not None),
+    Detail("A4", "invalid action masking", lambda m: mask_columns(m.data.specs.observation) is not None),
     Detail("P1", "IMPALA network", _body("ImpalaCNN")),
     Detail("P2", "rewards scaled with PPO's own gamma", _rewards(_model("gamma")), ("--model.norm_reward", "false")),
 )

@@ -1,4 +1,4 @@
-"""Minibatches as dictionaries of tensors [B, ...]: gathered, split, and what is left of them."""
+"""Gather, weight and split minibatches (dictionaries of tensors [B, ...])."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,7 @@ Minibatch = dict[str, Tensor]
 
 
 def equal_parts(minibatch: Minibatch, rows: int | None) -> Sequence[Minibatch]:
-    """Splits a minibatch [B, ...] into as few equal parts as have at most ``rows`` rows.
+    """Split a minibatch [B, ...] into as few equal parts as have at most ``rows`` rows.
 
     Where only more than twice as many parts would be equal, or ``rows`` is None, it stays whole.
     """
@@ -27,49 +27,49 @@ def equal_parts(minibatch: Minibatch, rows: int | None) -> Sequence[Minibatch]:
 
 
 def take(rows: Tensor, order: np.ndarray) -> Tensor:
-    """Returns ``rows[order]``, [B, ...]; on the CPU by NumPy, in a tenth of the time where rows are short."""
+    """Return ``rows[order]``, [B, ...]; on the CPU by NumPy, in a tenth of the time where rows are short."""
     if rows.device.type == "cpu":
         return torch.from_numpy(rows.numpy().take(order, axis=0))
     return rows.index_select(0, torch.from_numpy(order).to(rows.device))
 
 
 def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Averages scalars of the same names."""
-    every = torch.stack([each[key] for each in metrics for key in metrics[0]])
-    return dict(zip(metrics[0], every.view(len(metrics), -1).mean(dim=0).unbind(), strict=True))
+    """Average scalars of the same names."""
+    stacked = torch.stack([scalars[key] for scalars in metrics for key in metrics[0]])
+    means = stacked.view(len(metrics), -1).mean(dim=0)
+    return dict(zip(metrics[0], means.unbind(), strict=True))
 
 
-def weight_of_rank(valid: Tensor) -> Tensor | None:
-    """Returns what a mean over this rank's valid steps is multiplied with, a scalar.
-
-    The mean over the ranks is then the mean over the valid steps of all ranks. None where a rank has fewer than two.
-
-    Args:
-        valid: Of this rank's part of a minibatch, bool.
-    """
-    counts = collectives.gather(valid.sum())
-    return None if counts.min() < 2 else valid.sum() * len(counts) / counts.sum()
-
-
-def valid_minibatches(epoch: Minibatch, valid: Tensor, count: int, norm_adv: bool) -> Iterator[Minibatch]:
-    """Yields what is left of an epoch's minibatches without the steps that are not valid.
-
-    A minibatch of which a rank has fewer than two steps is left out, by all ranks. On several ranks ``weight`` is the rank's.
+def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Minibatch]:
+    """Split a shuffled epoch into minibatches, their advantages normalized over all ranks.
 
     Args:
-        epoch: Shuffled steps, [count * B, ...].
-        valid: [count * B] bool.
-        count: The number of minibatches.
-        norm_adv: Normalise the advantages that are left, with those of the other ranks.
+        epoch: Tensors [rows, ...] in the order of the minibatches. ``valid`` [rows, ...], bool, is optional: a minibatch then
+            has ``weight``, which is 0 for invalid steps and has a mean of 1 over the minibatch of all ranks.
+        count: Number of minibatches.
+        norm_adv: Normalize the advantages.
+
+    Yields:
+        Minibatches [B, ...]. One with fewer than two valid steps on all ranks together is left out, by all ranks.
     """
-    for *parts, kept in zip(*(tensor.chunk(count) for tensor in epoch.values()), valid.chunk(count), strict=True):
-        minibatch = {key: part[kept] for key, part in zip(epoch, parts, strict=True)}
-        weight = weight_of_rank(kept)
-        if weight is None:
-            continue
-        if norm_adv:
-            advantage = minibatch["advantage"].squeeze(-1)
-            minibatch["advantage"] = losses.normalize(advantage, collectives.concatenate(advantage)).unsqueeze(-1)
-        if collectives.world_size() > 1:
-            minibatch["weight"] = weight
-        yield minibatch
+    valid = epoch.pop("valid", None)
+    kept = [True] * count
+    flags = None
+    if valid is not None:
+        flags = all_ranks(valid.reshape(count, -1).float())  # [count, B of all ranks]
+        counts = flags.sum(-1)
+        kept = (counts >= 2).tolist()
+        weight = valid.reshape(count, -1) * (flags.shape[-1] / counts.clamp(min=1))[:, None]
+        epoch["weight"] = weight.view(valid.shape)
+    if norm_adv:
+        advantage = epoch["advantage"]
+        by_minibatch = advantage.reshape(count, -1)
+        epoch["advantage"] = losses.normalize(by_minibatch, all_ranks(by_minibatch), flags).view(advantage.shape)
+    for keep, *parts in zip(kept, *(tensor.chunk(count) for tensor in epoch.values()), strict=True):
+        if keep:
+            yield dict(zip(epoch, parts, strict=True))
+
+
+def all_ranks(rows: Tensor) -> Tensor:
+    """Return the rows [count, B] of all ranks side by side, [count, B of all ranks]."""
+    return collectives.gather(rows).transpose(0, 1).flatten(1)

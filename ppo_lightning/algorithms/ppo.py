@@ -1,8 +1,9 @@
 """PPO as a LightningModule: one ``training_step`` is one PPO iteration."""
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
+import lightning as L
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -10,24 +11,25 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import losses
-from ppo_lightning.algorithms.checks import check_cuda_graphs, check_minibatches
-from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, take, valid_minibatches
-from ppo_lightning.algorithms.optimizer import OptimizerModule
+from ppo_lightning.algorithms.agent_module import AgentModule
+from ppo_lightning.algorithms.checks import check_minibatches
+from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take
+from ppo_lightning.algorithms.schedule import IterationLR, KLAdaptiveLR, LinearAnnealing, remaining
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
+from ppo_lightning.callbacks.guards import EqualRanksGuard, LogProbGuard, NonFiniteGuard
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import ActorCritic, MLPAgent
+from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.finite import Snapshot
-
-CHECK_EVERY = 100  # rollouts
+from ppo_lightning.utils.seeding import derive_seed
 
 
-class PPO(OptimizerModule):
+class PPO(AgentModule):
     """Proximal Policy Optimization with the implementation details of Huang et al. (2022).
 
-    Variants override ``advantages``, ``minibatches`` or ``loss``. How the agent is built, evaluated and saved stands in
-    :class:`~ppo_lightning.algorithms.agent_module.AgentModule`.
+    Variants override ``advantages``, ``minibatches`` or ``loss``. The base class
+    :class:`~ppo_lightning.algorithms.agent_module.AgentModule` builds, evaluates and saves the agent.
 
     Args:
         learning_rate: Adam's step size at the start.
@@ -56,20 +58,15 @@ class PPO(OptimizerModule):
         compile: Compile the update: one graph for loss, gradients, clipping and Adam on a single device, the loss alone on
             several ranks. It takes some ten seconds at the start and needs a C++ compiler, and the weights are those of
             the uncompiled update to float tolerance. On a single device, Lightning's hooks around the optimizer do not run.
-        cuda_graphs: Record what a GPU does for a compiled update and for a choice of actions, and launch it as one piece: on
-            one GPU, in 32-true, without memory. A minibatch in parts is not recorded.
-        nonfinite: What an update does that makes a weight NaN or infinite: end the run with an ``error``; or be taken back, all
-            of its iteration, whose rollout is then left out (``skip``), or is the last (``stop``).
-        num_threads: PyTorch's threads on the CPU while it trains; None: as many as PyTorch has if the agent has convolutions
-            or wide layers, otherwise one, which is safe beside other processes.
         agent: Makes the agent from the specs of observations and actions.
 
     Raises:
         ConfigError: A number is out of its range, or the rollout cannot be split as asked.
     """
 
-    takes_memory = False  # whether the agent has one
-    whole_graph = True  # whether a compiler sees all of the loss
+    minibatch_keys: ClassVar = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
+    takes_memory: ClassVar = False  # whether the agent must have a memory
+    whole_graph: ClassVar = True  # whether a compiler can trace all of the loss
 
     def __init__(
         self,
@@ -94,9 +91,6 @@ class PPO(OptimizerModule):
         bootstrap_truncated: bool = True,
         microbatch_size: Annotated[int | None, Range(1)] = None,
         compile: bool = False,
-        cuda_graphs: bool = False,
-        nonfinite: Literal["error", "skip", "stop"] = "error",
-        num_threads: Annotated[int | None, Range(1, 1024)] = None,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
     ) -> None:
         check_arguments(PPO.__init__, locals(), "model")
@@ -107,37 +101,25 @@ class PPO(OptimizerModule):
         self.automatic_optimization = False
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
-        self.clip_coef: float | Tensor = clip_coef  # of this iteration; a tensor where a compiled graph reads it
-        self._loss = self.loss
+        self.clip_coef = torch.tensor(clip_coef)  # of the present iteration; a tensor, so that it is no constant of a graph
+        self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
+        self._shuffle = torch.Generator()
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
-        """Runs one PPO iteration.
+        """Run one PPO iteration.
 
         Args:
             rollout: From a collector, batch size [N, T].
             batch_idx: Lightning's count of rollouts in this epoch.
         """
-        # detail A1
-        clip_coef = self.hparams.clip_coef * (self.remaining(self.rollouts_done) if self.hparams.anneal_clip_coef else 1.0)
-        self.clip_coef = self.clip_coef.fill_(clip_coef) if isinstance(self.clip_coef, Tensor) else clip_coef
-        if self.rollouts_done % CHECK_EVERY == 0:
-            self.check_log_probs(rollout)
-        rollout = self.advantages(self.agree_on_valid(rollout))
-        before = None if self.hparams.nonfinite == "error" else Snapshot(self.trainer.optimizers[0])
+        rollout = self.advantages(rollout)
         metrics = []
         for _ in range(self.hparams.update_epochs):
             metrics += [self.update(minibatch) for minibatch in self.minibatches(rollout)]
             if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                 break
-        if before is not None and before.spoilt():
-            metrics = self.take_back(before)
         self.log_rollout(rollout, metrics)
-        if metrics:
-            self.adapt_learning_rate(mean_of(metrics)["approx_kl"])
-        if self.schedule is not None:
-            self.schedule.step()
-        if self.rollouts_done >= self.data.num_rollouts:
-            self.trainer.should_stop = True  # whatever max_epochs says; Lightning validates once more before it stops
+        self.step_schedule(metrics)
 
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
         """Adds ``advantage`` and ``value_target``, both [N, T, 1].
@@ -163,49 +145,46 @@ class PPO(OptimizerModule):
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yields the rollout in random minibatches of tensors [B, ...], their advantages normalised; each valid step once.
+        """Yield the rollout in random minibatches of tensors [B, ...], their advantages normalized; each step once.
 
         Every environment is shuffled by itself and the columns are dealt out, so that (if ``num_minibatches`` divides T) a
-        minibatch has equally many steps of each environment: split over ranks, it is the union of their minibatches.
+        minibatch has equally many steps of each environment. Split over ranks, a minibatch is the union of their minibatches.
         """
-        (num_envs, num_steps), count = rollout.batch_size, self.hparams.num_minibatches
+        num_envs, num_steps = rollout.batch_size
         # detail 6
         steps = self.uniform(num_envs, num_steps).numpy().argsort(axis=1)  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
-        keys = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
         # All of an epoch at once; step by step, as the collector stores it.
-        epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
-        if "valid" in rollout.keys():  # noqa: SIM118  (a TensorDict)
-            valid = take(rollout["valid"].T.flatten(), order)
-            yield from valid_minibatches(epoch, valid, count, self.hparams.norm_adv)
-            return
-        if self.hparams.norm_adv:
-            advantage = epoch["advantage"].view(count, -1)
-            of_all_ranks = collectives.gather(advantage).transpose(0, 1).flatten(1)  # [count, B of all]
-            epoch["advantage"] = losses.normalize(advantage, of_all_ranks).view(-1, 1)
-        for parts in zip(*(tensor.chunk(count) for tensor in epoch.values()), strict=True):
-            yield dict(zip(keys, parts, strict=True))
+        epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in self.keys_of(rollout)}
+        yield from split_epoch(epoch, self.hparams.num_minibatches, self.hparams.norm_adv)
+
+    def keys_of(self, rollout: TensorDictBase) -> tuple[str, ...]:
+        """Return the keys of a rollout that the minibatches need; ``valid`` where environments may be restarted."""
+        return (*self.minibatch_keys, "valid") if "valid" in rollout.keys() else self.minibatch_keys  # noqa: SIM118
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the total loss of a minibatch and its detached parts, by tensor operations only: it may be compiled."""
-        return self.loss_of(minibatch, *self.agent.evaluate(minibatch["observation"], minibatch["action"]))
+        """Return the total loss of a minibatch and its detached parts, by tensor operations only: it may be compiled."""
+        return self.loss_of(minibatch, self.agent.evaluate(minibatch["observation"], minibatch["action"]))
 
-    def loss_of(
-        self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes what :meth:`loss` does from what the agent says of a minibatch, tensors of the minibatch's shape."""
-        old_value, advantage, value_target = (
-            minibatch[key].squeeze(-1) for key in ("state_value", "advantage", "value_target")
-        )
-        log_ratio, clip_coef = log_prob - minibatch["action_log_prob"], self.clip_coef
-        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef)
+    def loss_of(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the same as :meth:`loss`, from what the agent says of the minibatch; all tensors of the same shape."""
+        keys = ("state_value", "advantage", "value_target")
+        old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
+        weight, clip_coef = minibatch.get("weight"), self.clip_coef
+        log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
+        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, weight)
         value_clip = clip_coef if self.hparams.clip_vloss else None
-        value_loss = losses.value_loss(value, old_value, value_target, value_clip)
-        entropy = entropy.mean()
+        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, weight)
+        entropy = losses.weighted_mean(evaluation.entropy, weight)
         # detail 10
         loss = policy_loss + self.hparams.vf_coef * value_loss - self.hparams.ent_coef * entropy
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return loss, {k: v.detach() for k, v in parts.items()} | losses.diagnostics(log_ratio, clip_coef)
+        detached = {name: part.detach() for name, part in parts.items()}
+        return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
+
+    def update(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Take one optimizer step on a minibatch and return the parts of its loss, scalars."""
+        return self.optimize(minibatch)
 
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
         """Tells whether the epochs of this iteration end here; all ranks give the same answer."""
@@ -214,39 +193,136 @@ class PPO(OptimizerModule):
             return False
         return bool(collectives.gather(approx_kl).mean() > self.hparams.target_kl)
 
+    def step_schedule(self, metrics: list[dict[str, Tensor]]) -> None:
+        """Step the learning rate's schedule, if ``configure_optimizers`` returned one.
+
+        Args:
+            metrics: Of the iteration's minibatches.
+        """
+        schedule: Any = self.lr_schedulers()
+        if isinstance(schedule, KLAdaptiveLR) and metrics:
+            schedule.adapt(float(collectives.gather(mean_of(metrics)["approx_kl"]).mean()))
+        if isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+            schedule.step()
+
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
-        """Logs one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
+        """Log one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
 
         The x axis of every logger is the number of environment steps of all ranks.
         """
-        following = rollout["next"]
-        done = following["episode_done"]
-        episodes = torch.stack([following[key][done].float() for key in ("episode_reward", "step_count")], dim=-1)
-        returns, lengths = collectives.concatenate(episodes).unbind(-1)
-        self.episode_returns.extend(returns.tolist())
-        self.env_steps += self.data.frames_per_rollout
+        episodes = self.count_episodes(rollout)
         # detail 12
-        values: dict[str, Any] = {f"losses/{key}": value for key, value in mean_of(metrics).items()} if metrics else {}
-        pairs = collectives.gather(torch.stack([rollout["state_value"], rollout["value_target"]]))  # [W, 2, N, T, 1]
-        value, target = pairs.unbind(dim=1)
-        if "valid" in rollout.keys():  # noqa: SIM118  (a TensorDict)
-            valid = collectives.gather(rollout["valid"])
-            value, target = value[valid], target[valid]
-        values["losses/explained_variance"] = losses.explained_variance(value, target)
-        if len(returns):
-            values["charts/episodic_return"], values["charts/episodic_length"] = returns.mean(), lengths.mean()
+        values: dict[str, Any] = {f"losses/{name}": value for name, value in mean_of(metrics).items()} if metrics else {}
+        keys = [key for key in ("state_value", "value_target", "valid") if key in rollout.keys()]  # noqa: SIM118
+        everywhere = [collectives.gather(rollout[key]) for key in keys]  # each [ranks, N, T, ...]
+        values["losses/explained_variance"] = losses.explained_variance(*everywhere)
+        values |= episodes
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         values["charts/SPS"] = self.steps_per_second()
-        self.log_values(values)
+        self.log_metrics(values)
+
+    # What Lightning asks for
+
+    def configure_optimizers(self) -> Any:
+        """Return Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
+        fused = self.trainer.precision == "32-true"  # Lightning does not clip for a fused one in mixed precision
+        # detail 3
+        optimizer = torch.optim.Adam(
+            self.trainable_parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=fused
+        )
+        schedule = IterationLR(optimizer)
+        if self.hparams.anneal_lr:
+            schedule = LinearAnnealing(optimizer, self.data.num_rollouts)
+        elif self.hparams.desired_kl is not None:
+            schedule = KLAdaptiveLR(optimizer, self.hparams.desired_kl)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Add the guards."""
+        return [*super().configure_callbacks(), LogProbGuard(), NonFiniteGuard(), EqualRanksGuard()]
 
     def setup(self, stage: str) -> None:
-        """Checks, before any environment is created, that the rollout can be split into minibatches."""
+        """Check, before any environment is created, that the rollout can be split into minibatches."""
         super().setup(stage)
         if stage == "fit":
+            self._shuffle = torch.Generator().manual_seed(derive_seed(self.data.seed, "shuffle"))
             self.check_split()
-            trainer = self.trainer
-            device = trainer.strategy.root_device.type
-            check_cuda_graphs(self.hparams, device, trainer.world_size, trainer.precision, self.whole_graph)
+
+    def configure_model(self) -> None:
+        """Build the agent.
+
+        Raises:
+            ConfigError: It has a memory and the algorithm takes none, or the other way round.
+        """
+        super().configure_model()
+        if self.agent is None:
+            return
+        if self.takes_memory and self.agent.memory is None:
+            raise ConfigError("RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or gru.")
+        if self.agent.memory is not None and not self.takes_memory:
+            raise ConfigError("model.agent has a memory: use ppo_lightning.RecurrentPPO, or set memory to null.")
+
+    def on_train_start(self) -> None:
+        """Keep this run's optimizer settings where a checkpoint has others; make the update."""
+        super().on_train_start()
+        self.keep_settings()
+        self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
+        whole = self.trainer.world_size == 1 and self.whole_graph
+        eager = EagerUpdate(self, compile_loss=self.hparams.compile and not whole)
+        self.optimize = CompiledUpdate(self, eager) if self.hparams.compile and whole else eager
+
+    def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
+        """Set the clipping range of the iteration."""
+        share = remaining(self.rollouts_done, self.data.num_rollouts) if self.hparams.anneal_clip_coef else 1.0
+        # detail A1
+        self.clip_coef.fill_(self.hparams.clip_coef * share)
+
+    def on_train_end(self) -> None:
+        """Drop what was compiled."""
+        self.optimize = EagerUpdate(self)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Drop what was compiled."""
+        self.optimize = EagerUpdate(self)
+
+    def keep_settings(self) -> None:
+        """Override the settings of a restored optimizer with those of this run; the schedule overrides the learning rate."""
+        if not isinstance(self.lr_schedulers(), IterationLR):
+            return  # a subclass configures its own
+        optimizer = self.trainer.optimizers[0]
+        fused, eps = optimizer.defaults.get("fused"), optimizer.defaults.get("eps")
+        for group in optimizer.param_groups:
+            group.update(eps=eps, fused=fused)
+        for parameter, state in optimizer.state.items():
+            if fused and "step" in state:  # on the CPU, if the checkpoint is of another precision
+                state["step"] = state["step"].to(parameter.device)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the state of the shuffles."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["shuffle"] = self._shuffle.get_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the state of the shuffles, to resume a run."""
+        super().on_load_checkpoint(checkpoint)
+        if self.fitting:
+            self._shuffle.set_state(checkpoint["shuffle"].cpu())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the generator, which a started process cannot read; ``setup`` makes another one."""
+        return super().__getstate__() | {"_shuffle": None}
+
+    # What updates, variants and callbacks ask for
+
+    def uniform(self, num_envs: int, *shape: int) -> Tensor:
+        """Draw from U(0, 1), [num_envs, *shape]: every rank draws for the environments of all and keeps its own rows."""
+        first = self.trainer.global_rank * num_envs
+        drawn = torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)
+        return drawn[first : first + num_envs]
+
+    def check_split(self) -> None:
+        """Check that the rollout can be split into minibatches."""
+        check_minibatches(self.hparams, self.data.num_envs, self.data.num_steps, self.trainer.world_size)
 
     @property
     def steps_per_rollout(self) -> int | None:
@@ -254,6 +330,18 @@ class PPO(OptimizerModule):
         varies = self.hparams.target_kl is not None or self.data.max_restarts
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
-    def check_split(self) -> None:
-        """Demands that the rollout can be split into minibatches."""
-        check_minibatches(self.hparams, self.data.num_envs, self.data.num_steps, self.trainer.world_size)
+    @property
+    def rows_at_once(self) -> int | None:
+        """Number of rows of a minibatch that are differentiated at once; None: all."""
+        return self.hparams.microbatch_size or (self.agent.rows_in_cache if self.device.type == "cpu" else None)
+
+    def rows_differentiated_at_once(self) -> int:
+        """Return the number of steps that are differentiated at once, at most those of a minibatch."""
+        rows = self.data.frames_per_rollout // self.trainer.world_size // self.hparams.num_minibatches
+        return min(rows, self.rows_at_once or rows)
+
+    def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of some actions of a rollout [N, T]: as the agent gives them now, and as stored."""
+        keys = ("observation", "action", "action_log_prob")
+        observation, action, stored = (rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys)
+        return self.agent.evaluate(observation, action).log_prob, stored

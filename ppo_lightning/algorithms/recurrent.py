@@ -6,15 +6,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.checks import check_minibatch_size
-from ppo_lightning.algorithms.minibatches import Minibatch, weight_of_rank
+from ppo_lightning.algorithms.minibatches import Minibatch, split_epoch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.storage import episode_starts
-from ppo_lightning.utils import collectives
-
-OF_STEPS = ("action_log_prob", "state_value", "advantage", "value_target")
 
 
 class RecurrentPPO(PPO):
@@ -45,7 +41,7 @@ class RecurrentPPO(PPO):
         check_minibatch_size(self.hparams, num_envs // count * self.data.num_steps)
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yields the sequences in random minibatches [n, T, ...], their advantages normalised; each sequence once.
+        """Yield the sequences in random minibatches [n, T, ...], their advantages normalized; each sequence once.
 
         Of every ``num_minibatches`` neighbouring environments each minibatch gets one, so that, split over ranks, it is the
         union of their minibatches.
@@ -53,51 +49,26 @@ class RecurrentPPO(PPO):
         num_envs, count = rollout.batch_size[0], self.hparams.num_minibatches
         # detail 35
         groups = self.uniform(num_envs).view(-1, count).argsort(dim=1) + torch.arange(0, num_envs, count)[:, None]
-        order = groups.T.to(rollout["action"].device)  # [count, n]
-        epoch = {key: rollout[key] for key in ("observation", "action", *OF_STEPS)}
-        epoch |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
-        if masked := "valid" in rollout.keys():  # noqa: SIM118  (a TensorDict)
-            epoch["valid"] = rollout["valid"]
-        elif self.hparams.norm_adv:
-            advantage = epoch["advantage"][order]  # [count, n, T, 1]
-            of_all_ranks = collectives.gather(advantage.flatten(1)).transpose(0, 1).flatten(1)
-            normalized = torch.empty_like(epoch["advantage"])
-            normalized[order.flatten()] = losses.normalize(advantage.flatten(1), of_all_ranks).view_as(advantage).flatten(0, 1)
-            epoch["advantage"] = normalized
-        for sequences in order:
-            minibatch = {key: tensor[sequences] for key, tensor in epoch.items()}
-            if masked:
-                valid = minibatch["valid"]
-                weight = weight_of_rank(valid)
-                if weight is None:
-                    continue
-                if self.hparams.norm_adv:
-                    of_all_ranks = collectives.concatenate(minibatch["advantage"][valid].squeeze(-1))
-                    minibatch["advantage"] = losses.normalize(minibatch["advantage"].squeeze(-1), of_all_ranks).unsqueeze(-1)
-                if collectives.world_size() > 1:
-                    minibatch["weight"] = weight
-            yield minibatch
+        order = groups.T.flatten().to(rollout["action"].device)
+        sequences = {key: rollout[key] for key in self.keys_of(rollout)}
+        sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
+        epoch = {key: tensor[order] for key, tensor in sequences.items()}
+        yield from split_epoch(epoch, count, self.hparams.norm_adv)
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :meth:`PPO.loss`; steps that are not valid go through the memory, and into no mean."""
+        """See :meth:`PPO.loss`; steps of weight 0 go through the memory."""
         keys = ("observation", "action", "memory", "is_init")
-        log_prob, entropy, value = self.agent.evaluate(*(minibatch[key] for key in keys))
-        steps = {key: minibatch[key] for key in OF_STEPS}
-        if "valid" in minibatch:
-            valid = minibatch["valid"]
-            steps = {key: tensor[valid] for key, tensor in steps.items()}
-            log_prob, entropy, value = log_prob[valid], entropy[valid], value[valid]
-        return self.loss_of(steps, log_prob, entropy, value)
+        return self.loss_of(minibatch, self.agent.evaluate(*(minibatch[key] for key in keys)))
 
     def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """See :meth:`AgentModule.log_probs_again`: of the first sequences."""
-        few = max(1, self.agent.rows_in_cache // rollout.batch_size[1])
-        some = rollout[:few]
-        again, _, _ = self.agent.evaluate(some["observation"], some["action"], some["memory"][:, 0], episode_starts(some))
-        return again.flatten(), some["action_log_prob"].flatten()
+        """See :meth:`PPO.log_probs_again`: of the first sequences."""
+        count = max(1, self.agent.rows_in_cache // rollout.batch_size[1])
+        first = rollout[:count]
+        again = self.agent.evaluate(first["observation"], first["action"], first["memory"][:, 0], episode_starts(first))
+        return again.log_prob.flatten(), first["action_log_prob"].flatten()
 
     @property
     def rows_at_once(self) -> int | None:
-        """How many sequences are differentiated at once; None: all of a minibatch."""
+        """Number of sequences that are differentiated at once; None: all of a minibatch."""
         rows = super().rows_at_once
         return None if rows is None else max(1, rows // self.data.num_steps)

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on and when it ends, and how it ends early."""
+"""Callbacks: guards, diagnostics, progress, videos, preemption."""
 
 from ppo_lightning.callbacks.doctor import Doctor
 from ppo_lightning.callbacks.live import LivePlot, TerminalPanel
@@ -6,6 +6,7 @@ from ppo_lightning.callbacks.predictions import ActionWriter
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.progress import RolloutProgressBar
 from ppo_lightning.callbacks.summary import RunSummary
+from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.callbacks.video import CaptureVideo
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "RolloutProgressBar",
     "RunSummary",
     "TerminalPanel",
+    "Threads",
 ]

@@ -161,7 +161,7 @@ def entropy_collapse(patient: Patient) -> tuple[str, str, str] | None:
     if _late(patient) or not math.isfinite(patient.first_entropy + entropy):
         return None
     if head.largest_entropy is not None:
-        masked = mask_columns(patient.module.data.observation_spec) is not None  # few actions may be allowed
+        masked = mask_columns(patient.module.data.specs.observation) is not None  # few actions may be allowed
         gone = entropy < 0.05 * (patient.first_entropy if masked else head.largest_entropy)
     else:  # of the standard deviation of each component, on average: log(20) = 3
         gone = entropy < patient.first_entropy - 3 * patient.rollout["action"].shape[-1]
@@ -190,7 +190,7 @@ def unscaled_observations(patient: Patient) -> tuple[str, str, str] | None:
     if not observation.is_floating_point() or patient.module.agent.normalizer is not None:
         return None
     sizes = observation.abs().flatten(1).mean(dim=0)
-    for its in not_measured(patient.module.data.observation_spec):
+    for its in not_measured(patient.module.data.specs.observation):
         sizes[its] = 0
     size = sizes.max().item()
     if size <= 20:
@@ -202,7 +202,7 @@ def unscaled_observations(patient: Patient) -> tuple[str, str, str] | None:
 def saturated_actions(patient: Patient) -> tuple[str, str, str] | None:
     """Actions are clipped to their bounds: beyond them all are the same."""
     (action,) = rows_of(patient.rollout, "action")
-    space: Any = getattr(patient.module.data.action_spec, "space", None)
+    space: Any = getattr(patient.module.data.specs.action, "space", None)
     if not action.is_floating_point() or not hasattr(space, "low"):
         return None
     beyond = ((action < space.low.to(action)) | (action > space.high.to(action))).float().mean().item()
@@ -261,7 +261,7 @@ def sinking_speed(patient: Patient) -> tuple[str, str, str] | None:
     if now.threads == 1:
         return saw, "other processes take the processors", "fewer processes at a time on this machine"
     cause = f"each of {now.threads} PyTorch threads waits for one without a processor"
-    return saw, cause, "model.num_threads 1"
+    return saw, cause, "--num_threads 1"
 
 
 @contextmanager

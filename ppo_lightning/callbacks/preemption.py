@@ -1,4 +1,4 @@
-"""Ending a run that is asked to end, without losing a step."""
+"""Preemption: end a run that receives a signal without losing a step."""
 
 import os
 import signal
@@ -9,19 +9,26 @@ from typing import Any
 import lightning as L
 import torch
 
-from ppo_lightning.utils import collectives
+from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils.watch import end_with_the_launcher
 
 EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM ended
 
 
 class Preemption(L.Callback):
-    """At SIGTERM, and at SIGUSR1 under SLURM, saves at the end of the iteration and ends the process with code 143.
+    """At SIGTERM, and at SIGUSR1 under SLURM, save at the end of the iteration and end the process with code 143.
 
-    The signal may reach any rank: all ranks agree at the end of each iteration. ``fit --auto_resume`` goes on from the
-    checkpoint, ``preempted.ckpt`` beside those of ``ModelCheckpoint``; without that callback nothing is saved.
+    The command line adds this callback. From Python, pass it to the Trainer.
 
-    Lightning's own handler is replaced while a run trains: it exchanges data with the other ranks inside the handler, where
+    The signal may reach any rank: all ranks agree at the end of each iteration. ``fit --auto_resume`` resumes from the
+    checkpoint, ``preempted.ckpt`` beside those of ``ModelCheckpoint``; without that callback nothing is saved. A rank ends
+    when the process that started it ends, whatever it waits for.
+
+    Lightning's own handler is replaced during training: it exchanges data with the other ranks inside the handler, where
     they may be in the middle of another exchange, and under SLURM it saves there, too.
+
+    Example:
+        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[Preemption()])
     """
 
     def __init__(self) -> None:
@@ -29,13 +36,14 @@ class Preemption(L.Callback):
         self._before: dict[int, Any] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Takes the place of Lightning's handler, which it will register before the run trains."""
+        """Replace Lightning's handler, which it registers before training."""
         self.asked = False
+        end_with_the_launcher()
         if stage == "fit":
-            trainer._signal_connector._sigterm_notifier_fn = self._ask  # type: ignore[method-assign, assignment]
+            lightning_private.set_sigterm_handler(trainer, self._ask)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listens, in the main thread: no other may."""
+        """Register the handler, in the main thread: no other may."""
         if threading.current_thread() is not threading.main_thread():
             return
         signals = [signal.SIGTERM] + [signal.SIGUSR1] * ("SLURM_JOB_ID" in os.environ)
@@ -45,7 +53,7 @@ class Preemption(L.Callback):
         self.asked = True
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Saves and ends, if any rank was asked to.
+        """Save and end if any rank received a signal.
 
         Raises:
             SystemExit: With code 143.
@@ -62,11 +70,10 @@ class Preemption(L.Callback):
         raise SystemExit(EXIT_CODE)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Gives the signals back."""
+        """Restore the handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Gives the signals back, and tells the module, which Lightning does not."""
+        """Restore the handlers."""
         self.on_train_end(trainer, pl_module)
-        pl_module.on_exception(exception)

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils import lightning_private
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
@@ -44,12 +45,12 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
             )
         if not isinstance(callback, ModelCheckpoint):
             continue
-        if callback._train_time_interval is not None:
+        if lightning_private.saves_by_time(callback):
             raise ConfigError(
                 "ModelCheckpoint's train_time_interval has no effect with manual optimization: set every_n_epochs"
                 " (an epoch has data.rollouts_per_epoch rollouts) instead."
             )
-        every = callback._every_n_train_steps
+        every = lightning_private.steps_between_saves(callback)
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps in each rollout,"

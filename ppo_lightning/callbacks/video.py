@@ -30,24 +30,14 @@ class CaptureVideo(L.Callback):
             raise ConfigError(f"CaptureVideo's every is {every}: it must be at least 1.")
         self.every, self.max_frames, self.overlay = every, max_frames, overlay
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Refuses what cannot be recorded.
-
-        Raises:
-            ConfigError: The environment has no id.
-        """
-        if not isinstance(pl_module.data.env_id, str):
-            raise ConfigError("CaptureVideo needs data.env_id to be an environment's id.")
-
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Records."""
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:
             return
         data = pl_module.data
         path = Path(trainer.log_dir or trainer.default_root_dir, "videos", f"step={pl_module.env_steps}.mp4")
-        backend = "procgen" if data.backend == "procgen" else "gymnasium"
-        options = {"backend": backend, "overlay": self.overlay, "max_frames": self.max_frames} | data.env_kwargs
-        record_video(pl_module.agent, data.env_id, path, seed=data.seed, **options)
+        options = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
+        record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 add_to_tensorboard(logger.experiment, path, pl_module.env_steps)

@@ -163,7 +163,7 @@ def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
     Raises:
         ConfigError: The agent does not take its observations, or gives other actions.
     """
-    observation_spec, device = env.observation_spec_unbatched["observation"], agent.critic.weight.device
+    observation_spec, device = env.observation_spec_unbatched["observation"], agent.device
     with torch.no_grad():
         try:
             observation = agent.normalize(observation_spec.zero().unsqueeze(0).to(device))

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
 import traceback
@@ -16,16 +17,19 @@ from typing import Any, NoReturn
 
 import torch
 from lightning import Callback, Trainer
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, RunSummary
+from ppo_lightning.callbacks import ActionWriter, Preemption, RolloutProgressBar, RunSummary, Threads
+from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.resume import newest_checkpoint
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
 from ppo_lightning.commands.config_files import check_config_files
-from ppo_lightning.commands.options import FLAGS, OTHER_COMMANDS, SUBCOMMANDS, TRAINER_DEFAULTS
+from ppo_lightning.commands.options import FLAGS, NUM_THREADS, OTHER_COMMANDS, SUBCOMMANDS, TRAINER_DEFAULTS
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -43,6 +47,7 @@ SYNONYMS = {  # what other packages call a setting -> what this one does
     "total_steps": "data.total_timesteps",
     "seed": "seed_everything",
 }
+MOST_THREADS = 1024
 FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
 
 
@@ -72,6 +77,7 @@ class PPOCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
         for flag, text in FLAGS.items():
             parser.add_argument(flag, action="store_true", help=text)
+        parser.add_argument("--num_threads", type=int | None, default=None, help=NUM_THREADS)
 
     def _set_seed(self) -> None:
         """Seed everything.
@@ -92,9 +98,19 @@ class PPOCLI(LightningCLI):
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
             raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
+        callbacks = self.trainer_defaults["callbacks"]
         if config.trainer.enable_progress_bar is False:
-            callbacks = self.trainer_defaults["callbacks"]
-            self.trainer_defaults["callbacks"] = [c for c in callbacks if not isinstance(c, RolloutProgressBar)]
+            callbacks = [callback for callback in callbacks if not isinstance(callback, RolloutProgressBar)]
+        if config.num_threads is not None and not 1 <= config.num_threads <= MOST_THREADS:
+            raise ConfigError(f"num_threads is {config.num_threads}: it must be between 1 and {MOST_THREADS}, or null.")
+        self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Make the Trainer; it writes and reads checkpoints with :class:`CheckedCheckpointIO` if no other plugin does."""
+        trainer = super().instantiate_trainer(**kwargs)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = CheckedCheckpointIO()
+        return trainer
 
     def before_fit(self) -> None:
         """Check that the run's folders can be written; find the checkpoint of ``--auto_resume`` and ``last``.
@@ -140,8 +156,7 @@ def main(args: Sequence[str] | None = None) -> None:
         check_config_files(args)
         if args and args[0] in SUBCOMMANDS:
             args = with_checkpoint_settings(args)
-        sys.argv[1:] = args  # what LightningCLI and the processes that a strategy starts read
-        run([RolloutProgressBar(), RunSummary(), ActionWriter()])
+        run([RolloutProgressBar(), RunSummary(), ActionWriter(), Preemption()], args)
     except Exception as error:
         cause = _user_error(error)
         if cause is None:
@@ -150,16 +165,18 @@ def main(args: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
 
 
-def run(callbacks: list[Callback], save_config: bool = True) -> None:
-    """Runs a subcommand of Lightning's, as the process's arguments say.
+def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True) -> None:
+    """Run a subcommand of Lightning's.
 
     Args:
         callbacks: Those that no flag turns on.
+        args: The subcommand and its arguments.
         save_config: Whether training writes ``cli_config.yaml``.
     """
     PPOCLI(
         PPO,
         RolloutDataModule,
+        args=list(args),
         subclass_mode_model=True,
         seed_everything_default=1,
         auto_configure_optimizers=False,
@@ -181,6 +198,8 @@ def _require_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if shutil.disk_usage(folder).free < SPARE:  # a new TensorBoard file would end the run with a traceback
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,9 +53,8 @@ def of_recipe(args: Sequence[str]) -> dict[str, Value]:
     flags = [
         part for name in ("logger", "enable_checkpointing", "enable_model_summary") for part in (f"--trainer.{name}", "false")
     ]
-    sys.argv[1:] = ["fit", *args, *flags, "--trainer.enable_progress_bar", "false"]
     try:
-        cli.run([look], save_config=False)
+        cli.run([look], ["fit", *args, *flags, "--trainer.enable_progress_bar", "false"], save_config=False)
     except SeenError:
         return look.found
     raise AssertionError("fit has an on_fit_start")

@@ -36,6 +36,7 @@ FLAGS = {  # beside Lightning's own; a command has them where they are added
     "--auto_resume": "fit: resume from the newest whole checkpoint, if any",
     TRUST: "import and call what the settings of --ckpt_path name, as with a recipe: only for files that you trust",
 }
+NUM_THREADS = "PyTorch threads; default: all cores for convolutions and wide layers, otherwise 1"
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # data.total_timesteps ends the run
     "num_sanity_val_steps": 0,
@@ -97,6 +98,7 @@ def _subcommand(command: str) -> str:
     parser.add_argument("--ckpt_path", metavar="FILE", help="fit: resume the run of this checkpoint; otherwise: its agent")
     for flag, text in FLAGS.items():
         parser.add_argument(flag, action="store_true", help=text)
+    parser.add_argument("--num_threads", metavar="N", help=NUM_THREADS)
     package = Path(__file__).parents[1]
     trainer = Path(next(iter(importlib.util.find_spec("lightning").submodule_search_locations)))  # type: ignore
     trainer = trainer / "pytorch/trainer/trainer.py"

@@ -9,7 +9,7 @@ from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.envs.atari import ATARI_ID
-from ppo_lightning.envs.factory import Backend
+from ppo_lightning.envs.factory import BACKENDS, Backend, EnvFactory
 from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.video.record import record_video
 
@@ -36,13 +36,13 @@ def main(args: Sequence[str]) -> None:
     checkpoint = read_checkpoint(options.ckpt_path)
     env_id = environment_of(checkpoint, args, options.env_id)
     agent, data = trained_agent(checkpoint), checkpoint["datamodule_hyper_parameters"]
-    backend: Backend = "procgen" if data["backend"] == "procgen" else "gymnasium"
-    if options.env_id is None and data["backend"] != backend:
+    render = BACKENDS[data["backend"]].render
+    backend: Backend = data["backend"] if options.env_id is None else render  # type: ignore[assignment]
+    if options.env_id is None and data["backend"] != render:
         print(f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment")
-    same_family = backend == "procgen" or all(ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"]))
+    same_family = render == "procgen" or all(ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"]))
     env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}
-    returns = record_video(
-        agent, env_id, options.output, options.episodes, options.seed, backend, options.overlay, **env_kwargs
-    )
+    factory = EnvFactory(env_id, backend, env_kwargs)
+    returns = record_video(agent, factory, options.output, options.episodes, options.seed, options.overlay)
     print(f"returns: {', '.join(f'{value:{decimals(value)}}' for value in returns)}")
     print(f"video: {Path(options.output).resolve()}")

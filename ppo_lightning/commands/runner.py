@@ -173,7 +173,7 @@ class Runner:
         self.record(job)
         command = [sys.executable, "-W", "ignore", "-m", "ppo_lightning", "fit", "--config", str(job.recipe.resolve())]
         command += ["--seed_everything", str(job.seed), "--auto_resume", "--trainer.enable_progress_bar", "false"]
-        command += ["--model.num_threads", str(self.threads), *job.flags]
+        command += ["--num_threads", str(self.threads), *job.flags]
         package = str(Path(__file__).parents[2])  # for those who have not installed it
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         env = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path}

@@ -19,7 +19,7 @@ READERS = (
     "gymnasium.wrappers.",
     f"{__package__}.answers",
     f"{__package__}.gymnasium",
-    f"{__package__}.rows",
+    "ppo_lightning.spaces.rows",
 )
 
 

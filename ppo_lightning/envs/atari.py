@@ -52,6 +52,7 @@ class AtariEnv(BatchedEnv):
         self,
         env_id: str,
         seeds: list[int],
+        /,
         *,
         noop_max: int = 30,
         frame_skip: int = 4,

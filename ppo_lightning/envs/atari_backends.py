@@ -51,12 +51,8 @@ class EnvPoolAtari(AtariEnv):
         frames, _, _, _, info = self.envs.step(np.zeros(len(rows), np.int32), rows.astype(np.int32))
         return frames[np.argsort(info["env_id"])]
 
-    def _begin(self, action: np.ndarray) -> None:
-        """See :meth:`BatchedEnv._begin`."""
-        self.envs.send(action.astype(np.int32))
-
     def _step_games(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        frames, reward, _, truncated, info = self.envs.recv()
+        frames, reward, _, truncated, info = self.envs.step(action.astype(np.int32))
         return frames, reward, info["terminated"].astype(bool), truncated, info["lives"]
 
 
@@ -199,6 +195,3 @@ class GymnasiumAtari(AtariEnv):
         lives = np.array([info["lives"] for info in infos])
         pictures = np.stack([self._channels_first(frame) for frame in frames])
         return pictures, np.array(rewards, np.float64), np.array(terminated), truncated, lives
-
-
-ATARI = {"envpool": EnvPoolAtari, "ale": AleAtari, "gymnasium": GymnasiumAtari}

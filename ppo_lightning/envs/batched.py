@@ -31,13 +31,12 @@ class BatchedEnv(EnvBase):
     envs: Any  # what a subclass steps: one vector environment, or a list of single ones
     action_names: Sequence[str] | None = None  # of discrete actions
     can_restart = False  # whether `max_restarts` is honoured
-    _action: np.ndarray  # that was sent
+    numbers_its_envs = False  # whether the constructor takes `first_env`
     render_fps = 30.0  # makes a video as fast as the game
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
         self.spaces = observation_space, action_space
-        self.parts: list[BatchedEnv] = [self]  # which a collector steps in turn, one while it acts for the other
         self.is_closed = False  # TorchRL says so at its own first reset only, and a closed environment is not closed again
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
@@ -90,21 +89,11 @@ class BatchedEnv(EnvBase):
             Observation [N, ...] (the real last one where an episode ended), reward [N], terminated [N] and
             truncated [N]; valid until the next call. An environment that finished must be reset before the next step.
         """
-        self.send_arrays(action)
-        return self.recv_arrays()
-
-    def send_arrays(self, action: np.ndarray) -> None:
-        """Begins what :meth:`step_arrays` does, and :meth:`recv_arrays` ends."""
         if self._bounds is not None:
             low, high = self._bounds
             # detail 27
             action = np.minimum(np.maximum(action, low), high)
-        self.__dict__["_action"] = action  # PyTorch's own way to set an attribute takes 1.7 microseconds
-        self._begin(action)
-
-    def recv_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what :meth:`step_arrays` does, for the actions that were sent."""
-        return self._step_arrays(self._action)
+        return self._step_arrays(action)
 
     def episodes_over(self, done: np.ndarray) -> np.ndarray:
         """Returns whose episode ended with the last step, [N], of those that are ``done`` [N]."""
@@ -117,9 +106,6 @@ class BatchedEnv(EnvBase):
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
         """Returns what the agent learns from, for the rewards [N] of a step; returns of episodes are of ``reward``."""
         return reward
-
-    def _begin(self, action: np.ndarray) -> None:
-        """Lets the environments start in the background, if they can; :meth:`_step_arrays` then waits for them."""
 
     @abstractmethod
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

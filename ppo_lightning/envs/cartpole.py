@@ -9,9 +9,9 @@ from gymnasium.utils.seeding import np_random
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.errors import ConfigError
 
 IDS = ("CartPole-v0", "CartPole-v1")
-FEWEST = 8  # copies, from which on this is faster than stepping them one by one
 
 
 class CartPoleEnv(BatchedEnv):
@@ -19,6 +19,8 @@ class CartPoleEnv(BatchedEnv):
 
     Gymnasium's class draws all first states from one generator and resets at the step after an end. Here each copy has its
     own generator, seeded and used as a single environment uses it, and is reset when the caller says so.
+
+    Choose it by ``data.backend: vectorized``. From eight copies on it is faster than stepping single environments.
 
     Args:
         env_id: One of ``IDS``.
@@ -31,7 +33,9 @@ class CartPoleEnv(BatchedEnv):
 
     can_restart = True  # if it ever had to
 
-    def __init__(self, env_id: str, seeds: list[int], **env_kwargs: Any) -> None:
+    def __init__(self, env_id: str, seeds: list[int], /, **env_kwargs: Any) -> None:
+        if env_id not in IDS:
+            raise ConfigError(f"data.backend 'vectorized' has {' and '.join(IDS)}, not {env_id!r}: set it to 'gymnasium'.")
         GymnasiumEnv(env_id, seeds[:1], **env_kwargs).close()  # which checks the options
         mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
         self.envs: Any = gymnasium.make_vec(env_id, len(seeds), mode, **env_kwargs).unwrapped

@@ -36,7 +36,7 @@ class EnvPoolEnv(BatchedEnv):
             view of MiniGrid that EnvPool cannot give, or the package ``envpool`` is missing.
     """
 
-    def __init__(self, env_id: str, seeds: list[int], num_threads: int = 0, **env_kwargs: Any) -> None:
+    def __init__(self, env_id: str, seeds: list[int], /, num_threads: int = 0, **env_kwargs: Any) -> None:
         envpool = import_extra("envpool", extra="envpool")
         if env_id not in envpool.list_all_envs():
             hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() has the names."
@@ -79,13 +79,10 @@ class EnvPoolEnv(BatchedEnv):
         self._observation[info["env_id"]] = self._flat(fresh)
         return self._observation
 
-    def _begin(self, action: np.ndarray) -> None:
-        """See :meth:`BatchedEnv._begin`."""
-        self.envs.send(action.astype(self._action_dtype, copy=False))
-
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """See :meth:`BatchedEnv._step_arrays`."""
-        observation, reward, terminated, truncated, info = self.envs.recv()
+        action = action.astype(self._action_dtype, copy=False)
+        observation, reward, terminated, truncated, info = self.envs.step(action)
         self._observation = self._flat(observation)
         if self._limit is not None:  # some of EnvPool's environments (Catch) take a limit and ignore it
             truncated = truncated | (info["elapsed_step"] >= self._limit)

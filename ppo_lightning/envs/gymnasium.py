@@ -55,10 +55,11 @@ class GymnasiumEnv(BatchedEnv):
     """
 
     can_restart = True
+    numbers_its_envs = True
     _answers: dict[int, tuple[Any, Any]]  # to resets that were made ahead
 
     def __init__(
-        self, env_id: str | Callable[..., gymnasium.Env], seeds: list[int], first_env: int = 0, **env_kwargs: Any
+        self, env_id: str | Callable[..., gymnasium.Env], seeds: list[int], first_env: int = 0, /, **env_kwargs: Any
     ) -> None:
         make: Callable[..., gymnasium.Env] = registered if isinstance(env_id, str) else made
         self._make = functools.partial(make, env_id, **env_kwargs)

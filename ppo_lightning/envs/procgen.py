@@ -43,6 +43,7 @@ class ProcgenEnv(BatchedEnv):
         self,
         env_id: str,
         seeds: list[int],
+        /,
         *,
         distribution_mode: str = "easy",
         num_levels: int = 0,

@@ -9,6 +9,7 @@ import numpy as np
 import ppo_lightning
 from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import CONFIG, WEIGHTS, read_hub_folder
+from ppo_lightning.envs import EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.video.record import record_video
@@ -51,9 +52,8 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     said = ""
     if video:
         try:
-            backend = "procgen" if data["backend"] == "procgen" else "gymnasium"
-            kwargs = {"backend": backend, "seed": checkpoint["seed"], "max_frames": 1000} | (data["env_kwargs"] or {})
-            record_video(agent, data["env_id"], folder / VIDEO, **kwargs)
+            factory = EnvFactory(data["env_id"], data["backend"], data["env_kwargs"] or {})
+            record_video(agent, factory, folder / VIDEO, seed=checkpoint["seed"], max_frames=1000)
             said = f'\n<video controls autoplay loop src="{VIDEO}"></video>\n'
         except ConfigError as error:
             print(f"no video: {first_line(error)}")

@@ -105,7 +105,7 @@ def random_observations(spec: TensorSpec, seed: int = 0) -> np.ndarray:
 @torch.no_grad()
 def recorded_observations(agent: ActorCritic, spec: TensorSpec, data: dict[str, Any], seed: int) -> np.ndarray:
     """Returns observations [B, ...] that the agent meets in its environment, of the data module's settings."""
-    env = make_env(data["env_id"], 1, data["backend"], seed, stream="eval", **data["env_kwargs"] or {})
+    env = make_env(data["env_id"], 1, data["backend"], seed, stream="eval", env_kwargs=data["env_kwargs"])
     observation, met, memory = env.reset_arrays(), [], agent.initial_memory(1)
     dtype = torch.empty(0, dtype=stored(spec).dtype).numpy().dtype
     try:

@@ -1,7 +1,7 @@
 """Agents: a body for the features, a head for the action distribution, a critic."""
 
-from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.agent import ActorCritic, Evaluation
 from ppo_lightning.models.cnn import CNNAgent
 from ppo_lightning.models.mlp import MLP, MLPAgent
 
-__all__ = ["MLP", "ActorCritic", "CNNAgent", "MLPAgent"]
+__all__ = ["MLP", "ActorCritic", "CNNAgent", "Evaluation", "MLPAgent"]

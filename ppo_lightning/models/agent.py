@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,12 +10,12 @@ from lightning.pytorch.core.mixins import HyperparametersMixin
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torchrl.data import TensorSpec
+from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.composite import make_head
-from ppo_lightning.models.heads import Float32Linear, HeadName
+from ppo_lightning.models.heads import Float32Linear, HeadName, Parameters
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.memory import Memory, MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
@@ -24,6 +25,24 @@ from ppo_lightning.spaces.specs import spec_to_plain
 # log-probability [N] and value [N], or None and None where `evaluate` shall find those two for the whole rollout at once.
 Acted = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 ArrayPolicy = Callable[[np.ndarray, np.ndarray | None, np.ndarray | None], Acted]
+
+
+class Evaluation(NamedTuple):
+    """What an agent says of actions that were taken, by the present weights.
+
+    Attributes:
+        log_prob: Log-probability of the action, [B].
+        entropy: Entropy of the distribution, [B], in nats.
+        value: Value of the observation, [B].
+        features: What the head sees, [B, F].
+        parameters: Parameters of the distribution, each [B, ...], as the head's ``kl`` takes them.
+    """
+
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor
+    features: Tensor
+    parameters: Parameters
 
 
 class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
@@ -94,6 +113,28 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         self.critic = orthogonal(Float32Linear(width, 1), gain=1.0)
 
     @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.critic.weight.device
+
+    def rollout_keys(self, observation: TensorSpec, action: TensorSpec) -> dict[str, TensorSpec]:
+        """Return what a rollout keeps of each step for the update: key -> spec of one environment.
+
+        Storage and collectors read the keys here.
+
+        Args:
+            observation: What the environment gives, in the form that is stored.
+            action: What the environment takes, in the form that is stored.
+        """
+        normalized = Unbounded(observation.shape, dtype=torch.float32)
+        return {
+            "observation": observation if self.normalizer is None else normalized,
+            "action": action,
+            "action_log_prob": Unbounded((), dtype=torch.float32),
+            "state_value": Unbounded((1,), dtype=torch.float32),
+        }
+
+    @property
     def rows_in_cache(self) -> int:
         """How many rows a processor differentiates fastest: those whose activations its cache holds, or what the body says."""
         return getattr(self.actor_body, "rows_in_cache", 4096)
@@ -117,7 +158,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     def initial_memory(self, num_envs: int) -> Tensor | None:
         """Returns the memory at the start of episodes, [N, M]; None where the agent has none."""
-        return None if self.memory is None else torch.zeros(num_envs, self.memory.state_size, device=self.critic.weight.device)
+        return None if self.memory is None else torch.zeros(num_envs, self.memory.state_size, device=self.device)
 
     def normalize(self, observation: Tensor) -> Tensor:
         """Returns what the networks take for raw observations [B, ...], by the present statistics; floats as float32."""
@@ -165,8 +206,8 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     def evaluate(
         self, observation: Tensor, action: Tensor, memory: Tensor | None = None, is_init: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Looks again at actions that were taken.
+    ) -> Evaluation:
+        """Evaluate actions that were taken, by the present weights.
 
         Args:
             observation: Normalised, [B, ...]; of an agent with a memory whole sequences, [n, T, ...].
@@ -175,7 +216,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
             is_init: Where in them an episode begins, [n, T] bool.
 
         Returns:
-            Log-probability, entropy of the distribution and value, each [B], or [n, T].
+            What the losses need; tensors [B, ...], or [n, T, ...].
         """
         if self.memory is None:
             for_actor, for_critic, _ = self._features(observation, None)
@@ -183,8 +224,8 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
             assert memory is not None
             assert is_init is not None
             for_actor = for_critic = self._sequences(observation, memory, is_init)
-        log_prob, entropy = self.head.evaluate(for_actor, action, self._allowed(observation))
-        return log_prob, entropy, self.critic(for_critic).squeeze(-1)
+        log_prob, entropy, parameters = self.head.evaluate(for_actor, action, self._allowed(observation))
+        return Evaluation(log_prob, entropy, self.critic(for_critic).squeeze(-1), for_actor, parameters)
 
     def explain(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the value of raw observations [B], and the policy as :meth:`Head.bars` shows it, twice [B, A]."""
@@ -205,7 +246,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         A subclass may return a faster function with the same actions to float tolerance. It is asked for anew for each
         rollout, and used under inference mode.
         """
-        device = self.critic.weight.device
+        device = self.device
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
             drawn, state = (None if each is None else torch.from_numpy(each).to(device) for each in (noise, memory))

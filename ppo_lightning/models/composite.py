@@ -1,5 +1,6 @@
 """Actions of several components: MultiDiscrete, MultiBinary, and dictionaries and tuples of all kinds."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -8,7 +9,16 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
-from ppo_lightning.models.heads import INVALID, ArraySampler, CategoricalHead, GaussianHead, Head, HeadName, TanhGaussianHead
+from ppo_lightning.models.heads import (
+    INVALID,
+    ArraySampler,
+    CategoricalHead,
+    GaussianHead,
+    Head,
+    HeadName,
+    Parameters,
+    TanhGaussianHead,
+)
 from ppo_lightning.spaces.specs import choices, columns
 
 
@@ -59,11 +69,16 @@ class MultiCategoricalHead(Head):
 
         return choose
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.evaluate`."""
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+        """See :meth:`Head.evaluate`; the parameters are log-probabilities [B, K, A]."""
         log_prob = self.table(features, mask).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum((-2, -1))
-        return log_prob.gather(-1, action.long().unsqueeze(-1)).squeeze(-1).sum(-1), entropy
+        return log_prob.gather(-1, action.long().unsqueeze(-1)).squeeze(-1).sum(-1), entropy, (log_prob,)
+
+    def kl(self, old: Parameters, new: Parameters) -> Tensor:
+        """See :meth:`Head.kl`."""
+        (old_log_prob,), (new_log_prob,) = old, new
+        return (old_log_prob.exp() * (old_log_prob - new_log_prob)).sum((-2, -1))
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.bars`: the probabilities of all components, one after the other."""
@@ -133,11 +148,21 @@ class CompositeHead(Head):
         """There is none: an agent with this head acts through :meth:`sample`."""
         raise AssertionError("a composite head has no single linear layer")
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.evaluate`."""
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+        """See :meth:`Head.evaluate`; the parameters are those of the entries, one after the other."""
         parts = zip(self._heads, self._split(action), self._masks(mask), strict=True)
-        log_probs, entropies = zip(*(part.evaluate(features, its, allowed) for part, its, allowed in parts), strict=True)
-        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
+        evaluated = [part.evaluate(features, chosen, allowed) for part, chosen, allowed in parts]
+        log_probs, entropies, parameters = zip(*evaluated, strict=True)
+        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0), tuple(itertools.chain(*parameters))
+
+    def kl(self, old: Parameters, new: Parameters) -> Tensor:
+        """See :meth:`Head.kl`: the sum over the entries."""
+        divergences, start = [], 0
+        for part in self._heads:
+            end = start + (2 if isinstance(part, GaussianHead) else 1)
+            divergences.append(part.kl(old[start:end], new[start:end]))
+            start = end
+        return torch.stack(divergences).sum(0)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.bars`, of one entry after the other."""

@@ -17,6 +17,7 @@ from ppo_lightning.models.init import orthogonal
 HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
 # What the linear layer gives for N environments, and noise, to actions [N, ...].
 ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+Parameters = tuple[Tensor, ...]  # of a distribution, each [B, ...]
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 INVALID = -1e9  # the logit of an action that is not allowed: its probability is 0, and 0 times its logarithm is 0, too
 
@@ -77,8 +78,17 @@ class Head(nn.Module):
         """
 
     @abstractmethod
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns the log-probability of the action and the entropy, both [B]."""
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+        """Return the log-probability of the action and the entropy, both [B], and the parameters of the distribution."""
+
+    @abstractmethod
+    def kl(self, old: Parameters, new: Parameters) -> Tensor:
+        """Return the Kullback-Leibler divergence of distributions from old ones, KL(old || new), [B] in nats.
+
+        Args:
+            old: From :meth:`evaluate`.
+            new: From :meth:`evaluate`.
+        """
 
     @abstractmethod
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -126,11 +136,16 @@ class CategoricalHead(Head):
         """See :meth:`Head.array_sampler`."""
         return lambda logits, noise: (logits if noise is None else logits + noise).argmax(-1)
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.evaluate`."""
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+        """See :meth:`Head.evaluate`; the parameters are log-probabilities [B, A]."""
         log_prob = self.logits(features, mask).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum(-1)
-        return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+        return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy, (log_prob,)
+
+    def kl(self, old: Parameters, new: Parameters) -> Tensor:
+        """See :meth:`Head.kl`."""
+        (old_log_prob,), (new_log_prob,) = old, new
+        return (old_log_prob.exp() * (old_log_prob - new_log_prob)).sum(-1)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.bars`: the probabilities."""
@@ -186,10 +201,18 @@ class GaussianHead(Head):
         std = np.exp(self.log_std.detach().numpy())
         return lambda mean, noise: mean if noise is None else mean + std * noise
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.evaluate`."""
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+        """See :meth:`Head.evaluate`; the parameters are means and log standard deviations, both [B, A]."""
         mean = self.linear(features)
-        return self._log_prob(mean, action), (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
+        entropy = (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
+        return self._log_prob(mean, action), entropy, (mean, self.log_std.expand_as(mean))
+
+    def kl(self, old: Parameters, new: Parameters) -> Tensor:
+        """See :meth:`Head.kl`; squashing both distributions alike does not change it."""
+        (old_mean, old_log_std), (new_mean, new_log_std) = old, new
+        ratio = (2 * (old_log_std - new_log_std)).exp()
+        distance = ((old_mean - new_mean) * (-new_log_std).exp()).square()
+        return (new_log_std - old_log_std + 0.5 * (ratio + distance - 1)).sum(-1)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.bars`: the most probable actions, and where they stand between their bounds."""
@@ -232,11 +255,11 @@ class TanhGaussianHead(GaussianHead):
         normal, low, width = super().array_sampler(), self.low.numpy(), (self.high - self.low).numpy()
         return lambda mean, noise: low + width * (0.5 + 0.5 * np.tanh(normal(mean, noise)))
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.evaluate`."""
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+        """See :meth:`Head.evaluate`; the parameters are those of the normal distribution before tanh."""
         mean = self.linear(features)
-        _, entropy = super().evaluate(features, action)
-        return self._squashed_log_prob(mean, action), entropy
+        _, entropy, parameters = super().evaluate(features, action)
+        return self._squashed_log_prob(mean, action), entropy, parameters
 
 
 def _bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,10 @@ TorchRL's own ``Collector`` spends 300-700 microseconds a step around an environ
 together. This one steps arrays, writes into one preallocated TensorDict and yields that.
 """
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from torchrl.collectors import BaseCollector
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.agent import ArrayPolicy
 from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
 from ppo_lightning.rollouts.storage import allocate, episode_starts
 from ppo_lightning.utils.finite import require_finite
@@ -26,9 +24,15 @@ from ppo_lightning.utils.scans import before_breaks, running_sum
 from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.utils.watch import StepWatch
 
-End = tuple[slice, np.ndarray, int, np.ndarray]  # part, which of it ended, at which step, their last observations
 Precision = Callable[[], AbstractContextManager]
-KEYS_OF_ACTING = ("observation", "action", "action_log_prob", "state_value")
+
+
+class EpisodeEnds(NamedTuple):
+    """Episodes that ended at a step: which environments [N] bool, and their K final observations [K, ...]."""
+
+    step: int
+    done: np.ndarray
+    final_observation: np.ndarray
 
 
 class RolloutCollector(BaseCollector):
@@ -86,9 +90,7 @@ class RolloutCollector(BaseCollector):
         self._rows = slice(first_env, first_env + env.num_envs)
         self._total_envs = total_envs or env.num_envs
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
-        starts = itertools.accumulate([0] + [part.num_envs for part in env.parts])
-        self._part_rows = [slice(*pair) for pair in itertools.pairwise(starts)]
-        self._observations: list[np.ndarray | None] = [None] * len(env.parts)
+        self._observation: np.ndarray | None = None  # normalized, of the running episodes
         self._evaluated = True  # whether the policy gave values and log-probabilities, too
         memory = agent.initial_memory(env.num_envs)
         self._memory = None if memory is None else memory.numpy(force=True)
@@ -101,110 +103,135 @@ class RolloutCollector(BaseCollector):
 
     @torch.inference_mode()
     def rollout(self) -> TensorDictBase:
-        """Collects one rollout [N, T]."""
-        env, store, raw_rewards = self.env, self._store, self._raw_rewards
-        observations, dones, overs = (store[key] for key in ("observation", ("next", "done"), ("next", "episode_done")))
-        dones, overs, next_observations = dones[..., 0], overs[..., 0], store["next", "observation"]
-        noise: np.ndarray | None = None  # [T, N, ...]
-        if not self.deterministic:
-            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].numpy()
-        policy, normalizer = self.agent.array_policy(), self.agent.normalizer
-        # Copies: they become the model's when the whole rollout has been found to be finite.
-        moments = None if normalizer is None else normalizer.arrays()
-        ends: list[End] = []
-        broken = np.zeros_like(overs)
+        """Collect one rollout [N, T]."""
+        env, store, steps_before = self.env, self._store, self._frames // self.env.num_envs
+        terminated, truncated, done, episode_done = (
+            store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
+        )
+        broken = np.zeros_like(done)
+        moments = None if self.agent.normalizer is None else self.agent.normalizer.arrays()
         if self._memory is not None:
             store["memory"][0] = self._memory
-        walks = [self._walk(part, policy, noise, moments, ends, broken) for part in range(len(env.parts))]
         try:
-            # In turn: while one part steps in the background, the actions of the other are chosen.
-            for _ in itertools.zip_longest(*walks):
-                self._watch.step_begins()
+            ends = self._walk(moments, terminated, truncated, episode_done, broken)
         finally:
             self._watch.stop()
-        require_finite("reward", raw_rewards.T, self._frames // env.num_envs, self._rows.start)
-        if normalizer is not None and moments is not None:
-            normalizer.store(moments)
-        store["next", "reward"][..., 0] = self._scaled(env.learning_reward(raw_rewards), dones)
+        np.logical_or(terminated, truncated, out=done)
+        if env.episode_done is None:
+            episode_done[:] = done
+        if self._memory is not None:
+            store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
+        require_finite("reward", self._raw_rewards.T, steps_before, self._rows.start)
+        if self.agent.normalizer is not None and moments is not None:
+            self.agent.normalizer.store(moments)  # only now, when the whole rollout is known to be finite
+        store["next", "reward"][..., 0] = self._scaled(env.learning_reward(self._raw_rewards), done)
         if not self._evaluated:
             self._evaluate()
-        next_observations[:-1] = observations[1:]
-        for rows, observation in zip(self._part_rows, self._observations, strict=True):
-            next_observations[-1, rows] = observation
-        for rows, done, t, last_observation in ends:
-            next_observations[t, rows][done] = last_observation
-        for name, steps in (("episode_reward", raw_rewards), ("step_count", np.ones_like(raw_rewards))):
-            store["next", name][..., 0] = running_sum(steps, overs, self._episode[name])
+        next_observation = store["next", "observation"]
+        next_observation[:-1] = store["observation"][1:]
+        next_observation[-1] = self._observation
+        for end in ends:
+            next_observation[end.step][end.done] = end.final_observation
+        for name, values in (("episode_reward", self._raw_rewards), ("step_count", np.ones_like(self._raw_rewards))):
+            store["next", name][..., 0] = running_sum(values, episode_done, self._episode[name])
         self._frames += self.requested_frames_per_batch
-        if not broken.any():
+        if not env.max_restarts:
             return self._rollout
-        overs &= ~broken  # no episode that counts
-        valid = torch.from_numpy(~before_breaks(broken, dones)).T
+        episode_done &= ~broken  # no episode that counts
+        valid = torch.from_numpy(~before_breaks(broken, done)).T
         return self._rollout.copy().set("valid", valid)
 
     def _walk(
         self,
-        part: int,
-        policy: ArrayPolicy,
-        noise: np.ndarray | None,
         moments: ArrayMoments | None,
-        ends: list[End],
+        terminateds: np.ndarray,
+        truncateds: np.ndarray,
+        episode_dones: np.ndarray,
         broken: np.ndarray,
-    ) -> Iterator[None]:
-        """Takes a part of the environments through a rollout; pauses at each step, when it has begun."""
-        env, rows, normalizer = self.env.parts[part], self._part_rows[part], self.agent.normalizer
-        observations, actions, log_probs, values = (self._store[key][:, rows] for key in KEYS_OF_ACTING)
-        names = ("terminated", "truncated", "done", "episode_done")
-        terminateds, truncateds, dones, overs = (self._store["next", name][:, rows, 0] for name in names)
-        raw_rewards, first_env = self._raw_rewards[:, rows], self._rows.start + rows.start
-        noise = None if noise is None else noise[:, rows]
-        t, before = 0, self._frames // self.env.num_envs  # steps of each environment
-        memory = None if self._memory is None else self._memory[rows]
+    ) -> list[EpisodeEnds]:
+        """Step the environments through a rollout and return where episodes ended.
 
-        def seen(*raws: np.ndarray, rows: np.ndarray | None = None) -> Sequence[np.ndarray]:
-            for raw, its in zip(raws, (None, rows), strict=False):
-                require_finite("observation", raw, before + t, first_env, its)
-            if normalizer is None or moments is None:
-                return raws
-            return normalizer.normalize_arrays(moments, raws, update=not self.deterministic)
-
+        Args:
+            moments: Statistics of the observations, updated in place; None: there are none.
+            terminateds: Flags to write, [T, N], as the others.
+            truncateds: Flags to write.
+            episode_dones: Flags to write, where they are others than ``done``.
+            broken: Flags to write: environments that failed.
+        """
+        env, memory, rewards = self.env, self._memory, self._raw_rewards
+        observations, actions = self._store["observation"], self._store["action"]
+        log_probs, values = self._store["action_log_prob"], self._store["state_value"]
+        policy, steps_before = self.agent.array_policy(), self._frames // env.num_envs
+        noise: np.ndarray | None = None  # [T, N, ...]
+        if not self.deterministic:
+            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].numpy()
+        ends: list[EpisodeEnds] = []
         # detail 1
-        observation = self._observations[part]
+        observation = self._observation
         if observation is None:
-            (observation,) = seen(env.reset_arrays())
+            (observation,) = self._check_and_normalize(moments, steps_before, env.reset_arrays())
         for t in range(self.num_steps):
+            self._watch.step_begins()
             row = observations[t]
             row[:] = observation
             action, log_prob, value = policy(row, None if noise is None else noise[t], memory)
-            env.send_arrays(action)
-            yield
             actions[t] = action
             if log_prob is not None:
                 log_probs[t], values[t, :, 0] = log_prob, value
-            raw, raw_rewards[t], terminated, truncated = env.recv_arrays()
+            raw, rewards[t], terminated, truncated = env.step_arrays(action)
             terminateds[t], truncateds[t] = terminated, truncated
             if env.broken is not None:
-                broken[t, rows] = env.broken
+                broken[t] = env.broken
             if env.episode_done is not None:
-                overs[t] = env.episode_done
+                episode_dones[t] = env.episode_done
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):  # which takes a third of the time of any()
                 done = terminated | truncated
                 raw = raw.copy()  # the reset may write into it
-                observation, fresh = seen(raw, env.reset_arrays(done)[done], rows=done)
-                ends.append((rows, done, t, observation[done]))
+                fresh = env.reset_arrays(done)[done]
+                observation, fresh = self._check_and_normalize(moments, steps_before + t, raw, fresh, done)
+                ends.append(EpisodeEnds(t, done, observation[done]))
                 observation[done] = fresh
                 if memory is not None:
-                    self._store["next", "memory"][t, rows][done] = memory[done]
+                    self._store["next", "memory"][t][done] = memory[done]
                     # detail 34
                     memory[done] = 0
             else:
-                (observation,) = seen(raw)
-        self._observations[part], self._evaluated = observation, log_prob is not None
-        np.logical_or(terminateds, truncateds, out=dones)
-        if env.episode_done is None:
-            overs[:] = dones
-        if memory is not None:
-            self._store["next", "memory"][-1, rows][~dones[-1]] = memory[~dones[-1]]
+                (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
+        self._observation, self._evaluated = observation, log_prob is not None
+        return ends
+
+    def _check_and_normalize(
+        self,
+        moments: ArrayMoments | None,
+        step: int,
+        observation: np.ndarray,
+        fresh: np.ndarray | None = None,
+        done: np.ndarray | None = None,
+    ) -> Sequence[np.ndarray]:
+        """Return observations as the agent sees them.
+
+        Args:
+            moments: Statistics of the observations, updated in place; None: there are none.
+            step: Steps that each environment made before, for messages.
+            observation: Raw, [N, ...].
+            fresh: Raw first observations of the K environments that were reset, [K, ...]; None: nothing was reset.
+            done: Which environments were reset, [N] bool.
+
+        Returns:
+            ``observation`` and, if given, ``fresh``.
+
+        Raises:
+            NonFiniteError: Names the environment and the step.
+        """
+        require_finite("observation", observation, step, self._rows.start)
+        batches = [observation]
+        if fresh is not None:
+            require_finite("observation", fresh, step, self._rows.start, done)
+            batches.append(fresh)
+        normalizer = self.agent.normalizer
+        if normalizer is None or moments is None:
+            return batches
+        return normalizer.normalize_arrays(moments, batches, update=not self.deterministic)
 
     def _scaled(self, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
         if self.reward_scaler is None:
@@ -216,18 +243,20 @@ class RolloutCollector(BaseCollector):
 
     def _evaluate(self) -> None:
         """Adds log-probabilities and values, of the whole rollout at once: in the update's own arithmetic."""
-        device, rollout = self.agent.critic.weight.device, self._rollout
+        device, rollout = self.agent.device, self._rollout
         if self._memory is not None:
             inputs = (rollout["observation"], rollout["action"], rollout["memory"][:, 0], episode_starts(rollout))
             results = rollout["action_log_prob"], rollout["state_value"][..., 0]
             few = max(1, self.agent.rows_in_cache // self.num_steps)
             for *part, stored, values in zip(*(tensor.split(few) for tensor in (*inputs, *results)), strict=True):
-                stored[:], _, values[:] = self.agent.evaluate(*(tensor.to(device) for tensor in part))
+                evaluation = self.agent.evaluate(*(tensor.to(device) for tensor in part))
+                stored[:], values[:] = evaluation.log_prob, evaluation.value
             return
-        flat = {key: rollout[key].transpose(0, 1).flatten(0, 1) for key in KEYS_OF_ACTING}
-        for rows in zip(*(tensor.split(self.agent.rows_in_cache) for tensor in flat.values()), strict=True):
-            observation, action, log_prob, value = rows
-            log_prob[:], _, value[:, 0] = self.agent.evaluate(observation.to(device), action.to(device))
+        keys = ("observation", "action", "action_log_prob", "state_value")
+        flat = (rollout[key].transpose(0, 1).flatten(0, 1).split(self.agent.rows_in_cache) for key in keys)
+        for observation, action, log_prob, value in zip(*flat, strict=True):
+            evaluation = self.agent.evaluate(observation.to(device), action.to(device))
+            log_prob[:], value[:, 0] = evaluation.log_prob, evaluation.value
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yields what is left of the run, one rollout at a time."""
@@ -241,7 +270,7 @@ class RolloutCollector(BaseCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
         self._generator.manual_seed(derive_seed(seed, "noise"))
-        self._observations = [None] * len(self.env.parts)
+        self._observation = None
         memory = [] if self._memory is None else [self._memory]
         for running in (self._discounted, *self._episode.values(), *memory):
             running[:] = 0
@@ -250,11 +279,10 @@ class RolloutCollector(BaseCollector):
     def running(self) -> list[Row] | None:
         """Returns what each environment's episode needs to go on, [N]; None where that cannot be known, or nothing runs."""
         states = self.env.get_state()
-        if states is None or any(observation is None for observation in self._observations):
+        if states is None or self._observation is None:
             return None
-        observation: np.ndarray = np.concatenate(self._observations)  # type: ignore[arg-type]
         sums = {"discounted": self._discounted, **self._episode}
-        arrays = {"observation": observation} | ({} if self._memory is None else {"memory": self._memory})
+        arrays = {"observation": self._observation} | ({} if self._memory is None else {"memory": self._memory})
         return [
             state | {key: to_plain(its[i]) for key, its in arrays.items()} | {name: float(its[i]) for name, its in sums.items()}
             for i, state in enumerate(states)
@@ -263,8 +291,7 @@ class RolloutCollector(BaseCollector):
     def resume(self, rows: list[Row]) -> None:
         """Goes on with the episodes that :meth:`running` returned."""
         self.env.set_state(rows)
-        observation = np.stack([from_plain(row["observation"]) for row in rows])
-        self._observations = [observation[part] for part in self._part_rows]
+        self._observation = np.stack([from_plain(row["observation"]) for row in rows])
         if self._memory is not None:
             self._memory[:] = np.stack([from_plain(row["memory"]) for row in rows])
         for name, sums in {"discounted": self._discounted, **self._episode}.items():

@@ -4,7 +4,7 @@ import functools
 import pkgutil
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import gymnasium
 import lightning as L
@@ -12,27 +12,30 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torchrl.collectors import BaseCollector
-from torchrl.data import Categorical, Composite, TensorSpec
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
+from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning.checkpoints.settings import data_settings
-from ppo_lightning.envs import BatchedEnv, make_env
-from ppo_lightning.envs.double_buffered import DoubleBufferedEnv
-from ppo_lightning.envs.factory import Backend, make_by_function, require_maker
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import to_columns, to_rows
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import EvaluationLoader
 from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.rollouts.transforms import how_to_join
-from ppo_lightning.spaces.specs import MASK, stored
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.seeding import Stream
 
 IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
+
+
+class CollectorInputs(NamedTuple):
+    """What a LightningModule gives the data module to collect with, by its method ``collector_inputs``."""
+
+    agent: ActorCritic
+    reward_scaler: RewardScaler | None
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -54,8 +57,6 @@ class RolloutDataModule(L.LightningDataModule):
         eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch size [N] plays N.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
         local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows with the ranks.
-        double_buffer: With EnvPool, step one half of the environments while actions are chosen for the other. The agent that
-            acts is the same; its running statistics of the observations, if any, see one half after the other.
         step_timeout: Seconds after which a step of the environments that does not return ends the run with a traceback; None:
             it may take for ever.
         max_restarts: How often in all, on each rank, an environment that raises, or gives an observation or a reward that is
@@ -78,28 +79,27 @@ class RolloutDataModule(L.LightningDataModule):
         eval_episodes: Annotated[int, Range(1, 100_000)] = 10,
         predict_observations: str | None = None,
         local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
-        double_buffer: bool = False,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
         max_restarts: Annotated[int, Range(0)] = 0,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")
         require_maker(env_id)
         super().__init__()
-        if double_buffer and (backend != "envpool" or transforms):
-            raise ConfigError("data.double_buffer needs data.backend envpool, and no data.transforms: leave it off.")
         self.save_hyperparameters()
         # Objects have no place in a checkpoint; given through the command line they are plain data already.
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
-        self.env_id = _imported(env_id) if isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id) else env_id
-        self.backend, self.env_kwargs, self.transforms = backend, env_kwargs or {}, transforms
-        self.num_steps, self.eval_episodes, self.total_timesteps = num_steps, eval_episodes, total_timesteps
-        self.local_num_envs, self.double_buffer = local_num_envs, double_buffer
+        is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
+        self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
+        self.factory = EnvFactory(self.env_id, backend, env_kwargs or {}, tuple(transforms or ()))
+        self.backend, self.num_steps, self.total_timesteps = backend, num_steps, total_timesteps
+        self.eval_episodes, self.rollouts_per_epoch = eval_episodes, rollouts_per_epoch
+        self.local_num_envs, self.predict_observations = local_num_envs, predict_observations
         self.step_timeout, self.max_restarts = step_timeout, max_restarts
-        self.predict_observations, self.rollouts_per_epoch = predict_observations, rollouts_per_epoch
         self._count(local_num_envs or num_envs)
         self.seed = 1
         self.collector: BaseCollector | None = None
         self._env: EnvBase | None = None
+        self._specs: Specs | None = None
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
 
     @classmethod
@@ -124,24 +124,19 @@ class RolloutDataModule(L.LightningDataModule):
         self._count(self.num_envs if local is None else local * self.trainer.world_size)
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
-    def _make(self, num_envs: int, first_env: int, stream: Stream) -> EnvBase:
-        make: Callable[..., EnvBase] = make_env if isinstance(self.env_id, str) else make_by_function
-        env = make(self.env_id, num_envs, self.backend, self.seed, first_env, stream, **self.env_kwargs)
-        return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
-
     @property
     def env(self) -> EnvBase:
-        """This rank's training environments, created at first use."""
+        """This rank's training environments, created at first use.
+
+        Raises:
+            ConfigError: ``num_envs`` cannot be divided among the ranks, or the backend has no restarts.
+        """
         if self._env is None:
             assert self.trainer is not None
-            world_size, rank = self.trainer.world_size, self.trainer.global_rank
+            world_size = self.trainer.world_size
             if self.num_envs % world_size:
                 raise ConfigError(f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks.")
-            local = self.num_envs // world_size
-            if self.double_buffer:
-                self._env = DoubleBufferedEnv(lambda count, first: self._make(count, first, "train"), local, rank * local)
-            else:
-                self._env = self._make(local, first_env=rank * local, stream="train")
+            self._env = self.factory.make(self.num_envs // world_size, self.seed, self._first_env)
             if self.max_restarts:
                 if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
                     raise ConfigError(
@@ -151,49 +146,36 @@ class RolloutDataModule(L.LightningDataModule):
         return self._env
 
     @property
-    def observation_spec(self) -> TensorSpec:
-        """Observations of one environment, part by part."""
-        if isinstance(self.env, BatchedEnv):
-            return self.env.agent_specs[0]
-        base = getattr(self.env, "base_env", None)
-        spec = self.env.observation_spec_unbatched
-        several = False
-        if isinstance(base, BatchedEnv):
-            observations, actions = base.agent_specs
-            several = stored(observations) is not observations or isinstance(actions, Composite)
-        if several or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
-            raise ConfigError(
-                "Discrete observations, observations and actions of several parts and an action_mask are read from Gymnasium's"
-                " environments without data.transforms: elsewhere they would be ignored."
-            )
-        if "observation" not in spec:
-            keys = f"{list(spec.keys())}: it needs the key 'observation'"
-            raise ConfigError(f"env_id makes an environment with the keys {keys}{how_to_join(spec)}")
-        return spec["observation"]
+    def _first_env(self) -> int:
+        """Global index of this rank's first environment."""
+        assert self.trainer is not None
+        return self.trainer.global_rank * self.num_envs // self.trainer.world_size
 
     @property
-    def action_spec(self) -> TensorSpec:
-        """Actions of one environment, part by part."""
-        return self.env.agent_specs[1] if isinstance(self.env, BatchedEnv) else self.env.action_spec_unbatched
-
-    def _agent(self) -> ActorCritic:
+    def specs(self) -> Specs:
+        """Specs of one environment: of the training environments in ``fit``, otherwise of one that is made for that."""
         assert self.trainer is not None
-        agent = self.trainer.lightning_module.agent
-        assert isinstance(agent, ActorCritic)
-        return agent
+        if self._specs is None:
+            self._specs = specs_of(self.env) if self.trainer.training else self.factory.specs()
+        return self._specs
+
+    def _collector_inputs(self) -> CollectorInputs:
+        assert self.trainer is not None
+        return self.trainer.lightning_module.collector_inputs()  # type: ignore[operator]
 
     def train_dataloader(self) -> RolloutLoader:
         """Return a loader whose epochs are stretches of one run: each rollout is collected when it is asked for."""
         assert self.trainer is not None
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
+            inputs = self._collector_inputs()
             self.collector = make_collector(
                 self.env,
-                self._agent(),
+                inputs.agent,
                 self.num_steps,
                 self.num_rollouts,
-                reward_scaler=self.trainer.lightning_module.reward_scaler,  # type: ignore[arg-type]
+                reward_scaler=inputs.reward_scaler,
                 seed=self.seed,
-                first_env=self.trainer.global_rank * self.env.batch_size[0],
+                first_env=self._first_env,
                 total_envs=self.num_envs,
                 precision=self.trainer.precision_plugin.forward_context,
                 step_timeout=self.step_timeout,
@@ -235,10 +217,35 @@ class RolloutDataModule(L.LightningDataModule):
         if self.trainer.is_global_zero:
             print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")
 
+    def require_same_rollouts(self, checkpoint: dict[str, Any]) -> None:
+        """Check that a run can be resumed with these settings.
+
+        Args:
+            checkpoint: Of that run.
+
+        Raises:
+            ConfigError: It has another environment, or rollouts of another size, which its schedules cannot count.
+        """
+        source = checkpoint["datamodule_hyper_parameters"]
+        if source["backend"] == self.hparams["backend"] and source["env_id"] != self.hparams["env_id"]:
+            raise ConfigError(
+                f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is {self.hparams['env_id']}:"
+                " keep it, or start a new run."
+            )
+        was, now = checkpoint["frames_per_rollout"], self.frames_per_rollout
+        if was != now:
+            raise ConfigError(
+                f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {was}, and now it is {now}:"
+                " keep it, or start a new run."
+            )
+
     def val_dataloader(self) -> EvaluationLoader:
-        """Returns a loader of one batch: ``eval_episodes`` whole episodes in fresh environments."""
-        make = lambda: self._make(self.eval_episodes, first_env=0, stream="eval")  # noqa: E731
-        return EvaluationLoader(make, self._agent(), self.step_timeout)
+        """Return a loader of one batch: this rank's share of ``eval_episodes`` whole episodes in fresh environments."""
+        assert self.trainer is not None
+        shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
+        mine = shares[self.trainer.global_rank]
+        agent = self._collector_inputs().agent
+        return EvaluationLoader(self.factory, agent, len(mine), int(mine[0]) if len(mine) else 0, self.seed, self.step_timeout)
 
     test_dataloader = val_dataloader
 
@@ -274,7 +281,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.collector.shutdown()
         if self._env is not None and not self._env.is_closed:
             self._env.close()
-        self.collector = self._env = None
+        self.collector = self._env = self._specs = None
 
 
 def _imported(path: str) -> Callable[[], EnvBase | gymnasium.Env]:

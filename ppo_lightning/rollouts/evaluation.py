@@ -1,12 +1,13 @@
 """Playing whole episodes with the deterministic policy."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
+from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
 
@@ -31,8 +32,7 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout
         ``episode_reward`` and ``step_count`` of the N episodes, batch size [N].
     """
     collector = make_collector(env, agent, num_steps, deterministic=True, step_timeout=step_timeout)
-    episodes = TensorDict(episode_reward=torch.zeros(env.batch_size), step_count=torch.zeros(env.batch_size, dtype=torch.int64))
-    episodes.batch_size = env.batch_size
+    episodes = no_episodes(env.batch_size[0])
     playing = torch.ones(env.batch_size, dtype=torch.bool)
     for played, rollout in enumerate(collector, start=1):
         following = rollout["next"]
@@ -56,8 +56,8 @@ def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout
     return episodes
 
 
-def episode_statistics(prefix: str, episodes: TensorDictBase) -> dict[str, torch.Tensor]:
-    """Returns mean, (population) std, min and max of return and length of episodes [E], as ``prefix/episodic_return`` ...
+def episode_statistics(prefix: str, episodes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return mean, (population) std, min and max of return and length of episodes [E], as ``prefix/episodic_return`` ...
 
     They are float64 on the CPU, whatever device the episodes are on.
     """
@@ -66,7 +66,8 @@ def episode_statistics(prefix: str, episodes: TensorDictBase) -> dict[str, torch
         values = episodes[key].cpu().double()
         results[f"{prefix}/{name}"] = values.mean()
         results[f"{prefix}/{name}_std"] = values.std(correction=0)
-        results[f"{prefix}/{name}_min"], results[f"{prefix}/{name}_max"] = values.min(), values.max()
+        results[f"{prefix}/{name}_min"] = values.min()
+        results[f"{prefix}/{name}_max"] = values.max()
     return results
 
 
@@ -74,21 +75,42 @@ class EvaluationLoader:
     """What ``validate`` and ``test`` iterate over: a single batch, the episodes of :func:`evaluate`.
 
     Args:
-        make_env: Creates fresh environments.
+        factory: Makes fresh environments.
         agent: Plays them.
+        num_episodes: Number of episodes; 0 on a rank that has none.
+        first_env: Global index of the first environment.
+        seed: The run's seed.
         step_timeout: As for :func:`evaluate`.
     """
 
-    def __init__(self, make_env: Callable[[], EnvBase], agent: ActorCritic, step_timeout: float | None = None) -> None:
-        self.make_env, self.agent, self.step_timeout = make_env, agent, step_timeout
+    def __init__(
+        self,
+        factory: EnvFactory,
+        agent: ActorCritic,
+        num_episodes: int,
+        first_env: int = 0,
+        seed: int = 1,
+        step_timeout: float | None = None,
+    ) -> None:
+        self.factory, self.agent, self.step_timeout = factory, agent, step_timeout
+        self.num_episodes, self.first_env, self.seed = num_episodes, first_env, seed
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        env = self.make_env()
+        if not self.num_episodes:
+            yield no_episodes(0)
+            return
+        env = self.factory.make(self.num_episodes, self.seed, self.first_env, stream="eval")
         try:
             yield evaluate(self.agent, env, step_timeout=self.step_timeout)
         finally:
             if not env.is_closed:
                 env.close()
+
+
+def no_episodes(count: int) -> TensorDict:
+    """Return results [count] of episodes that have not begun."""
+    results = {"episode_reward": torch.zeros(count), "step_count": torch.zeros(count, dtype=torch.int64)}
+    return TensorDict(results, batch_size=[count])

@@ -99,7 +99,7 @@ def make_collector(
     if isinstance(spec := env.action_spec_unbatched, Bounded) and spec.dtype.is_floating_point:
         transforms.append(ClipAction(spec.space.low, spec.space.high))
     frames = num_envs * num_steps
-    device = agent.critic.weight.device
+    device = agent.device
     generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
 
     def draw() -> torch.Tensor:

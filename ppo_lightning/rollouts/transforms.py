@@ -10,22 +10,6 @@ from ppo_lightning.models.normalizers import ObservationNormalizer, RewardScaler
 from ppo_lightning.utils.finite import require_finite
 
 
-def how_to_join(spec: Composite) -> str:
-    """Returns the end of a message: the transforms that join numbers and vectors of a spec as ``observation``."""
-    leaves = {key: part for key, part in spec.items() if not isinstance(part, Composite)}
-    floats = {key: part for key, part in leaves.items() if part.dtype.is_floating_point and part.ndim < 2}
-    if not floats:
-        return "."
-    numbers = [key for key, part in floats.items() if part.ndim == 0]
-    vectors = [f"{key}_1" if key in numbers else key for key in floats]
-    lines = [
-        f"UnsqueezeTransform(-1, in_keys={numbers}, out_keys={[f'{key}_1' for key in numbers]})" if numbers else "",
-        f"CatTensors({vectors}, 'observation', del_keys=False)",
-        "StepCounter(200)  # an episode's time limit",
-    ]
-    return ". These data.transforms make it:" + "".join(f"\n    {line}" for line in lines if line)
-
-
 class RequireFinite(Transform):
     """Raises where an observation or a reward is not finite.
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ppo_lightning.errors import NonFiniteError
 
@@ -53,32 +52,3 @@ def first_nonfinite(checkpoint: dict[str, Any]) -> str | None:
         if torch.is_tensor(value) and not value.isfinite().all():
             return name
     return None
-
-
-class Snapshot:
-    """Weights and the optimizer's state before an update that may spoil them.
-
-    Args:
-        optimizer: Its tensors are copied.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._saved = {tensor: tensor.detach().clone() for tensor in self._tensors()}
-
-    def _weights(self) -> list[Tensor]:
-        return [weight for group in self._optimizer.param_groups for weight in group["params"]]
-
-    def _tensors(self) -> list[Tensor]:
-        states = [value for entries in self._optimizer.state.values() for value in entries.values()]
-        return self._weights() + [value for value in states if torch.is_tensor(value)]
-
-    def spoilt(self) -> bool:
-        """Returns whether a weight has become NaN or infinite; the same on all ranks, whose weights are the same."""
-        return not torch.stack([weight.detach().isfinite().all() for weight in self._weights()]).all()
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Puts everything back in place; a state that the optimizer did not have yet becomes 0, as it makes it."""
-        for tensor in self._tensors():
-            tensor.copy_(self._saved[tensor]) if tensor in self._saved else tensor.zero_()

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from ppo_lightning.checkpoints.agent import check_same_spaces
-from ppo_lightning.envs import BatchedEnv, make_env
-from ppo_lightning.envs.atari import ATARI_ID
-from ppo_lightning.envs.factory import Backend
+from ppo_lightning.envs import BatchedEnv, EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.heads import CategoricalHead
@@ -22,28 +20,24 @@ from ppo_lightning.video.overlay import draw
 @torch.no_grad()
 def record_video(
     agent: ActorCritic,
-    env_id: str,
+    factory: EnvFactory,
     path: str | Path,
     episodes: int = 1,
     seed: int = 1,
-    backend: Backend = "gymnasium",
     overlay: bool = False,
     max_frames: int = 10_000,
-    **env_kwargs: Any,
 ) -> list[float]:
-    """Plays episodes with the most probable actions, and writes every frame to a file.
+    """Play episodes with the most probable actions, and write every frame to a file.
 
     Args:
         agent: The agent.
-        env_id: An environment of Gymnasium, or one of Procgen; agents trained through another backend play there too.
+        factory: Makes the environment; the one of the same id that its backend renders with.
         path: Ends in ``.mp4`` or ``.gif``.
         episodes: How many, one after the other.
         seed: Decides the episodes, which (but for Procgen) are those of an evaluation with this seed.
-        backend: ``gymnasium`` or ``procgen``.
         overlay: Draw the probabilities of the actions (of continuous actions: their means), the value and the return so far
             beside the picture.
         max_frames: Ends an episode that has not ended by itself.
-        **env_kwargs: For ``gymnasium.make``, or as for :func:`~ppo_lightning.envs.factory.make_env`.
 
     Returns:
         The return of each episode.
@@ -61,9 +55,9 @@ def record_video(
     import_extra("imageio_ffmpeg", extra="video")
     if sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # read by mujoco and dm_control when they are imported
-    if not ATARI_ID.fullmatch(env_id):
-        env_kwargs["render_mode"] = "rgb_array"
-    env = make_env(env_id, 1, backend, seed, stream="eval", **env_kwargs)
+    env = factory.make(1, seed, stream="eval", render=True)
+    if not isinstance(env, BatchedEnv):
+        raise ConfigError("Only environments of Gymnasium, EnvPool, ALE and Procgen can be recorded, without data.transforms.")
     check_same_spaces(agent, env)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -78,7 +72,7 @@ def record_video(
                 video.append_data(frame)
                 total = 0.0
                 for _ in range(max_frames):
-                    seen = torch.tensor(observation, device=agent.critic.weight.device)
+                    seen = torch.tensor(observation, device=agent.device)
                     action, _, memory = agent.play(seen, memory)
                     observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
                     total += float(reward[0])
@@ -110,8 +104,7 @@ def _frame(
     if not overlay:
         return picture
     value, numbers, lengths = (
-        each[0].numpy(force=True)
-        for each in agent.explain(torch.tensor(observation, device=agent.critic.weight.device), memory)
+        each[0].numpy(force=True) for each in agent.explain(torch.tensor(observation, device=agent.device), memory)
     )
     names = env.action_names or [f"action {index}" for index in range(len(numbers))]
     chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None

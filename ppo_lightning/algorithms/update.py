@@ -1,9 +1,11 @@
-"""The update of a minibatch as one compiled graph."""
+"""The update of a minibatch: eager, or as one compiled graph."""
 
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,25 +13,24 @@ from torch import Tensor, nn
 from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
 from torch.optim.adam import adam as guarded_adam
 
-from ppo_lightning.algorithms.graphs import recorded
-from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
+from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.utils.lightning_private import counted_step
 
 State = dict[str, list[Tensor]]
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, OSError
-FIRST_REPLAY = 2  # of a CUDA graph, which is recorded at the second call
 # Without its wrapper, which lets nothing compile a state that is on a GPU and not `capturable`. The capturable formula is 0 / 0
 # at a learning rate of 0; the graph of the plain one reads the state where it lies, too.
 adam: Any = inspect.unwrap(guarded_adam)
 
 
-def compile_anew(method: Callable[..., Any], fullgraph: bool = True) -> Any:
-    """Compiles a method for this object alone; ``fullgraph`` as for ``torch.compile``.
+def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True) -> Any:
+    """Compile a method for this object alone; ``fullgraph`` as for ``torch.compile``.
 
-    Graphs belong to the code of a function. Shared by all objects of a class, they would be taken for each other where only a
-    method differs, and after eight of them (runs in a notebook, say) PyTorch compiles no more.
+    PyTorch keeps graphs by the code of a function. Objects of one class would share them although a method differs, and
+    after eight graphs (eight runs in a notebook) PyTorch compiles no more.
 
     Raises:
         ConfigError: At the first call: the method cannot be compiled on this machine.
@@ -42,7 +43,7 @@ def compile_anew(method: Callable[..., Any], fullgraph: bool = True) -> Any:
     def call(*args: Any) -> Any:
         try:
             return compiled(*args)
-        except (InductorError, TritonMissing, GPUTooOldForTriton, OSError) as error:
+        except COMPILER_ERRORS as error:
             raise ConfigError(
                 f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and make"
                 " PyTorch's cache writable, or leave model.compile off."
@@ -51,29 +52,73 @@ def compile_anew(method: Callable[..., Any], fullgraph: bool = True) -> Any:
     return call
 
 
-class CompiledUpdate:
-    """Loss, gradients, clipping and Adam of a minibatch in one graph, for a single device.
+class EagerUpdate:
+    """Take one optimizer step on a minibatch through Lightning: backward, clipping, step.
 
-    It works on the parameters and on the optimizer's own state, so that a checkpoint of it is one of the eager update,
-    and gives the same weights to float tolerance. A small network's eager update is mostly the cost of calling some 150
+    Args:
+        module: A PPO module with ``loss``, from a minibatch to the loss and its detached parts.
+        compile_loss: Compile the loss, where the whole update cannot be: on several ranks, or with a memory.
+    """
+
+    def __init__(self, module: Any, compile_loss: bool = False) -> None:
+        self.module, self._compile_loss = module, compile_loss
+
+    @functools.cached_property
+    def _loss(self) -> Loss:
+        module = self.module
+        return compile_per_instance(module.loss, module.whole_graph) if self._compile_loss else module.loss
+
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Update the weights.
+
+        Args:
+            minibatch: Tensors [B, ...].
+
+        Returns:
+            The parts of the loss, scalars.
+        """
+        module = self.module
+        optimizer: Any = module.optimizers()
+        # The gradients of the parts are added: the same result, while the activations of many rows would not fit into a cache.
+        parts = equal_parts(minibatch, module.rows_at_once)
+        without_exchange = getattr(module.trainer.model, "no_sync", nullcontext)
+        optimizer.zero_grad()
+        metrics = []
+        for number, part in enumerate(parts, start=1):
+            with nullcontext() if number == len(parts) else without_exchange():
+                loss, parts_of_loss = self._loss(part)
+                # detail A2
+                module.manual_backward(loss / len(parts))  # the last part averages the gradients of all ranks
+            metrics.append(parts_of_loss)
+        # detail 11
+        module.clip_gradients(optimizer, module.hparams.max_grad_norm, "norm")
+        optimizer.step()
+        return metrics[0] if len(metrics) == 1 else mean_of(metrics)
+
+
+class CompiledUpdate:
+    """Compute loss, gradients, clipping and Adam of a minibatch in one graph, on a single device.
+
+    It works on the parameters and on the optimizer's own state, so that a checkpoint of it is one of the eager update, and
+    gives the same weights to float tolerance. A small network's eager update is mostly the cost of calling some 150
     operations; here it is one call. Lightning's hooks around backward and the optimizer's step do not run, and no
     parameter has a ``grad``.
 
-    At the first and the third of every thousand calls the loss is computed without the compiler, too: ``drift`` is the largest
-    difference between their parts, in proportion to 1 + the part.
+    The first update of a run is eager, because Adam makes its state in its first step. At the first of every thousand
+    compiled updates the loss is computed without the compiler, too. If the two differ, the run continues eagerly,
+    with a warning.
 
     Args:
-        module: Has ``loss``, from a minibatch to the loss and its detached parts. Nothing in it may depend on the iteration
-            but tensors.
-        optimizer: Adam, over parameters of the module.
-        max_grad_norm: As for PPO.
-        cuda_graphs: Record what the GPU does for a minibatch that is not in parts, and launch that from the third call on.
+        module: A PPO module. Nothing in its ``loss`` may depend on the iteration but tensors.
+        eager: The same update without a compiler.
 
     Raises:
-        ConfigError: The optimizer is another one.
+        ConfigError: The optimizer is no plain Adam.
     """
 
-    def __init__(self, module: Any, optimizer: torch.optim.Optimizer, max_grad_norm: float, cuda_graphs: bool = False) -> None:
+    def __init__(self, module: Any, eager: EagerUpdate) -> None:
+        self.module, self.eager = module, eager
+        optimizer = module.trainer.optimizers[0]
         group = optimizer.param_groups[0]
         plain = not (group.get("weight_decay") or group.get("amsgrad") or group.get("maximize"))
         if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) > 1 or not plain:
@@ -81,54 +126,51 @@ class CompiledUpdate:
                 "model.compile takes torch.optim.Adam without weight decay, AMSGrad or several groups, and configure_optimizers"
                 f" gives {type(optimizer).__name__}: leave model.compile off."
             )
-        if cuda_graphs and not group.get("fused"):  # its count of steps would be on the CPU, out of the graph's sight
-            raise ConfigError("model.cuda_graphs takes torch.optim.Adam with fused=True: leave it off.")
-        self._optimizer, self._max_grad_norm, self._holder = optimizer, max_grad_norm, _Holder(module)
+        self._optimizer, self._max_grad_norm, self._holder = optimizer, module.hparams.max_grad_norm, _Holder(module)
         self._params = [parameter for parameter in group["params"] if parameter.requires_grad]
         self._detached = [parameter.detach() for parameter in self._params]
         names = {parameter: name for name, parameter in self._holder.named_parameters()}
         self._names = [names[parameter] for parameter in self._params]
         self._constants = (*group["betas"], group["eps"])
         self._lr = torch.zeros((), device=self._params[0].device)
-        self._calls, self.drift, self._cuda_graphs = 0, 0.0, cuda_graphs
-        self._whole: Any = compile_anew(self._update)
-        self._gradients: Any = compile_anew(self._differentiate)
-        self._step: Any = compile_anew(self._apply)
+        self._calls, self._drift = 0, 0.0
+        self._whole: Any = compile_per_instance(self._update)
+        self._gradients: Any = compile_per_instance(self._differentiate)
+        self._step: Any = compile_per_instance(self._apply)
 
-    @property
-    def ready(self) -> bool:
-        """Whether Adam has made its state, which it does in its first step."""
-        return len(self._optimizer.state) == len(self._params)
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Update the weights, see :meth:`EagerUpdate.__call__`."""
+        has_state = len(self._optimizer.state) == len(self._params)
+        if not has_state or self._drift > self.module.tolerance:
+            metrics = self.eager(minibatch)
+            self._optimizer.zero_grad()
+            return metrics
+        return self._compiled(equal_parts(minibatch, self.module.rows_at_once))
 
-    def __call__(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
-        """Takes one step of Adam on a minibatch and returns the parts of its loss.
-
-        Args:
-            parts: The minibatch in equal parts, whose gradients are added; tensors [B, ...].
-        """
+    def _compiled(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
-        expected = self._eager(parts) if self._calls % CHECK_EVERY in (0, FIRST_REPLAY) else None
+        expected = self._without_compiler(parts) if self._calls % CHECK_EVERY == 0 else None
         self._calls += 1
-        with torch.no_grad():
-            metrics = self._accumulate(parts) if len(parts) > 1 else self._in_one(parts[0])
+        with counted_step(self.module.optimizers()), torch.no_grad():
+            if len(parts) > 1:
+                metrics = self._accumulate(parts)
+            else:
+                metrics = self._whole(self._detached, self._state, self._lr, parts[0])
         if expected is not None:
-            self.drift = max(float((metrics[key] - value).abs() / (1 + value.abs())) for key, value in expected.items())
+            self._drift = max(float((metrics[key] - value).abs() / (1 + value.abs())) for key, value in expected.items())
+            if self._drift > self.module.tolerance:
+                warnings.warn(f"The compiled loss is off by {self._drift:.2g}: the run continues without it.", stacklevel=2)
         return metrics
 
     @torch.no_grad()
-    def _eager(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
-        """Returns the parts of the loss as they are without a compiler."""
+    def _without_compiler(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
+        """Return the parts of the loss as they are without a compiler."""
         return mean_of([self._holder(part)[1] for part in parts])
 
     @functools.cached_property
     def _state(self) -> State:
         """Adam's own tensors, parameter by parameter."""
         return {key: [self._optimizer.state[p][key] for p in self._params] for key in ("exp_avg", "exp_avg_sq", "step")}
-
-    @functools.cached_property
-    def _in_one(self) -> Callable[[Minibatch], dict[str, Tensor]]:
-        update = functools.partial(self._whole, self._detached, self._state, self._lr)
-        return recorded(update) if self._cuda_graphs else update
 
     def _update(self, params: list[Tensor], state: State, lr: Tensor, minibatch: Minibatch) -> dict[str, Tensor]:
         grads, metrics = self._differentiate(params, minibatch)

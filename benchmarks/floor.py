@@ -1,0 +1,151 @@
+"""What the environment, the policy and the updates of a run take alone, in the same process."""
+
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+
+from ppo_lightning.algorithms.minibatches import equal_parts
+from ppo_lightning.algorithms.update import CompiledUpdate
+from ppo_lightning.envs import BatchedEnv
+
+WARM_UP, WARM_UP_SECONDS = 3, 20.0  # iterations, until the updates are compiled and the caches filled; fewer long ones
+ROUNDS = 5  # of speed and floor in turn
+
+
+class FloorClock(L.Callback):
+    """Measure the speed of a run and its floor in turn, because the machine's own speed drifts; then end the run.
+
+    Afterwards ``sps`` has the environment steps per second, ``floor`` the seconds of an iteration's parts alone,
+    ``floor_sps`` the environment steps per second that the parts would give, and ``fraction`` the share of that reached.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._speeds: list[float] = []
+        self._floors: list[dict[str, float]] = []
+        self._iterations, self._warm = 0, False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._iterations += 1
+        elapsed = time.perf_counter() - self._start
+        if not self._warm:
+            self._warm = self._iterations >= WARM_UP or elapsed > WARM_UP_SECONDS
+            if not self._warm:
+                return
+        elif elapsed > self.seconds / ROUNDS:
+            self._speeds.append(self._iterations * pl_module.data.frames_per_rollout / elapsed)
+            self._floors.append(floor(pl_module, next(pl_module.minibatches(pl_module.advantages(batch)))))
+            trainer.should_stop = len(self._floors) >= ROUNDS
+        else:
+            return
+        self._iterations, self._start = 0, time.perf_counter()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        frames = pl_module.data.frames_per_rollout
+        self.sps = statistics.median(self._speeds)
+        self.floor = {part: statistics.median(parts[part] for parts in self._floors) for part in self._floors[0]}
+        self.floor_sps = frames / sum(self.floor.values())
+        pairs = zip(self._speeds, self._floors, strict=True)
+        self.fraction = statistics.median(speed * sum(parts.values()) / frames for speed, parts in pairs)
+
+
+def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Times the raw parts of an iteration, each alone: what is left when everything else costs nothing.
+
+    The environments step with random actions and reset themselves where they can; the policy acts on the same observations
+    again and again (choosing actions, and finding log-probabilities and values); the update is repeated on one minibatch, by
+    way of no hook of Lightning's.
+
+    Args:
+        module: In training; its weights stay, Adam's moments do not.
+        minibatch: Tensors [B, ...].
+
+    Returns:
+        Seconds of an iteration by part.
+    """
+    data, agent, hparams = module.data, module.agent, module.hparams
+    env = data.factory.make(data.env.num_envs, data.seed)
+    observation = env.reset_arrays().astype(minibatch["observation"].numpy(force=True).dtype)
+    noise = agent.noise((env.num_envs,)).numpy()
+    with module.trainer.precision_plugin.forward_context(), torch.inference_mode():
+        policy = type(agent).array_policy(agent)
+        memory = agent.initial_memory(env.num_envs)
+        state = None if memory is None else memory.numpy(force=True)
+        acting = data.num_steps * seconds_of(lambda: policy(observation, noise, state))
+        if policy(observation, noise, state)[1] is None:
+            acting += seconds_of(functools.partial(type(data.collector)._evaluate, data.collector))
+    stepping = seconds_of(raw_step(env), least=0.5)
+    env.close()
+    optimizer = module.trainer.optimizers[0]
+    (group,) = optimizer.param_groups
+    lr, group["lr"] = group["lr"], 0.0
+    parts = equal_parts(minibatch, module.rows_at_once)
+
+    def update() -> None:
+        with module.trainer.precision_plugin.forward_context():
+            if isinstance(module.optimize, CompiledUpdate):
+                module.optimize(minibatch)
+                return
+            optimizer.zero_grad()
+            for part in parts:
+                (module.loss(part)[0] / len(parts)).backward()
+        torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
+        optimizer.step()
+
+    updating = hparams.update_epochs * hparams.num_minibatches * seconds_of(update, least=0.5)
+    group["lr"] = lr
+    return {"environment": data.num_steps * stepping, "acting": acting, "updates": updating}
+
+
+def raw_step(env: BatchedEnv) -> Callable[[], Any]:
+    """Returns a function that steps what the adapter steps with random actions, without the adapter where that is possible."""
+    envs, spec = env.envs, env.action_spec_unbatched
+    batches = [torch.stack([spec.rand() for _ in range(env.num_envs)]).numpy() for _ in range(100)]
+    if isinstance(envs, list) and hasattr(envs[0], "unwrapped"):
+        decode = getattr(env, "_from_row", None) or (lambda row: row)
+        chosen = itertools.cycle([batch.tolist() if batch.ndim == 1 else [decode(row) for row in batch] for batch in batches])
+
+        def step_each() -> None:
+            for one, its in zip(envs, next(chosen), strict=True):
+                _, _, terminated, truncated, _ = one.step(its)
+                if terminated or truncated:
+                    one.reset()
+
+        return step_each
+    actions = itertools.cycle(batches)
+    if type(env).__name__ in ("EnvPoolEnv", "CartPoleEnv"):
+        typed = itertools.cycle([batch.astype(envs.action_space.dtype) for batch in batches])
+        return lambda: envs.step(next(typed))
+
+    def step_adapter() -> None:
+        *_, terminated, truncated = env.step_arrays(next(actions))
+        if (done := terminated | truncated).any():
+            env.reset_arrays(done)
+
+    return step_adapter
+
+
+def seconds_of(function: Callable[[], Any], least: float = 0.3) -> float:
+    """Returns the mean time of a call over a time at least: a mean, as a run's speed is, with the machine's hiccups in both."""
+    function()
+    _wait_for_gpu()
+    calls, start = 0, time.perf_counter()
+    while time.perf_counter() - start < least:
+        function()
+        calls += 1
+    _wait_for_gpu()
+    return (time.perf_counter() - start) / calls
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

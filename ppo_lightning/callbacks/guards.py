@@ -1,0 +1,86 @@
+"""Guards: callbacks that stop or warn about a run that computes something wrong."""
+
+import math
+import warnings
+from typing import Any
+
+import lightning as L
+import torch
+
+from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.utils import collectives
+
+
+class ExceptionGuard(L.Callback):
+    """Tell the module about an exception that ends the run, which Lightning does not."""
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Call the module's own hook."""
+        pl_module.on_exception(exception)
+
+
+class LogProbGuard(L.Callback):
+    """Warn when the update gives stored actions other log-probabilities than acting gave.
+
+    The ratio of the first minibatch of an iteration is then not 1. Dropout and batch normalization are likely causes.
+
+    Args:
+        every: Rollouts between two checks.
+    """
+
+    def __init__(self, every: int = 100) -> None:
+        self.every = every
+
+    @torch.no_grad()
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Compare the log-probabilities of a rollout [N, T]."""
+        if pl_module.rollouts_done % self.every:
+            return
+        with trainer.precision_plugin.forward_context():
+            again, stored = pl_module.log_probs_again(batch)
+        drift = (again - stored).abs().max().item()
+        if drift > pl_module.tolerance:
+            warnings.warn(
+                f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning, so that the first"
+                " ratio of an iteration is not 1: does the agent have dropout or batch normalization?",
+                stacklevel=2,
+            )
+
+
+class NonFiniteGuard(L.Callback):
+    """End a run whose losses become NaN or infinite."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Check the losses of the iteration.
+
+        Raises:
+            NonFiniteError: Names the first loss that is NaN or infinite.
+        """
+        for name, value in trainer.callback_metrics.items():
+            # Where all value targets are equal, the explained variance is NaN by definition.
+            if not name.startswith("losses/") or name == "losses/explained_variance" or math.isfinite(value):
+                continue
+            raise NonFiniteError(
+                f"{name} is {value.item()} after {pl_module.env_steps} steps: set model.norm_reward to true if rewards are"
+                " large, otherwise lower model.learning_rate."
+            )
+
+
+class EqualRanksGuard(L.Callback):
+    """End a run whose ranks have different weights or statistics.
+
+    Args:
+        every: Rollouts between two checks.
+    """
+
+    def __init__(self, every: int = 10) -> None:
+        self.every = every
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Compare weights and statistics of all ranks.
+
+        Raises:
+            RuntimeError: Names the rank and the first tensor that differs.
+        """
+        if pl_module.rollouts_done % self.every == 0:
+            collectives.require_same(pl_module.state_dict(), pl_module.env_steps)
