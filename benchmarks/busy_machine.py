@@ -55,7 +55,9 @@ def measure(who: str, workload: str, busy: int, seconds: float) -> float:
 
 def report(results: Results) -> None:
     """Print medians, and the default in proportion to the better of one and two threads of the same round."""
-    print("| workload | busy processes | | SPS, median | of the better of 1 and 2 threads, run by run | x SB3 |")
+    print(
+        "| workload | busy processes | | SPS, median | of the better of 1 and 2 threads, run by run | x SB3 |"
+    )
     print("|---|---|---|---|---|---|")
     for workload, by_busy in results.items():
         for busy, runs in by_busy.items():
@@ -67,7 +69,9 @@ def report(results: Results) -> None:
                 if SB3 in runs and who != SB3:
                     pairs = zip(rates, runs[SB3], strict=True)
                     against = f"{statistics.median(a / b for a, b in pairs):.2f}"
-                print(f"| {workload} | {busy} | {who} | {statistics.median(rates):.0f} | {ratio} | {against} |")
+                print(
+                    f"| {workload} | {busy} | {who} | {statistics.median(rates):.0f} | {ratio} | {against} |"
+                )
 
 
 def main() -> None:
@@ -84,7 +88,9 @@ def main() -> None:
     if args.one:
         one(args.one, args.workloads[0], args.seconds)
         return
-    results: Results = {name: {busy: {who: [] for who in args.who} for busy in args.busy} for name in args.workloads}
+    results: Results = {
+        name: {busy: {who: [] for who in args.who} for busy in args.busy} for name in args.workloads
+    }
     for workload, by_busy in results.items():
         for busy, runs in by_busy.items():
             for _ in range(args.repeats):

@@ -14,7 +14,10 @@ from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.algorithms.update import CompiledUpdate
 from ppo_lightning.envs import BatchedEnv
 
-WARM_UP, WARM_UP_SECONDS = 3, 20.0  # iterations, until the updates are compiled and the caches filled; fewer long ones
+WARM_UP, WARM_UP_SECONDS = (
+    3,
+    20.0,
+)  # iterations, until the updates are compiled and the caches filled; fewer long ones
 ROUNDS = 5  # of speed and floor in turn
 
 
@@ -34,7 +37,9 @@ class FloorClock(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._start = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._iterations += 1
         elapsed = time.perf_counter() - self._start
         if not self._warm:
@@ -52,7 +57,9 @@ class FloorClock(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         frames = pl_module.data.frames_per_rollout
         self.sps = statistics.median(self._speeds)
-        self.floor = {part: statistics.median(parts[part] for parts in self._floors) for part in self._floors[0]}
+        self.floor = {
+            part: statistics.median(parts[part] for parts in self._floors) for part in self._floors[0]
+        }
         self.floor_sps = frames / sum(self.floor.values())
         pairs = zip(self._speeds, self._floors, strict=True)
         self.fraction = statistics.median(speed * sum(parts.values()) / frames for speed, parts in pairs)
@@ -112,7 +119,9 @@ def raw_step(env: BatchedEnv) -> Callable[[], Any]:
     batches = [torch.stack([spec.rand() for _ in range(env.num_envs)]).numpy() for _ in range(100)]
     if isinstance(envs, list) and hasattr(envs[0], "unwrapped"):
         decode = getattr(env, "_from_row", None) or (lambda row: row)
-        chosen = itertools.cycle([batch.tolist() if batch.ndim == 1 else [decode(row) for row in batch] for batch in batches])
+        chosen = itertools.cycle(
+            [batch.tolist() if batch.ndim == 1 else [decode(row) for row in batch] for batch in batches]
+        )
 
         def step_each() -> None:
             for one, its in zip(envs, next(chosen), strict=True):

@@ -49,7 +49,10 @@ class Forked:
         logs = Path(tempfile.mkdtemp(prefix="log-", dir=folder.parent))
         self._logs = logs / "out", logs / "err"
         # Pipes: RLIMIT_FSIZE, which stands for a full disk, would cut files.
-        self._writers = [subprocess.Popen(["dd", "status=none", f"of={path}"], stdin=subprocess.PIPE) for path in self._logs]
+        self._writers = [
+            subprocess.Popen(["dd", "status=none", f"of={path}"], stdin=subprocess.PIPE)
+            for path in self._logs
+        ]
         self.process = FORK.Process(target=self._run, args=(folder, function, address_space))
         self.process.start()
         for writer in self._writers:
@@ -123,7 +126,9 @@ class Reference(NamedTuple):
     seconds: float
 
 
-def fit(folder: Path, name: str, *flags: str, rollouts: int = ROLLOUTS, hook: Callable[[int], None] | None = None) -> Forked:
+def fit(
+    folder: Path, name: str, *flags: str, rollouts: int = ROLLOUTS, hook: Callable[[int], None] | None = None
+) -> Forked:
     """Starts a run of ``RUNS``; before each rollout ``hook`` gets the number of those done, before ``fit`` -1."""
     recipe = CLASSIC / f"{name}.yaml"
     data = yaml.safe_load(recipe.read_text())["data"]
@@ -152,7 +157,9 @@ def difference(a: Any, b: Any, path: str = "") -> str:
 
 def final(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """Returns the checkpoint with the most environment steps, if there is one."""
-    found = [(path, torch.load(path, weights_only=True)) for path in folder.glob("runs/*/*/checkpoints/*.ckpt")]
+    found = [
+        (path, torch.load(path, weights_only=True)) for path in folder.glob("runs/*/*/checkpoints/*.ckpt")
+    ]
     return max(found, key=lambda pair: pair[1]["env_steps"], default=None)
 
 

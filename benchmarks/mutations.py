@@ -88,7 +88,9 @@ def draw(rng: random.Random) -> tuple[str, list[str], str]:
         except (KeyError, TypeError):  # an earlier change took it away
             continue
         names = [name for name in present if name not in LEFT_OUT]
-        name = rng.choice([name for name in names if rng.random() < 0.3 or present[name] is not None] or names)
+        name = rng.choice(
+            [name for name in names if rng.random() < 0.3 or present[name] is not None] or names
+        )
         way = rng.random()
         if way < 0.47:
             flags.append(f"{flag}{name}={changed(present[name], name in SMALL, rng)}")
@@ -101,7 +103,9 @@ def draw(rng: random.Random) -> tuple[str, list[str], str]:
             inside[renamed] = inside.pop(key)
             changes.append(f"{renamed!r} for {key}")
         else:
-            flags.append(rng.choice(["--seed_everything=-1", "--seed_everything=x", "--ckpt_path=no", "--no", "x"]))
+            flags.append(
+                rng.choice(["--seed_everything=-1", "--seed_everything=x", "--ckpt_path=no", "--no", "x"])
+            )
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     if rng.random() < 0.05:
         text = damaged(text, rng)

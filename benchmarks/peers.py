@@ -43,12 +43,16 @@ def recurrent_ppo(
     """RecurrentPPO of sb3-contrib; its own network has an LSTM of 256 for the policy and another for the value."""
     from sb3_contrib import RecurrentPPO
 
-    return stable_baselines3(env_id, options, num_envs, num_steps, seconds, RecurrentPPO, "MlpLstmPolicy", memory)
+    return stable_baselines3(
+        env_id, options, num_envs, num_steps, seconds, RecurrentPPO, "MlpLstmPolicy", memory
+    )
 
 
 def recurrent_ppo_like_ours(*args: Any) -> float:
     """RecurrentPPO of sb3-contrib, with one LSTM of 128 for policy and value."""
-    return recurrent_ppo(*args, memory={"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False})
+    return recurrent_ppo(
+        *args, memory={"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False}
+    )
 
 
 def stable_baselines3(
@@ -96,7 +100,9 @@ def stable_baselines3(
     return watch.rate(batch)
 
 
-def torchrl_loop(env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:
+def torchrl_loop(
+    env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float
+) -> float:
     """TorchRL's collector, GAE, replay buffer and ClipPPOLoss, put together as in its own PPO scripts."""
     import torch
     from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule
@@ -125,7 +131,10 @@ def torchrl_loop(env_id: str, options: dict[str, Any], num_envs: int, num_steps:
 
     transforms = [DoubleToFloat()]
     if options.get("norm_reward"):
-        transforms += [VecNormV2(in_keys=["observation"]), ClipTransform(in_keys=["observation"], low=-10, high=10)]
+        transforms += [
+            VecNormV2(in_keys=["observation"]),
+            ClipTransform(in_keys=["observation"], low=-10, high=10),
+        ]
     env = TransformedEnv(SerialEnv(num_envs, single), Compose(*transforms, RewardSum(), StepCounter()))
     size, spec = env.observation_spec["observation"].shape[-1], env.action_spec_unbatched
     discrete = isinstance(spec, Categorical)
@@ -149,7 +158,9 @@ def torchrl_loop(env_id: str, options: dict[str, Any], num_envs: int, num_steps:
     optimizer = torch.optim.Adam(loss.parameters(), lr=options["learning_rate"], eps=1e-5)
     frames = num_envs * num_steps
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(frames), sampler=SamplerWithoutReplacement(), batch_size=frames // options["num_minibatches"]
+        storage=LazyTensorStorage(frames),
+        sampler=SamplerWithoutReplacement(),
+        batch_size=frames // options["num_minibatches"],
     )
     collector = Collector(env, actor, frames_per_batch=frames, total_frames=-1, track_traj_ids=False)
     watch = Stopwatch(seconds)

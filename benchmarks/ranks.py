@@ -23,7 +23,9 @@ def one(workload: str, devices: int, seconds: float) -> None:
     watch = peers.Stopwatch(max(seconds, least))
     kwargs = {"num_threads": 1} if backend == "envpool" else {}  # EnvPool's
     strategy = "ddp" if devices > 1 else "auto"
-    trainer = train(workload, watch, {"num_threads": 1}, kwargs, accelerator="cpu", devices=devices, strategy=strategy)
+    trainer = train(
+        workload, watch, {"num_threads": 1}, kwargs, accelerator="cpu", devices=devices, strategy=strategy
+    )
     if trainer.is_global_zero:
         print("RESULT", watch.rate(num_envs * num_steps))
 
@@ -31,7 +33,9 @@ def one(workload: str, devices: int, seconds: float) -> None:
 def main() -> None:
     """Prints the speeds and their ratio, run by run in alternation."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["cartpole-64x128", "breakout-8x128"])
+    parser.add_argument(
+        "--workloads", nargs="+", choices=WORKLOADS, default=["cartpole-64x128", "breakout-8x128"]
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--json", type=Path)
@@ -45,7 +49,16 @@ def main() -> None:
         results[workload] = {1: [], 2: []}
         for _ in range(args.repeats):
             for devices, speeds in results[workload].items():
-                command = [sys.executable, "-W", "ignore", __file__, "--one", str(devices), "--workloads", workload]
+                command = [
+                    sys.executable,
+                    "-W",
+                    "ignore",
+                    __file__,
+                    "--one",
+                    str(devices),
+                    "--workloads",
+                    workload,
+                ]
                 command += ["--seconds", str(args.seconds)]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 speeds.append(float(done.stdout.rsplit("RESULT", 1)[1]))
@@ -53,7 +66,9 @@ def main() -> None:
         ratios = [two / single for single, two in zip(*results[workload].values(), strict=True)]
         medians = [statistics.median(speeds) for speeds in results[workload].values()]
         ratio = statistics.median(ratios)
-        print(f"{workload}: one rank {medians[0]:.0f}, two ranks {medians[1]:.0f} steps a second, ratio {ratio:.2f}")
+        print(
+            f"{workload}: one rank {medians[0]:.0f}, two ranks {medians[1]:.0f} steps a second, ratio {ratio:.2f}"
+        )
         if args.json:
             args.json.write_text(json.dumps({"command": sys.argv, "runs": results}, indent=1) + "\n")
 

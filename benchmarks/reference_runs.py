@@ -34,7 +34,11 @@ RUNS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # name -> recipe, environ
     "cartpole_compiled": (CLASSIC, 12 * 512, ("--model.compile", "true")),
     "halfcheetah": ("configs/mujoco/halfcheetah.yaml", 3 * 2048, ()),
     "halfcheetah_fast": (FAST, 12 * 2048, ("--data.rollouts_per_epoch", "5")),
-    "pong": ("configs/atari/pong.yaml", 2 * 1024, ("--data.eval_episodes", "1", "--data.rollouts_per_epoch", "1000")),
+    "pong": (
+        "configs/atari/pong.yaml",
+        2 * 1024,
+        ("--data.eval_episodes", "1", "--data.rollouts_per_epoch", "1000"),
+    ),
     "lstm_masked_velocity": ("configs/classic/cartpole_lstm_masked_velocity.yaml", 12 * 512, ()),
     "locks": ("configs/spaces/locks.yaml", 12 * 512, ()),
     "rpo": ("configs/rpo/halfcheetah.yaml", 2 * 2048, ()),
@@ -47,8 +51,24 @@ RUNS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # name -> recipe, environ
 def fit(checkout: Path, folder: Path, name: str, checkpoint: Path | None = None) -> Path:
     """Run `fit` in a checkout; return the folder of the run."""
     recipe, steps, flags = RUNS[name]
-    logger = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(folder), "--trainer.logger.name", name)
-    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", recipe, "--data.total_timesteps", str(steps)]
+    logger = (
+        "--trainer.logger",
+        "CSVLogger",
+        "--trainer.logger.save_dir",
+        str(folder),
+        "--trainer.logger.name",
+        name,
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "ppo_lightning",
+        "fit",
+        "--config",
+        recipe,
+        "--data.total_timesteps",
+        str(steps),
+    ]
     resume = () if checkpoint is None else ("--ckpt_path", str(checkpoint))
     progress = ("--trainer.enable_progress_bar", "false")
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
@@ -63,12 +83,17 @@ def digest(run: Path) -> dict[str, Any]:
     newest = max((run / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
     checkpoint = torch.load(newest, weights_only=True, map_location="cpu")
     weights = {
-        name: hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+        name: hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[
+            :16
+        ]
         for name, tensor in sorted(checkpoint["state_dict"].items())
     }
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    metrics = [{key: value for key, value in sorted(row.items()) if value and not key.startswith(TIMES)} for row in rows]
+    metrics = [
+        {key: value for key, value in sorted(row.items()) if value and not key.startswith(TIMES)}
+        for row in rows
+    ]
     return {"weights": weights, "metrics": metrics}
 
 
@@ -80,7 +105,9 @@ def record(checkout: Path, names: list[str]) -> dict[str, Any]:
         for name in names:
             checkpoint = None
             if name == "resumed":
-                checkpoints = sorted((folder / "cartpole/version_0/checkpoints").glob("*.ckpt"), key=os.path.getmtime)
+                checkpoints = sorted(
+                    (folder / "cartpole/version_0/checkpoints").glob("*.ckpt"), key=os.path.getmtime
+                )
                 checkpoint = checkpoints[0]
             digests[name] = digest(fit(checkout, folder, name, checkpoint))
             print(f"{name}: {len(digests[name]['metrics'])} rows of metrics", file=sys.stderr, flush=True)
@@ -108,7 +135,9 @@ def main() -> None:
     Raises:
         SystemExit: With code 1 where two records differ.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     recorder = commands.add_parser("record")
     recorder.add_argument("output", type=Path)
@@ -127,7 +156,8 @@ def main() -> None:
         found = differences(before[name], after[name]) if name in after else ["was not recorded again"]
         differ |= bool(found)
         print(
-            f"{name}: {'equal to the bit' if not found else found[0]}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
+            f"{name}: {'equal to the bit' if not found else found[0]}"
+            + (f" (and {len(found) - 1} more)" if found[1:] else "")
         )
     if differ:
         raise SystemExit(1)

@@ -40,7 +40,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = {}
         for recipe in args.recipes:
-            command = [sys.executable, "-W", "ignore", "-m", "ppo_lightning", "fit", "--config", str(recipe.resolve())]
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "ppo_lightning",
+                "fit",
+                "--config",
+                str(recipe.resolve()),
+            ]
             command += ["--data.total_timesteps", "1000000000", "--trainer.enable_progress_bar", "false"]
             with Path(folder, f"{recipe.stem}.txt").open("w") as log:
                 runs[recipe.stem] = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
@@ -51,7 +60,13 @@ def main() -> None:
                 for name, process in runs.items():
                     if process.poll() is not None:
                         raise RuntimeError(f"{name} ended: {Path(folder, f'{name}.txt').read_text()[-2000:]}")
-                    rows.append({"recipe": name, "hours": round(elapsed / 3600, 4), "mib": round(resident(process.pid), 2)})
+                    rows.append(
+                        {
+                            "recipe": name,
+                            "hours": round(elapsed / 3600, 4),
+                            "mib": round(resident(process.pid), 2),
+                        }
+                    )
                 if args.csv:
                     with args.csv.open("w", newline="") as file:
                         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
@@ -65,10 +80,14 @@ def main() -> None:
         print("| recipe | hours | environment steps | MiB at the start | MiB at the end | MiB an hour |")
         print("|---|---|---|---|---|---|")
         for name in runs:
-            found = [(float(str(row["hours"])), float(str(row["mib"]))) for row in rows if row["recipe"] == name]
+            found = [
+                (float(str(row["hours"])), float(str(row["mib"]))) for row in rows if row["recipe"] == name
+            ]
             hours, memory = map(list, zip(*found, strict=True))
             said = Path(folder, f"{name}.txt").read_text().rsplit("Asked to end after ", 1)[-1].split(" ")[0]
-            print(f"| {name} | {hours[-1]:.2f} | {said} | {memory[0]:.0f} | {memory[-1]:.0f} | {growth(hours, memory):+.2f} |")
+            print(
+                f"| {name} | {hours[-1]:.2f} | {said} | {memory[0]:.0f} | {memory[-1]:.0f} | {growth(hours, memory):+.2f} |"
+            )
 
 
 if __name__ == "__main__":

@@ -62,7 +62,10 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     ours: dict[str, Any] = {"ours": ({}, "32-true"), "ours, compiled": ({"compile": True}, "32-true")}
     if kind == "lstm":
         ours["ours, without memory"] = ({"memory": None}, "32-true")
-        return ours | {"sb3-contrib, like ours": peers.recurrent_ppo_like_ours, "sb3-contrib": peers.recurrent_ppo}
+        return ours | {
+            "sb3-contrib, like ours": peers.recurrent_ppo_like_ours,
+            "sb3-contrib": peers.recurrent_ppo,
+        }
     if kind == "atari-lstm":
         without = {"ours, without memory": ({"memory": None}, "32-true")}
         return ours | {"ours, compiled, bf16": ({"compile": True}, "bf16-mixed")} | without
@@ -80,7 +83,9 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     return ours | {"stable-baselines3": peers.stable_baselines3, "torchrl": peers.torchrl_loop}
 
 
-def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any = None, **trainer: Any) -> Any:
+def train(
+    workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any = None, **trainer: Any
+) -> Any:
     """Trains ours without logs and files until the callback ends it.
 
     Args:
@@ -122,7 +127,9 @@ def train(workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any
     return made
 
 
-def ours(workload: str, options: dict[str, Any], precision: str, seconds: float, device: str) -> dict[str, Any]:
+def ours(
+    workload: str, options: dict[str, Any], precision: str, seconds: float, device: str
+) -> dict[str, Any]:
     """Trains; returns speed, shares of time and floor."""
     from floor import FloorClock
 
@@ -131,7 +138,9 @@ def ours(workload: str, options: dict[str, Any], precision: str, seconds: float,
     return {"sps": clock.sps, "fraction": clock.fraction, "floor_sps": clock.floor_sps, "floor": clock.floor}
 
 
-def without_channels_last(env_id: str, recipe: dict[str, Any], num_envs: int, num_steps: int, seconds: float) -> float:
+def without_channels_last(
+    env_id: str, recipe: dict[str, Any], num_envs: int, num_steps: int, seconds: float
+) -> float:
     """Trains Starpilot without the layout that convolutions on the CPU prefer, and without parts; returns the speed."""
     from ppo_lightning.models import cnn
 
@@ -228,10 +237,14 @@ def main() -> None:
     """Prints two tables, and writes every figure as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=None)
-    parser.add_argument("--competitors", nargs="+", help='for example "ours, compiled" stable-baselines3; all, if left out')
+    parser.add_argument(
+        "--competitors", nargs="+", help='for example "ours, compiled" stable-baselines3; all, if left out'
+    )
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=None)
-    parser.add_argument("--quick", action="store_true", help="the small ones, once, in less than three minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="the small ones, once, in less than three minutes"
+    )
     parser.add_argument("--threads", type=int, help="PyTorch's threads of all (default: the best of each)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
@@ -244,7 +257,11 @@ def main() -> None:
         one(args.one, names[0], args.seconds, args.device, args.threads)
         return
     results: dict[str, dict[str, list[dict[str, Any]]]] = {
-        name: {who: [] for who in competitors(name, args.device) if not args.competitors or who in args.competitors}
+        name: {
+            who: []
+            for who in competitors(name, args.device)
+            if not args.competitors or who in args.competitors
+        }
         for name in names
     }
     for workload, runs in results.items():
@@ -252,8 +269,13 @@ def main() -> None:
             for competitor, its in runs.items():
                 its.append(measure(competitor, workload, args))
         if args.json:  # as they come: the whole takes an hour
-            machine = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
-            args.json.write_text(json.dumps(machine | {"command": sys.argv, "runs": results}, indent=1) + "\n")
+            machine = {
+                "machine": platform.processor() or platform.machine(),
+                "python": platform.python_version(),
+            }
+            args.json.write_text(
+                json.dumps(machine | {"command": sys.argv, "runs": results}, indent=1) + "\n"
+            )
     report(results)
 
 

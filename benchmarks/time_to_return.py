@@ -99,7 +99,17 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {program: [] for program in args.programs}
     for seed in args.seeds:
         for program, its in results.items():
-            command = [sys.executable, "-W", "ignore", __file__, "--one", "--seeds", str(seed), "--programs", program]
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                __file__,
+                "--one",
+                "--seeds",
+                str(seed),
+                "--programs",
+                program,
+            ]
             start = time.perf_counter()
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -111,7 +121,9 @@ def main() -> None:
     for program, its in results.items():
         seconds = [run["seconds"] for run in its]
         steps_of = ", ".join(f"{run['env_steps']:.0f}" if run["env_steps"] else "not reached" for run in its)
-        print(f"| {program} | {', '.join(f'{s:.1f}' for s in seconds)} | {statistics.median(seconds):.1f} | {steps_of} |")
+        print(
+            f"| {program} | {', '.join(f'{s:.1f}' for s in seconds)} | {statistics.median(seconds):.1f} | {steps_of} |"
+        )
     if args.json:
         args.json.write_text(json.dumps({"command": sys.argv, "runs": results}, indent=1) + "\n")
 

@@ -9,7 +9,14 @@ from mkdocs.structure.files import File, Files
 from ppo_lightning.commands.details import DETAILS, places
 
 ROOT = Path(__file__).parent.parent
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".txt": "text", ".csv": "text", ".json": "json"}
+LANGUAGES = {
+    ".py": "python",
+    ".yaml": "yaml",
+    ".toml": "toml",
+    ".txt": "text",
+    ".csv": "text",
+    ".json": "json",
+}
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -26,7 +33,9 @@ def on_files(files: Files, config: Any) -> Files:
     for name in sorted(linked):
         path = ROOT / name
         shown = path.read_text()[:200_000]
-        content = f"---\nsearch: {{exclude: true}}\n---\n# {name}\n\n````{LANGUAGES[path.suffix]}\n{shown}\n````\n"
+        content = (
+            f"---\nsearch: {{exclude: true}}\n---\n# {name}\n\n````{LANGUAGES[path.suffix]}\n{shown}\n````\n"
+        )
         files.append(File.generated(config, f"source/{name}.md", content=content))
     return files
 
@@ -55,7 +64,9 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
 
 
 def _targets(text: str, folder: Path) -> list[Path]:
-    found = [(folder / match.group(1)).resolve() for match in LINK.finditer(text) if ":" not in match.group(1)]
+    found = [
+        (folder / match.group(1)).resolve() for match in LINK.finditer(text) if ":" not in match.group(1)
+    ]
     return [path for path in found if path.is_file() and path.is_relative_to(ROOT)]
 
 

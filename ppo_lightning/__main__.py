@@ -20,7 +20,9 @@ def main() -> None:
     try:
         from ppo_lightning.commands import cli
     except OSError as error:
-        print(f"error: PyTorch cannot be imported ({error}): check its environment variables.", file=sys.stderr)
+        print(
+            f"error: PyTorch cannot be imported ({error}): check its environment variables.", file=sys.stderr
+        )
         raise SystemExit(2) from None
     cli.main()
 

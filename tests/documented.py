@@ -55,7 +55,9 @@ def all_commands() -> dict[str, Path]:
 def words(command: str, folder: Path) -> list[str]:
     """Returns the words of a command as bash has them in a folder (quotes, braces, ``*``)."""
     script = f"printf '%s\\0' {command}"
-    out = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        ["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
     return out.split("\0")[:-1]
 
 

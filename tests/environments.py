@@ -58,7 +58,9 @@ class Probe(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.time = 0
-        self.value = float(self.np_random.integers(2) * 2 - 1) if self.kind in ("observation", "both") else 0.0
+        self.value = (
+            float(self.np_random.integers(2) * 2 - 1) if self.kind in ("observation", "both") else 0.0
+        )
         return np.array([self.value], np.float32), {}
 
     def step(self, action):
@@ -116,7 +118,9 @@ class Reach(gym.Env):
 
     def __init__(self, broken=None, break_at=0, low=-0.5, high=0.5):
         self.broken, self.break_at, self.life = broken, break_at, 0
-        self.action_space = gym.spaces.Box(np.float32(low), np.float32(high), (2,) if np.isscalar(low) else None)
+        self.action_space = gym.spaces.Box(
+            np.float32(low), np.float32(high), (2,) if np.isscalar(low) else None
+        )
 
     def observation(self, action):
         luck = self.np_random.normal(3, 2, 1).astype(np.float32)

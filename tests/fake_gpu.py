@@ -22,7 +22,7 @@ from ppo_lightning.export.onnx import random_observations
 from ppo_lightning.models import heads
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space
-from tests.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
+from tests.spaces.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
 
 PICTURE = spaces.Box(0, 255, (4, 84, 84), "uint8")
 BOX, DISCRETE = ACTIONS["box"], ACTIONS["discrete"]
@@ -46,7 +46,9 @@ def register_guard(device: str, folder: Path) -> None:
     )
     include = [f"-I{torch_folder / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
     libraries = [f"-L{torch_folder / 'lib'}", "-lc10"]
-    subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", *include, source, "-o", library, *libraries], check=True)
+    subprocess.run(
+        ["g++", "-std=c++20", "-shared", "-fPIC", *include, source, "-o", library, *libraries], check=True
+    )
     torch.ops.load_library(library)
 
 
@@ -129,7 +131,9 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
     }  # fmt: skip
     if recurrent:
         rollout["memory"] = following["memory"] = sequence(memory)
-    rollout = TensorDict(rollout | {"next": TensorDict(following, batch_size=(ENVS, STEPS))}, batch_size=(ENVS, STEPS))
+    rollout = TensorDict(
+        rollout | {"next": TensorDict(following, batch_size=(ENVS, STEPS))}, batch_size=(ENVS, STEPS)
+    )
     with WholeSequences():
         rollout = module.advantages(rollout)
         same_device(device, rollout["advantage"], rollout["value_target"])
@@ -140,7 +144,9 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
         loss, parts = module.loss(minibatch)
     same_device(device, loss, *parts.values())
     lengths = torch.zeros(3, dtype=torch.int64, device=device)
-    episode_statistics("eval", TensorDict(episode_reward=torch.zeros(3, device=device), step_count=lengths, batch_size=[3]))
+    episode_statistics(
+        "eval", TensorDict(episode_reward=torch.zeros(3, device=device), step_count=lengths, batch_size=[3])
+    )
 
 
 @contextmanager

@@ -42,7 +42,9 @@ trainer.fit(ppo_lightning.PPO(num_minibatches=2), data)
 
 def imports() -> dict[str, set[str]]:
     """Module -> modules of the package that it imports, anywhere in the file."""
-    names = {path: ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    names = {
+        path: ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")
+    }
     modules = {name.removesuffix(".__init__") for name in names.values()}
     found: dict[str, set[str]] = {}
     for path, name in names.items():
@@ -76,7 +78,9 @@ def test_no_room_imports_from_a_floor_above(room):
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    graph = {module: {source for source in sources if source != module} for module, sources in imports().items()}
+    graph = {
+        module: {source for source in sources if source != module} for module, sources in imports().items()
+    }
     while leaves := {module for module, sources in graph.items() if not sources & graph.keys()}:
         graph = {module: sources for module, sources in graph.items() if module not in leaves}
     assert not graph

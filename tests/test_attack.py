@@ -58,7 +58,12 @@ def attack(folder, *command, **tries):
 @pytest.mark.integration
 def test_a_small_attack(tmp_path):
     done, table = attack(tmp_path, "benchmarks/attack.py", kills=2, files=2, disks=2, settings=16)
-    assert {name: count for name, (count, _, _) in table.items()} == {"kills": 2, "files": 2, "disks": 2, "settings": 16}
+    assert {name: count for name, (count, _, _) in table.items()} == {
+        "kills": 2,
+        "files": 2,
+        "disks": 2,
+        "settings": 16,
+    }
     assert table["kills"][1] == 0, done.stdout
     assert table["settings"][1] < 8, done.stdout
     assert "trained" in table["settings"][2] and "refused" in table["settings"][2], "both ends are tried"

@@ -11,7 +11,7 @@ from torch.optim.adam import adam as own
 from ppo_lightning import CNNAgent, MLPAgent
 from ppo_lightning.algorithms import update
 from ppo_lightning.rollouts.storage import allocate
-from tests.test_compiled import CARTPOLE, MODEL, REACH, weights
+from tests.algorithms.test_update import CARTPOLE, MODEL, REACH, weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 ROOT = Path(__file__).parents[1]
@@ -46,7 +46,9 @@ def test_environment_and_agent_are_made_on_the_cpu(fit, monkeypatch, env_id):
     """Lightning's default device while a model is configured is that of training: there, a seed gives other weights."""
     data = CARTPOLE | {"env_id": env_id}
     here = fit(data, MODEL)
-    monkeypatch.setattr("lightning.pytorch.strategies.Strategy.tensor_init_context", lambda *_, **__: torch.device("meta"))
+    monkeypatch.setattr(
+        "lightning.pytorch.strategies.Strategy.tensor_init_context", lambda *_, **__: torch.device("meta")
+    )
     assert weights(fit(data, MODEL)).tolist() == weights(here).tolist()
 
 
@@ -90,7 +92,9 @@ def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
 )
 def test_training_on_a_gpu_is_training_on_the_cpu(fit, data, agent, options, monkeypatch):
     monkeypatch.setattr("torch.backends.cudnn.allow_tf32", False)  # convolutions in float32, as on the CPU
-    here, there = (fit(data, MODEL | {"agent": agent} | model, **on) for model, on in (({}, {}), (options, ON_GPU)))
+    here, there = (
+        fit(data, MODEL | {"agent": agent} | model, **on) for model, on in (({}, {}), (options, ON_GPU))
+    )
     assert there.env_steps == here.env_steps
     torch.testing.assert_close(weights(there).cpu(), weights(here), atol=1e-4, rtol=1e-3)
 

@@ -20,7 +20,7 @@ CARTPOLE = ROOT / "configs/classic/cartpole.yaml"
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 # What is not run, by a part of the command, and why. It is parsed, or looked up (the last test).
 NOT_RUN = {
-    "make train": "minutes; tests/test_learning.py trains the recipe",
+    "make train": "minutes; tests/algorithms/test_learning.py trains the recipe",
     "make test": "the tests themselves",
     "make lint": "a command of CI",
     "make format": "changes files",
@@ -48,7 +48,9 @@ def test_every_command_is_run_or_listed():
     for document in DOCUMENTS:
         for block in blocks(document):
             assert block.language in LANGUAGES, (document, "a language that no test reads")
-            assert block.language or not re.search(r"^ *(\$ |ppo-lightning|python|pip) ", block.text, re.MULTILINE)
+            assert block.language or not re.search(
+                r"^ *(\$ |ppo-lightning|python|pip) ", block.text, re.MULTILINE
+            )
 
 
 def value(args, flag, default=None):
@@ -66,7 +68,9 @@ class Reader:
         np.save("observations.npy", np.zeros((3, 4), np.float32))
         for name in ("runs/before", "runs/after"):
             os.makedirs(name)
-            shutil.copy(ROOT / "benchmarks/results/compare/before/runs.csv", name)  # ten runs: enough for a test
+            shutil.copy(
+                ROOT / "benchmarks/results/compare/before/runs.csv", name
+            )  # ten runs: enough for a test
         self.first = None
 
     def checkpoint(self, recipe=None):
@@ -80,12 +84,18 @@ class Reader:
 
     def substituted(self, command):
         """A command with real files in place of placeholders."""
-        command = re.sub(r"runs/(\w+)/version_0/checkpoints/\.\.\.\.ckpt", lambda match: self.checkpoint(match[1]), command)
+        command = re.sub(
+            r"runs/(\w+)/version_0/checkpoints/\.\.\.\.ckpt", lambda match: self.checkpoint(match[1]), command
+        )
         command = re.sub(r"runs/\.\.\./\S+\.ckpt", lambda match: self.checkpoint(), command)
         folder = r"runs/(\w+)/version_0(?=/cli_config\.yaml)"  # of the run whose checkpoint stands in
         command = re.sub(folder, lambda match: self.checkpoint(match[1]).rsplit("/", 2)[0], command)
-        command = re.sub(r"(--ckpt_path) \.\.\.(?= |$)", lambda match: f"{match[1]} {self.checkpoint()}", command)
-        command = re.sub(r"\.\.\.(?=/cli_config\.yaml)", lambda match: self.checkpoint().rsplit("/", 2)[0], command)
+        command = re.sub(
+            r"(--ckpt_path) \.\.\.(?= |$)", lambda match: f"{match[1]} {self.checkpoint()}", command
+        )
+        command = re.sub(
+            r"\.\.\.(?=/cli_config\.yaml)", lambda match: self.checkpoint().rsplit("/", 2)[0], command
+        )
         command = command.replace("--output ...", "--output output").replace(" ... ", " ")
         for name in re.findall(r"\b[ab]\.ckpt", command):
             shutil.copy(self.checkpoint(), name)
@@ -115,8 +125,14 @@ class Reader:
         path = value(args, "--ckpt_path")
         if path not in (None, "last"):
             checkpoint = torch.load(path, weights_only=True)
-            return [*flags, "--data.total_timesteps", str(checkpoint["env_steps"] + 2 * checkpoint["frames_per_rollout"])]
-        data = {"num_envs": 4, "num_steps": 128} | (yaml.safe_load(Path(recipe).read_text())["data"] if recipe else {})
+            return [
+                *flags,
+                "--data.total_timesteps",
+                str(checkpoint["env_steps"] + 2 * checkpoint["frames_per_rollout"]),
+            ]
+        data = {"num_envs": 4, "num_steps": 128} | (
+            yaml.safe_load(Path(recipe).read_text())["data"] if recipe else {}
+        )
         sizes = {name: int(value(args, f"--data.{name}", data[name])) for name in ("num_envs", "num_steps")}
         if "/atari" in recipe:
             sizes["num_steps"] = 16
@@ -125,7 +141,9 @@ class Reader:
             sizes = {"num_envs": 16, "num_steps": 8}
         if re.search("/(mujoco|rpo|dm_control)/", recipe):
             flags += ["--data.env_kwargs.max_episode_steps", "50"]
-        rollouts = 2 + 10 * ("--trainer.devices" in args) + 4 * ("--auto_resume" in args) + 6 * (path == "last")
+        rollouts = (
+            2 + 10 * ("--trainer.devices" in args) + 4 * ("--auto_resume" in args) + 6 * (path == "last")
+        )
         flags += [part for name, size in sizes.items() for part in (f"--data.{name}", str(size))]
         return [*flags, "--data.total_timesteps", str(rollouts * sizes["num_envs"] * sizes["num_steps"])]
 
@@ -181,7 +199,9 @@ def has_examples(document):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("document", [*filter(has_examples, DOCUMENTS)], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "document", [*filter(has_examples, DOCUMENTS)], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_the_examples_of_a_document_work(document, reader):
     """In their order; a command that an earlier document has too is run there."""
     first = all_commands()
@@ -218,7 +238,9 @@ def test_what_is_not_run_is_parsed_or_looked_up(reader):
             script, *flags = args
             if script not in helps:
                 shown = [sys.executable, script, "--help"]
-                helps[script] = subprocess.run(shown, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+                helps[script] = subprocess.run(
+                    shown, cwd=ROOT, check=True, capture_output=True, text=True
+                ).stdout
             for flag in flags:
                 assert not flag.startswith("--") or flag in helps[script], command
         elif program == "pip":

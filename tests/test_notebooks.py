@@ -35,7 +35,9 @@ QUICK = {
     ],
 )
 def test_notebook_runs(path, tmp_path, monkeypatch):
-    monkeypatch.delenv("MPLBACKEND", raising=False)  # EnvPool, imported by other tests, switches matplotlib's pictures off
+    monkeypatch.delenv(
+        "MPLBACKEND", raising=False
+    )  # EnvPool, imported by other tests, switches matplotlib's pictures off
     notebook = nbformat.read(path, as_version=4)
     shorter, pictures, text = QUICK[path.name]
     for long, short in shorter.items():
@@ -43,14 +45,20 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
         for cell in notebook.cells:
             cell.source = cell.source.replace(long, short)
     shutil.copytree(NOTEBOOKS.parent / "configs", tmp_path / "configs")
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert sum(bool({"image/png", "image/gif"} & set(output.get("data", {}))) for output in outputs) >= pictures
+    assert (
+        sum(bool({"image/png", "image/gif"} & set(output.get("data", {}))) for output in outputs) >= pictures
+    )
     assert text in str(outputs)
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook_is_committed_with_its_pictures(path):
-    outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
+    outputs = [
+        output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])
+    ]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not any(output.output_type == "error" for output in outputs)

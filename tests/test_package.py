@@ -28,7 +28,7 @@ def test_each_detail_has_one_place():
 
 def test_each_detail_has_a_test():
     marked = set()
-    for path in (ROOT / "tests").glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for decorator in node.decorator_list:
@@ -49,7 +49,9 @@ from ppo_lightning.__main__ import main
 sys.argv = ["ppo-lightning", "--version"]
 main()
 print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)"""
-    done = subprocess.run([sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     imported, _, started = done.stdout.splitlines()
     assert imported == str(own.get("GOMP_SPINCOUNT")), "an import changes nothing"
     assert started.split() == [seen, "False"], "set before PyTorch is there to read it"
@@ -65,12 +67,16 @@ def test_the_malicious_lightning_releases_are_not_admitted(name):
 
 
 def test_the_constraints_admit_the_dependencies():
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    )
     pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
     extras = [r for group in PROJECT["optional-dependencies"].values() for r in group]
     for requirement in map(Requirement, PROJECT["dependencies"] + extras):
         if requirement.name != "ppo-lightning":
-            assert requirement.specifier.contains(pins[requirement.name.lower().replace("_", "-")]), requirement
+            assert requirement.specifier.contains(pins[requirement.name.lower().replace("_", "-")]), (
+                requirement
+            )
 
 
 def test_the_extras_are_there():

@@ -20,7 +20,13 @@ from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.supported import check_callbacks
-from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_state, known_class, trained_agent
+from ppo_lightning.checkpoints.agent import (
+    agent_to_plain,
+    check_same_agent,
+    check_same_state,
+    known_class,
+    trained_agent,
+)
 from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models import ActorCritic
@@ -71,7 +77,9 @@ class AgentModule(L.LightningModule):
         """The data module, which supplies rollouts."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, RolloutDataModule):
-            raise ConfigError("PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...)).")
+            raise ConfigError(
+                "PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...))."
+            )
         return data
 
     @property
@@ -103,7 +111,9 @@ class AgentModule(L.LightningModule):
             ConfigError: The module is compiled as a whole.
         """
         if lightning_private.is_compiled(self):
-            raise ConfigError("torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead.")
+            raise ConfigError(
+                "torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead."
+            )
         if stage != "fit":
             return
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -118,7 +128,9 @@ class AgentModule(L.LightningModule):
         data = getattr(self.trainer, "datamodule", None) if lightning_private.has_trainer(self) else None
         if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
             return
-        with torch.device("cpu"):  # Lightning's default in this hook is the GPU, whose generator would draw other weights
+        with torch.device(
+            "cpu"
+        ):  # Lightning's default in this hook is the GPU, whose generator would draw other weights
             observation_spec, action_spec = data.specs
             if self.agent is None:
                 self.agent = self.make_agent(observation_spec, action_spec)
@@ -137,7 +149,10 @@ class AgentModule(L.LightningModule):
         require_finite_state(checkpoint)
         checkpoint["agent"], checkpoint["details"] = self._recipe, self._details
         checkpoint["seed"], checkpoint["evaluation"] = self.data.seed, self._evaluation()
-        checkpoint["env_steps"], checkpoint["frames_per_rollout"] = self.env_steps, self.data.frames_per_rollout
+        checkpoint["env_steps"], checkpoint["frames_per_rollout"] = (
+            self.env_steps,
+            self.data.frames_per_rollout,
+        )
         checkpoint["episode_returns"] = list(self.episode_returns)
 
     def _evaluation(self) -> dict[str, float] | None:
@@ -145,7 +160,9 @@ class AgentModule(L.LightningModule):
         if self._evaluated_at != self.env_steps:
             return None
         metrics = self.trainer.callback_metrics
-        return {key.removeprefix("eval/"): float(metrics[key]) for key in metrics if key.startswith("eval/")} or None
+        return {
+            key.removeprefix("eval/"): float(metrics[key]) for key in metrics if key.startswith("eval/")
+        } or None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore these; build the agent if there is none, and otherwise demand the same one.
@@ -190,7 +207,9 @@ class AgentModule(L.LightningModule):
         try:
             module = module_class(**{key: saved[key] for key in accepted} | given)
         except (TypeError, AttributeError) as error:
-            raise ConfigError(f"The checkpoint's hyperparameters do not fit {cls.__name__}: {first_line(error)}.") from error
+            raise ConfigError(
+                f"The checkpoint's hyperparameters do not fit {cls.__name__}: {first_line(error)}."
+            ) from error
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
         return module.to(map_location)
@@ -238,7 +257,9 @@ class AgentModule(L.LightningModule):
         """
         left = self.data.num_rollouts * self.data.frames_per_rollout - self.env_steps
         if self.env_steps == self._steps_before and left > 0:
-            raise ConfigError(f"trainer.max_epochs ended the run with {left} steps to go: set it to -1, and they are trained.")
+            raise ConfigError(
+                f"trainer.max_epochs ended the run with {left} steps to go: set it to -1, and they are trained."
+            )
         if left > 0 and 0 <= self.trainer.max_steps <= self.trainer.global_step:
             total = self.env_steps + left
             rank_zero_warn(
@@ -257,7 +278,9 @@ class AgentModule(L.LightningModule):
         """
         following = rollout["next"]
         done = following["episode_done"]
-        episodes = torch.stack([following[key][done].float() for key in ("episode_reward", "step_count")], dim=-1)
+        episodes = torch.stack(
+            [following[key][done].float() for key in ("episode_reward", "step_count")], dim=-1
+        )
         returns, lengths = collectives.concatenate(episodes).unbind(-1)
         self.episode_returns.extend(returns.tolist())
         self.env_steps += self.data.frames_per_rollout
@@ -275,10 +298,14 @@ class AgentModule(L.LightningModule):
         The x axis is the number of environment steps. ``self.log`` takes 3.5 ms an iteration, 7 % of CartPole's, and keeps
         the x axis in float32.
         """
-        scalars = [torch.as_tensor(value, dtype=torch.float32, device=self.device) for value in values.values()]
+        scalars = [
+            torch.as_tensor(value, dtype=torch.float32, device=self.device) for value in values.values()
+        ]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         step = torch.tensor(self.env_steps)  # ModelCheckpoint names files by it
-        lightning_private.publish_metrics(self.trainer, dict(zip(values, means, strict=True)) | {"step": step})
+        lightning_private.publish_metrics(
+            self.trainer, dict(zip(values, means, strict=True)) | {"step": step}
+        )
         if self.rollouts_done % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             for logger in self.loggers:
                 logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=self.env_steps)
@@ -304,7 +331,10 @@ class AgentModule(L.LightningModule):
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
         # The same on all ranks; without `sync_dist` Lightning warns that they might differ.
         self.log_dict(
-            results, batch_size=len(played["episode_reward"]), sync_dist=True, sync_dist_group=collectives.cpu_group()
+            results,
+            batch_size=len(played["episode_reward"]),
+            sync_dist=True,
+            sync_dist_group=collectives.cpu_group(),
         )
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -323,7 +353,9 @@ class AgentModule(L.LightningModule):
                 not finite.
         """
         if self.agent is None:
-            raise ConfigError("predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path).")
+            raise ConfigError(
+                "predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path)."
+            )
         spec = stored(spec_from_plain(self._recipe["observation_spec"]))
         if observation.shape[1:] != spec.shape:
             shapes = f"[B, {', '.join(map(str, spec.shape))}], not {list(observation.shape)}"
@@ -331,7 +363,9 @@ class AgentModule(L.LightningModule):
         if spec.dtype == torch.uint8 and observation.dtype != torch.uint8:
             raise ConfigError(f"predict takes pictures of bytes (uint8, 0 to 255), not {observation.dtype}.")
         if not observation.isfinite().all():
-            raise ConfigError("predict takes finite observations, and there is a NaN or an infinity among these.")
+            raise ConfigError(
+                "predict takes finite observations, and there is a NaN or an infinity among these."
+            )
         return self(observation.to(self.device, spec.dtype))
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:

@@ -14,7 +14,9 @@ def check_trainer(trainer: Any) -> None:
         ConfigError: Names the first option and what to do instead.
     """
     if trainer.gradient_clip_val is not None:
-        raise ConfigError("trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead.")
+        raise ConfigError(
+            "trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead."
+        )
     if trainer.precision not in ("32-true", "bf16-mixed"):
         raise ConfigError(f"trainer.precision is {trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
     if trainer.state.fn != TrainerFn.FITTING:
@@ -26,10 +28,18 @@ def check_trainer(trainer: Any) -> None:
         ("max_steps", trainer.max_steps == 0, nothing),
         ("max_epochs", trainer.max_epochs == 0, nothing),
         ("limit_train_batches", trainer.limit_train_batches == 0, nothing),
-        ("accumulate_grad_batches", trainer.accumulate_grad_batches != 1, "set model.num_minibatches lower instead"),
+        (
+            "accumulate_grad_batches",
+            trainer.accumulate_grad_batches != 1,
+            "set model.num_minibatches lower instead",
+        ),
         ("overfit_batches", trainer.overfit_batches, "leave it out, because every rollout is new"),
         ("val_check_interval", trainer.val_check_interval == 0, "it must be at least 1 rollout"),
-        ("log_every_n_steps", trainer.log_every_n_steps == 0, "it must be at least 1; trainer.logger false logs nothing"),
+        (
+            "log_every_n_steps",
+            trainer.log_every_n_steps == 0,
+            "it must be at least 1; trainer.logger false logs nothing",
+        ),
     ):
         if refused:
             raise ConfigError(f"trainer.{name} is {getattr(trainer, name)}: {must}.")

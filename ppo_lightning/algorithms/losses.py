@@ -69,7 +69,9 @@ def normalize(advantage: Tensor, reference: Tensor | None = None, weight: Tensor
     return (advantage - mean) / (std + 1e-8)
 
 
-def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor, weight: Tensor | None = None) -> Tensor:
+def policy_loss(
+    log_ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor, weight: Tensor | None = None
+) -> Tensor:
     """Return the negative clipped surrogate objective, a scalar.
 
     Args:
@@ -85,7 +87,11 @@ def policy_loss(log_ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor,
 
 
 def value_loss(
-    value: Tensor, old_value: Tensor, value_target: Tensor, clip_coef: float | Tensor | None, weight: Tensor | None = None
+    value: Tensor,
+    old_value: Tensor,
+    value_target: Tensor,
+    clip_coef: float | Tensor | None,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Return half the mean squared error of the value, a scalar; of the clipped prediction where that is worse.
 
@@ -104,7 +110,9 @@ def value_loss(
     return 0.5 * weighted_mean(error, weight)
 
 
-def diagnostics(log_ratio: Tensor, clip_coef: float | Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
+def diagnostics(
+    log_ratio: Tensor, clip_coef: float | Tensor, weight: Tensor | None = None
+) -> dict[str, Tensor]:
     """Measure how far the new policy is from the one that collected the rollout.
 
     Args:

@@ -64,7 +64,9 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
     if norm_adv:
         advantage = epoch["advantage"]
         by_minibatch = advantage.reshape(count, -1)
-        epoch["advantage"] = losses.normalize(by_minibatch, all_ranks(by_minibatch), flags).view(advantage.shape)
+        epoch["advantage"] = losses.normalize(by_minibatch, all_ranks(by_minibatch), flags).view(
+            advantage.shape
+        )
     for keep, *parts in zip(kept, *(tensor.chunk(count) for tensor in epoch.values()), strict=True):
         if keep:
             yield dict(zip(epoch, parts, strict=True))

@@ -64,7 +64,14 @@ class PPO(AgentModule):
         ConfigError: A number is out of its range, or the rollout cannot be split as asked.
     """
 
-    minibatch_keys: ClassVar = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
+    minibatch_keys: ClassVar = (
+        "observation",
+        "action",
+        "action_log_prob",
+        "state_value",
+        "advantage",
+        "value_target",
+    )
     takes_memory: ClassVar = False  # whether the agent must have a memory
     whole_graph: ClassVar = True  # whether a compiler can trace all of the loss
 
@@ -95,13 +102,17 @@ class PPO(AgentModule):
     ) -> None:
         check_arguments(PPO.__init__, locals(), "model")
         if desired_kl is not None and anneal_lr:
-            raise ConfigError("model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false.")
+            raise ConfigError(
+                "model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false."
+            )
         super().__init__(agent)
         self.save_hyperparameters(ignore=["agent"])
         self.automatic_optimization = False
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
-        self.clip_coef = torch.tensor(clip_coef)  # of the present iteration; a tensor, so that it is no constant of a graph
+        self.clip_coef = torch.tensor(
+            clip_coef
+        )  # of the present iteration; a tensor, so that it is no constant of a graph
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
         self._shuffle = torch.Generator()
 
@@ -139,7 +150,13 @@ class PPO(AgentModule):
             next_value[boundary] = self.agent.value(following["observation"][boundary], memory)
         # detail 5
         advantage, value_target = losses.gae(
-            following["reward"].squeeze(-1), value, next_value, terminated, done, self.hparams.gamma, self.hparams.gae_lambda
+            following["reward"].squeeze(-1),
+            value,
+            next_value,
+            terminated,
+            done,
+            self.hparams.gamma,
+            self.hparams.gae_lambda,
         )
         rollout["advantage"], rollout["value_target"] = advantage.unsqueeze(-1), value_target.unsqueeze(-1)
         return rollout
@@ -155,7 +172,9 @@ class PPO(AgentModule):
         steps = self.uniform(num_envs, num_steps).numpy().argsort(axis=1)  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         # All of an epoch at once; step by step, as the collector stores it.
-        epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in self.keys_of(rollout)}
+        epoch = {
+            key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in self.keys_of(rollout)
+        }
         yield from split_epoch(epoch, self.hparams.num_minibatches, self.hparams.norm_adv)
 
     def keys_of(self, rollout: TensorDictBase) -> tuple[str, ...]:
@@ -212,7 +231,9 @@ class PPO(AgentModule):
         """
         episodes = self.count_episodes(rollout)
         # detail 12
-        values: dict[str, Any] = {f"losses/{name}": value for name, value in mean_of(metrics).items()} if metrics else {}
+        values: dict[str, Any] = (
+            {f"losses/{name}": value for name, value in mean_of(metrics).items()} if metrics else {}
+        )
         keys = [key for key in ("state_value", "value_target", "valid") if key in rollout.keys()]  # noqa: SIM118
         everywhere = [collectives.gather(rollout[key]) for key in keys]  # each [ranks, N, T, ...]
         values["losses/explained_variance"] = losses.explained_variance(*everywhere)
@@ -225,7 +246,9 @@ class PPO(AgentModule):
 
     def configure_optimizers(self) -> Any:
         """Return Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
-        fused = self.trainer.precision == "32-true"  # Lightning does not clip for a fused one in mixed precision
+        fused = (
+            self.trainer.precision == "32-true"
+        )  # Lightning does not clip for a fused one in mixed precision
         # detail 3
         optimizer = torch.optim.Adam(
             self.trainable_parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=fused
@@ -258,9 +281,13 @@ class PPO(AgentModule):
         if self.agent is None:
             return
         if self.takes_memory and self.agent.memory is None:
-            raise ConfigError("RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or gru.")
+            raise ConfigError(
+                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or gru."
+            )
         if self.agent.memory is not None and not self.takes_memory:
-            raise ConfigError("model.agent has a memory: use ppo_lightning.RecurrentPPO, or set memory to null.")
+            raise ConfigError(
+                "model.agent has a memory: use ppo_lightning.RecurrentPPO, or set memory to null."
+            )
 
     def on_train_start(self) -> None:
         """Keep this run's optimizer settings where a checkpoint has others; make the update."""
@@ -273,7 +300,9 @@ class PPO(AgentModule):
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Set the clipping range of the iteration."""
-        share = remaining(self.rollouts_done, self.data.num_rollouts) if self.hparams.anneal_clip_coef else 1.0
+        share = (
+            remaining(self.rollouts_done, self.data.num_rollouts) if self.hparams.anneal_clip_coef else 1.0
+        )
         # detail A1
         self.clip_coef.fill_(self.hparams.clip_coef * share)
 
@@ -333,7 +362,9 @@ class PPO(AgentModule):
     @property
     def rows_at_once(self) -> int | None:
         """Number of rows of a minibatch that are differentiated at once; None: all."""
-        return self.hparams.microbatch_size or (self.agent.rows_in_cache if self.device.type == "cpu" else None)
+        return self.hparams.microbatch_size or (
+            self.agent.rows_in_cache if self.device.type == "cpu" else None
+        )
 
     def rows_differentiated_at_once(self) -> int:
         """Return the number of steps that are differentiated at once, at most those of a minibatch."""
@@ -343,5 +374,7 @@ class PPO(AgentModule):
     def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of some actions of a rollout [N, T]: as the agent gives them now, and as stored."""
         keys = ("observation", "action", "action_log_prob")
-        observation, action, stored = (rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys)
+        observation, action, stored = (
+            rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys
+        )
         return self.agent.evaluate(observation, action).log_prob, stored

@@ -48,7 +48,9 @@ class RecurrentPPO(PPO):
         """
         num_envs, count = rollout.batch_size[0], self.hparams.num_minibatches
         # detail 35
-        groups = self.uniform(num_envs).view(-1, count).argsort(dim=1) + torch.arange(0, num_envs, count)[:, None]
+        groups = (
+            self.uniform(num_envs).view(-1, count).argsort(dim=1) + torch.arange(0, num_envs, count)[:, None]
+        )
         order = groups.T.flatten().to(rollout["action"].device)
         sequences = {key: rollout[key] for key in self.keys_of(rollout)}
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
@@ -64,7 +66,9 @@ class RecurrentPPO(PPO):
         """See :meth:`PPO.log_probs_again`: of the first sequences."""
         count = max(1, self.agent.rows_in_cache // rollout.batch_size[1])
         first = rollout[:count]
-        again = self.agent.evaluate(first["observation"], first["action"], first["memory"][:, 0], episode_starts(first))
+        again = self.agent.evaluate(
+            first["observation"], first["action"], first["memory"][:, 0], episode_starts(first)
+        )
         return again.log_prob.flatten(), first["action_log_prob"].flatten()
 
     @property

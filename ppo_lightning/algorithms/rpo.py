@@ -41,10 +41,14 @@ class RPO(PPO):
         super().configure_model()
         if self.agent is not None and type(self.agent.head) is not GaussianHead:
             kind = "squashed" if isinstance(self.agent.head, TanhGaussianHead) else "discrete"
-            raise ConfigError(f"RPO moves the mean of a Gaussian policy and this one is {kind}: use ppo_lightning.PPO.")
+            raise ConfigError(
+                f"RPO moves the mean of a Gaussian policy and this one is {kind}: use ppo_lightning.PPO."
+            )
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """See :meth:`PPO.minibatches`; the actions are moved by the noise of this epoch."""
         action, moved = rollout["action"], rollout.copy()
-        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform(*action.shape) - 1).to(action.device)
+        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform(*action.shape) - 1).to(
+            action.device
+        )
         yield from super().minibatches(moved)

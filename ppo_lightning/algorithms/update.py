@@ -36,7 +36,10 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True) -> 
         ConfigError: At the first call: the method cannot be compiled on this machine.
     """
     function = method.__func__  # type: ignore[attr-defined]
-    code, about = function.__code__.replace(), (function.__name__, function.__defaults__, function.__closure__)
+    code, about = (
+        function.__code__.replace(),
+        (function.__name__, function.__defaults__, function.__closure__),
+    )
     copy = types.FunctionType(code, function.__globals__, *about)
     compiled = torch.compile(types.MethodType(copy, method.__self__), fullgraph=fullgraph)  # type: ignore[attr-defined]
 
@@ -126,7 +129,11 @@ class CompiledUpdate:
                 "model.compile takes torch.optim.Adam without weight decay, AMSGrad or several groups, and configure_optimizers"
                 f" gives {type(optimizer).__name__}: leave model.compile off."
             )
-        self._optimizer, self._max_grad_norm, self._holder = optimizer, module.hparams.max_grad_norm, _Holder(module)
+        self._optimizer, self._max_grad_norm, self._holder = (
+            optimizer,
+            module.hparams.max_grad_norm,
+            _Holder(module),
+        )
         self._params = [parameter for parameter in group["params"] if parameter.requires_grad]
         self._detached = [parameter.detach() for parameter in self._params]
         names = {parameter: name for name, parameter in self._holder.named_parameters()}
@@ -157,9 +164,14 @@ class CompiledUpdate:
             else:
                 metrics = self._whole(self._detached, self._state, self._lr, parts[0])
         if expected is not None:
-            self._drift = max(float((metrics[key] - value).abs() / (1 + value.abs())) for key, value in expected.items())
+            self._drift = max(
+                float((metrics[key] - value).abs() / (1 + value.abs())) for key, value in expected.items()
+            )
             if self._drift > self.module.tolerance:
-                warnings.warn(f"The compiled loss is off by {self._drift:.2g}: the run continues without it.", stacklevel=2)
+                warnings.warn(
+                    f"The compiled loss is off by {self._drift:.2g}: the run continues without it.",
+                    stacklevel=2,
+                )
         return metrics
 
     @torch.no_grad()
@@ -170,9 +182,14 @@ class CompiledUpdate:
     @functools.cached_property
     def _state(self) -> State:
         """Adam's own tensors, parameter by parameter."""
-        return {key: [self._optimizer.state[p][key] for p in self._params] for key in ("exp_avg", "exp_avg_sq", "step")}
+        return {
+            key: [self._optimizer.state[p][key] for p in self._params]
+            for key in ("exp_avg", "exp_avg_sq", "step")
+        }
 
-    def _update(self, params: list[Tensor], state: State, lr: Tensor, minibatch: Minibatch) -> dict[str, Tensor]:
+    def _update(
+        self, params: list[Tensor], state: State, lr: Tensor, minibatch: Minibatch
+    ) -> dict[str, Tensor]:
         grads, metrics = self._differentiate(params, minibatch)
         self._apply(params, state, lr, grads)
         return metrics
@@ -187,16 +204,22 @@ class CompiledUpdate:
         self._step(self._detached, self._state, self._lr, grads)
         return dict(zip(metrics, sums, strict=True))
 
-    def _differentiate(self, params: list[Tensor], minibatch: Minibatch) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def _differentiate(
+        self, params: list[Tensor], minibatch: Minibatch
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
         def loss(params: list[Tensor]) -> Any:
-            return torch.func.functional_call(self._holder, dict(zip(self._names, params, strict=True)), (minibatch,))
+            return torch.func.functional_call(
+                self._holder, dict(zip(self._names, params, strict=True)), (minibatch,)
+            )
 
         grads, (_, metrics) = torch.func.grad_and_value(loss, has_aux=True)(params)
         return grads, metrics
 
     def _apply(self, params: list[Tensor], state: State, lr: Tensor, grads: list[Tensor]) -> None:
         beta1, beta2, eps = self._constants
-        norm = torch.nn.utils.get_total_norm(grads, foreach=False)  # which the compiler merges with what comes before it
+        norm = torch.nn.utils.get_total_norm(
+            grads, foreach=False
+        )  # which the compiler merges with what comes before it
         scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ does
         adam(
             params,

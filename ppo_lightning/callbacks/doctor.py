@@ -79,7 +79,9 @@ class Doctor(L.Callback):
         self._recent.clear()
         self._first_entropy, self._iterations, self._speed = math.nan, 0, SpeedLog(ITERATIONS)
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: TensorDictBase, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: TensorDictBase, batch_idx: int
+    ) -> None:
         """Looks, before the update."""
         if not trainer.is_global_zero or not self._iterations or self._iterations % self.every:
             return
@@ -91,9 +93,14 @@ class Doctor(L.Callback):
             for illness, check in CHECKS.items():
                 if illness not in self.findings and (seen := check(patient)):
                     self.findings[illness] = Finding(illness, *seen)
-                    print(f"\ndoctor, after {pl_module.env_steps} environment steps: {self.findings[illness]}", flush=True)
+                    print(
+                        f"\ndoctor, after {pl_module.env_steps} environment steps: {self.findings[illness]}",
+                        flush=True,
+                    )
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Takes down the metrics and the time of the iteration, collection included."""
         self._iterations += 1
         self._speed.end_iteration()
@@ -121,7 +128,11 @@ def ratio(patient: Patient) -> tuple[str, str, str] | None:
     if off <= 10 * patient.module.tolerance:
         return None
     saw = f"the ratio of new to old probabilities is off 1 by {off:.2g} before the update"
-    return saw, "the agent computes something else when it acts", "an agent without dropout and batch normalisation"
+    return (
+        saw,
+        "the agent computes something else when it acts",
+        "an agent without dropout and batch normalisation",
+    )
 
 
 def large_kl(patient: Patient) -> tuple[str, str, str] | None:
@@ -143,7 +154,11 @@ def no_clipping(patient: Patient) -> tuple[str, str, str] | None:
     if patient.metrics.get("clipfrac", 1.0) > 0 or kl > 1e-5 or _late(patient):
         return None
     saw = f"no ratio is ever clipped, and the KL divergence is {kl:.1g}"
-    return saw, "the policy does not move", "a higher model.learning_rate, or a look at the rewards: are they all the same?"
+    return (
+        saw,
+        "the policy does not move",
+        "a higher model.learning_rate, or a look at the rewards: are they all the same?",
+    )
 
 
 def much_clipping(patient: Patient) -> tuple[str, str, str] | None:
@@ -168,7 +183,11 @@ def entropy_collapse(patient: Patient) -> tuple[str, str, str] | None:
     if not gone:
         return None
     saw = f"the entropy fell from {patient.first_entropy:.2f} to {entropy:.2g} in the first half of the run"
-    return saw, "the policy is certain before it has explored", "a higher model.ent_coef, or a lower model.learning_rate"
+    return (
+        saw,
+        "the policy is certain before it has explored",
+        "a higher model.ent_coef, or a lower model.learning_rate",
+    )
 
 
 def unexplained_variance(patient: Patient) -> tuple[str, str, str] | None:
@@ -216,7 +235,10 @@ def saturated_actions(patient: Patient) -> tuple[str, str, str] | None:
 def lost_truncations(patient: Patient) -> tuple[str, str, str] | None:
     """A time limit is no failure."""
     following = patient.rollout["next"]
-    ended, cut = following["done"].sum().item(), (following["truncated"] & ~following["terminated"]).sum().item()
+    ended, cut = (
+        following["done"].sum().item(),
+        (following["truncated"] & ~following["terminated"]).sum().item(),
+    )
     if patient.module.hparams.bootstrap_truncated or not ended or cut < 0.1 * ended:
         return None
     saw = f"{100 * cut / ended:.0f} % of the episodes are cut by a time limit, which counts as a failure"
@@ -271,7 +293,10 @@ def _outputs(body: nn.Module) -> Iterator[list[tuple[type[nn.Module], Tensor]]]:
     kinds: list[type[nn.Module]] = [nn.ReLU, nn.Linear]
     kind = next(kind for kind in kinds if any(isinstance(layer, kind) for layer in body.modules()))
     layers = [layer for layer in body.modules() if isinstance(layer, kind)]
-    hooks = [layer.register_forward_hook(lambda it, _, output: found.append((type(it), output))) for layer in layers]
+    hooks = [
+        layer.register_forward_hook(lambda it, _, output: found.append((type(it), output)))
+        for layer in layers
+    ]
     try:
         yield found
     finally:

@@ -14,7 +14,9 @@ from ppo_lightning.utils import collectives
 class ExceptionGuard(L.Callback):
     """Tell the module about an exception that ends the run, which Lightning does not."""
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Call the module's own hook."""
         pl_module.on_exception(exception)
 

@@ -35,7 +35,9 @@ class Recorder(L.Callback):
         self.points = {name: [] for name in SHOWN}
         self._drawn = 0.0
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Takes down the metrics of an iteration, and draws now and then."""
         if not trainer.is_global_zero:
             return
@@ -90,13 +92,18 @@ class TerminalPanel(Recorder):
     def draw(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Writes the panel anew."""
         panel, table = (import_extra(f"rich.{name}", extra="notebook") for name in ("panel", "table"))
-        total, sps = pl_module.data.num_rollouts * pl_module.data.frames_per_rollout, pl_module.steps_per_second()
+        total, sps = (
+            pl_module.data.num_rollouts * pl_module.data.frames_per_rollout,
+            pl_module.steps_per_second(),
+        )
         grid = table.Table.grid(padding=(0, 2))
         for name, title in SHOWN.items():
             values = [value for _, value in self.points[name]]
             grid.add_row(title, f"{values[-1]:.4g}" if values else "-", sparkline(values))
         left = (total - pl_module.env_steps) / sps
-        done, all_of_them, speed = (f"{number:,.0f}".replace(",", " ") for number in (pl_module.env_steps, total, sps))
+        done, all_of_them, speed = (
+            f"{number:,.0f}".replace(",", " ") for number in (pl_module.env_steps, total, sps)
+        )
         title = f"{done} of {all_of_them} steps, {speed} a second, {left / 60:.0f} min left"
         self._live.update(panel.Panel(grid, title=title, expand=False), refresh=True)
 
@@ -116,6 +123,10 @@ def sparkline(values: list[float], width: int = 40) -> str:
     """Returns a curve of block characters, the last one the present value."""
     if not values:
         return ""
-    shown = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)] if len(values) > width else values
+    shown = (
+        [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+        if len(values) > width
+        else values
+    )
     low, high = min(shown), max(shown)
     return "".join("▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0] for value in shown)

@@ -30,16 +30,27 @@ class LoggerGuard(L.Callback):
         self._failed: set[tuple[int, str]] = set()  # methods of loggers whose last call failed
         for logger in trainer.loggers:
             for name in GUARDED:
-                method = getattr(type(logger), name).__get__(logger)  # the class's: an earlier fit may have wrapped it
+                method = getattr(type(logger), name).__get__(
+                    logger
+                )  # the class's: an earlier fit may have wrapped it
                 setattr(logger, name, functools.partial(self._call, trainer, pl_module, logger, name, method))
 
     def _call(
-        self, trainer: L.Trainer, pl_module: Any, logger: Logger, name: str, method: Callable, *args: Any, **kwargs: Any
+        self,
+        trainer: L.Trainer,
+        pl_module: Any,
+        logger: Logger,
+        name: str,
+        method: Callable,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         if name == "log_metrics" and trainer.state.fn == TrainerFn.FITTING:
             args, kwargs = (*args[:1],), kwargs | {"step": pl_module.env_steps}
         try:
-            if not (isinstance(logger, CSVLogger) and name == "log_metrics"):  # which keeps them in memory until it saves
+            if not (
+                isinstance(logger, CSVLogger) and name == "log_metrics"
+            ):  # which keeps them in memory until it saves
                 _require_space(logger)
             method(*args, **kwargs)
         except Exception as error:  # whatever lies between a logger and its files or its server
@@ -47,7 +58,11 @@ class LoggerGuard(L.Callback):
                 logger._experiment = None  # a writer that failed once never writes again
             if (id(logger), name) not in self._failed:
                 kind = type(logger).__name__
-                print(f"\nMETRICS cannot be written by {kind}: {error}. Training continues.", file=sys.stderr, flush=True)
+                print(
+                    f"\nMETRICS cannot be written by {kind}: {error}. Training continues.",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._failed.add((id(logger), name))
         else:
             self._failed.discard((id(logger), name))

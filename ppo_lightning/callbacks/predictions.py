@@ -17,7 +17,11 @@ class ActionWriter(BasePredictionWriter):
         super().__init__(write_interval="epoch")
 
     def write_on_epoch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        predictions: Sequence[Any],
+        batch_indices: Sequence[Any],
     ) -> None:
         """Writes all actions, [B, ...], in the order of the observations."""
         path = Path(trainer.log_dir or trainer.default_root_dir) / "actions.npy"

@@ -60,7 +60,10 @@ class Preemption(L.Callback):
         """
         if not collectives.gather(torch.tensor(self.asked)).any():
             return
-        folder, said = getattr(trainer.checkpoint_callback, "dirpath", None), "no checkpoint: there is no ModelCheckpoint"
+        folder, said = (
+            getattr(trainer.checkpoint_callback, "dirpath", None),
+            "no checkpoint: there is no ModelCheckpoint",
+        )
         if folder is not None:
             path = Path(folder) / "preempted.ckpt"
             trainer.save_checkpoint(path)

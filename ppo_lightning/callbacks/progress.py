@@ -41,7 +41,9 @@ class RolloutProgressBar(ProgressBar):
             bar_format="{percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
         )
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Moves the bar on by one rollout."""
         assert self._bar is not None
         shown = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]

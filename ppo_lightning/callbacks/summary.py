@@ -30,17 +30,23 @@ class RunSummary(L.Callback):
             mean = sum(returns) / len(returns)
             print(f"return over the last {len(returns)} episodes: {mean:{decimals(mean)}}")
         metrics = trainer.callback_metrics
-        results = {key.removeprefix("eval/"): metrics[key].item() for key in metrics if key.startswith("eval/")}
+        results = {
+            key.removeprefix("eval/"): metrics[key].item() for key in metrics if key.startswith("eval/")
+        }
         if results:
             names = ("episodic_return", "episodic_return_std", "episodic_return_min", "episodic_return_max")
-            mean, std, least, most = (f"{results[name]:{decimals(results['episodic_return'])}}" for name in names)
+            mean, std, least, most = (
+                f"{results[name]:{decimals(results['episodic_return'])}}" for name in names
+            )
             print(
                 f"evaluation, deterministic: return {mean} ± {std} (min {least}, max {most}),"
                 f" length {results['episodic_length']:.1f}"
             )
         if not steps:
             print(f"already at {pl_module.env_steps} steps: raise data.total_timesteps to train longer")
-        print(f"wall time: {seconds:.1f} s for {steps} environment steps, {steps / seconds:.0f} steps per second")
+        print(
+            f"wall time: {seconds:.1f} s for {steps} environment steps, {steps / seconds:.0f} steps per second"
+        )
         path = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if path and not Path(path).is_file():
             print(f"checkpoint: NOT WRITTEN; {Path(path).resolve().parent} may have older ones")

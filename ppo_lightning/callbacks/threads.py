@@ -30,7 +30,9 @@ class Threads(L.Callback):
         """Set the number of threads."""
         self._before = torch.get_num_threads()
         rows = pl_module.rows_differentiated_at_once()
-        torch.set_num_threads(self.num_threads or (self._before if has_large_layers(pl_module.agent, rows) else 1))
+        torch.set_num_threads(
+            self.num_threads or (self._before if has_large_layers(pl_module.agent, rows) else 1)
+        )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Restore the number of threads."""

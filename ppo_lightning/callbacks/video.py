@@ -30,7 +30,9 @@ class CaptureVideo(L.Callback):
             raise ConfigError(f"CaptureVideo's every is {every}: it must be at least 1.")
         self.every, self.max_frames, self.overlay = every, max_frames, overlay
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Records."""
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:
             return
@@ -56,4 +58,6 @@ def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
     gif, (height, width, colours) = io.BytesIO(), frames[0].shape
     imageio.mimwrite(gif, frames[::skip], format="GIF", duration=1000 * skip / fps, loop=0)
     image = Summary.Image(height=height, width=width, colorspace=colours, encoded_image_string=gif.getvalue())
-    writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step)
+    writer._get_file_writer().add_summary(
+        Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step
+    )

@@ -22,7 +22,9 @@ LOCAL = "<locals>"  # in the qualified name of a class inside a function
 SLACK = 2**24  # numbers: for buffers that are not saved
 
 
-def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec: TensorSpec) -> dict[str, Any]:
+def agent_to_plain(
+    agent: ActorCritic, observation_spec: TensorSpec, action_spec: TensorSpec
+) -> dict[str, Any]:
     """Describes how to build the agent: class, arguments and the two specs.
 
     Raises:
@@ -33,8 +35,12 @@ def agent_to_plain(agent: ActorCritic, observation_spec: TensorSpec, action_spec
     kept = dict(agent.hparams) if "_hparams" in vars(agent) else None
     if kept is None or not names <= kept.keys():
         name = type(agent).__name__
-        raise ConfigError(f"{name}.__init__ must call self.save_hyperparameters(ignore=['observation_spec', 'action_spec']).")
-    if len(names) == len(arguments):  # no **kwargs: what a base class kept for itself is not this class's argument
+        raise ConfigError(
+            f"{name}.__init__ must call self.save_hyperparameters(ignore=['observation_spec', 'action_spec'])."
+        )
+    if len(names) == len(
+        arguments
+    ):  # no **kwargs: what a base class kept for itself is not this class's argument
         kept = {name: kept[name] for name in names}
     class_path = f"{type(agent).__module__}.{type(agent).__qualname__}"
     if LOCAL in class_path:
@@ -100,12 +106,16 @@ class Budget(TorchDispatchMode):
         super().__init__()
         self.limit = self.left = limit
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Count what an operation with the argument ``device`` creates, which is found without memory, on ``meta``."""
         kwargs = kwargs or {}
         if any(argument.name == "device" for argument in func._schema.arguments):
             unused = {"pin_memory", "generator"}
-            planned = func(*args, **{key: kwargs[key] for key in kwargs if key not in unused} | {"device": "meta"})
+            planned = func(
+                *args, **{key: kwargs[key] for key in kwargs if key not in unused} | {"device": "meta"}
+            )
             self.left -= planned.numel() if isinstance(planned, Tensor) else 0
             if self.left < 0:
                 raise ConfigError(
@@ -128,7 +138,9 @@ def agent_from_plain(plain: dict[str, Any], limit: int = SLACK) -> ActorCritic:
     agent_class = agent_class_of(plain)
     try:
         with Budget(limit):
-            observation_spec, action_spec = (spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec"))
+            observation_spec, action_spec = (
+                spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec")
+            )
             return agent_class(observation_spec, action_spec, **plain["init_args"])
     except ConfigError:
         raise
@@ -151,8 +163,12 @@ def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
     prefix = "agent."
     state = {key: tensor for key, tensor in checkpoint["state_dict"].items() if key.startswith(prefix)}
     # Each weight is created twice, the second time for its orthogonal initialization.
-    agent = agent_from_plain(checkpoint["agent"], limit=4 * sum(tensor.numel() for tensor in state.values()) + SLACK)
-    check_same_state(saved=state, current={f"{prefix}{key}": tensor for key, tensor in agent.state_dict().items()})
+    agent = agent_from_plain(
+        checkpoint["agent"], limit=4 * sum(tensor.numel() for tensor in state.values()) + SLACK
+    )
+    check_same_state(
+        saved=state, current={f"{prefix}{key}": tensor for key, tensor in agent.state_dict().items()}
+    )
     agent.load_state_dict({key.removeprefix(prefix): tensor for key, tensor in state.items()})
     return agent.eval()
 
@@ -172,11 +188,17 @@ def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
             raise ConfigError(
                 f"The agent does not take observations of shape {list(observation_spec.shape)}: choose its environment."
             ) from error
-    was, now = (_compared(plain, bounds=False) for plain in (agent.actions, spec_to_plain(env.agent_specs[1])))
+    was, now = (
+        _compared(plain, bounds=False) for plain in (agent.actions, spec_to_plain(env.agent_specs[1]))
+    )
     if was.get("kind") == now.get("kind") == "Categorical" and was != now:
-        raise ConfigError(f"The agent has {was['n']} actions and the environment {now['n']}: choose its environment.")
+        raise ConfigError(
+            f"The agent has {was['n']} actions and the environment {now['n']}: choose its environment."
+        )
     if was != now:
-        raise ConfigError(f"The agent's actions are {was} and the environment's {now}: choose its environment.")
+        raise ConfigError(
+            f"The agent's actions are {was} and the environment's {now}: choose its environment."
+        )
 
 
 def _compared(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:
@@ -209,7 +231,9 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
         parameters = inspect.signature(agent_class_of(current)).parameters
         made |= {name: parameters[name].default for name in missing if name in parameters}
     if makes != made:
-        raise ConfigError(f"The checkpoint (ckpt_path) holds the agent {made} and model.agent makes {makes}: give the same.")
+        raise ConfigError(
+            f"The checkpoint (ckpt_path) holds the agent {made} and model.agent makes {makes}: give the same."
+        )
 
 
 def check_same_state(saved: dict[str, Tensor], current: dict[str, Tensor]) -> None:

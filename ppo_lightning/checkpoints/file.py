@@ -124,7 +124,9 @@ def _one_sentence(what: str) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{what}: {error.strerror or error}.") from error
     except pickle.UnpicklingError as error:  # PyTorch's own text tells how to execute the file
-        raise ConfigError(f"{what}: it holds more than tensors and plain types, and would execute code.") from error
+        raise ConfigError(
+            f"{what}: it holds more than tensors and plain types, and would execute code."
+        ) from error
     except Exception as error:
         unknown = f"it is damaged, or not a checkpoint of ppo_lightning ({type(error).__name__})"
         raise ConfigError(f"{what}: {error if isinstance(error, _DefectError) else unknown}.") from error

@@ -33,7 +33,9 @@ class CheckedCheckpointIO(TorchCheckpointIO):
     def __init__(self, on_error: Literal["continue", "stop"] = "continue") -> None:
         self.on_error, self._failed = on_error, False
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
         """Save a checkpoint; Lightning writes to paths with a protocol (``s3://``).
 
         Raises:
@@ -49,9 +51,15 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             if self.on_error == "stop":
                 raise
             self._failed = True
-            print(f"\nNO CHECKPOINT was written to {path}: {error}. Training continues.", file=sys.stderr, flush=True)
+            print(
+                f"\nNO CHECKPOINT was written to {path}: {error}. Training continues.",
+                file=sys.stderr,
+                flush=True,
+            )
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
+    ) -> dict[str, Any]:
         """Load a checkpoint by :func:`~ppo_lightning.checkpoints.file.read_checkpoint`; ignore ``weights_only``.
 
         Raises:

@@ -29,13 +29,20 @@ def newest_checkpoint(trainer: Trainer, env_id: Any, seed: Any) -> str | None:
         except ConfigError as error:
             print(f"passed over: {error}", file=sys.stderr)
             continue
-        if checkpoint["datamodule_hyper_parameters"]["env_id"] == env_id and seed in (True, checkpoint["seed"]):
+        if checkpoint["datamodule_hyper_parameters"]["env_id"] == env_id and seed in (
+            True,
+            checkpoint["seed"],
+        ):
             return str(path)
     return None
 
 
 def _folders(trainer: Trainer) -> list[Path]:
-    given = [c.dirpath for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.dirpath is not None]
+    given = [
+        c.dirpath
+        for c in trainer.checkpoint_callbacks
+        if isinstance(c, ModelCheckpoint) and c.dirpath is not None
+    ]
     if given:
         return [Path(folder) for folder in given]
     if trainer.loggers:

@@ -18,7 +18,9 @@ def data_settings(path: Any, given: dict[str, Any]) -> dict[str, Any]:
     settings = read_checkpoint(path)["datamodule_hyper_parameters"].items()
     data = {key: value for key, value in settings if key not in {*NOT_THE_FILES, *given}}
     if named := code_in_data(data):
-        raise ConfigError(f"The checkpoint's settings import or call code ({named}): give these settings yourself.")
+        raise ConfigError(
+            f"The checkpoint's settings import or call code ({named}): give these settings yourself."
+        )
     return data | given
 
 

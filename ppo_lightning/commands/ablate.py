@@ -15,21 +15,30 @@ from ppo_lightning.errors import ConfigError, import_extra
 FULL = "the recipe"
 
 
-def jobs_without(recipe: Path, seeds: Sequence[int], numbers: Sequence[str], flags: tuple[str, ...]) -> list[Job]:
+def jobs_without(
+    recipe: Path, seeds: Sequence[int], numbers: Sequence[str], flags: tuple[str, ...]
+) -> list[Job]:
     """Return the runs of the recipe, and of the recipe without each of the details.
 
     Raises:
         ConfigError: A detail is unknown, is off in the recipe already, or cannot be switched off.
     """
-    known, values = {detail.number: detail for detail in DETAILS}, of_recipe(["--config", str(recipe), *flags])
+    known, values = (
+        {detail.number: detail for detail in DETAILS},
+        of_recipe(["--config", str(recipe), *flags]),
+    )
     forms = {FULL: flags}
     for number in numbers:
         if number not in known:
-            raise ConfigError(f"--details {number}: there is no such detail; ppo-lightning details lists them.")
+            raise ConfigError(
+                f"--details {number}: there is no such detail; ppo-lightning details lists them."
+            )
         detail = known[number]
         if not detail.off or values[number] in (None, False):
             said = f"is {shown(values[number])} in this recipe" if detail.off else "has no switch"
-            raise ConfigError(f"--details {number} ({detail.title}) {said.replace('is -', 'has no place')}: leave it out.")
+            raise ConfigError(
+                f"--details {number} ({detail.title}) {said.replace('is -', 'has no place')}: leave it out."
+            )
         forms[f"without {number}, {detail.title}"] = (*flags, *detail.off)
     return [Job(label, recipe, seed, its) for seed in seeds for label, its in forms.items()]
 
@@ -49,7 +58,9 @@ def draw(folder: Path) -> None:
         for point in points:
             if point["recipe"] == label:
                 seeds.setdefault(point["seed"], []).append(point)
-        grid = np.linspace(0, min(max(float(row["env_steps"]) for row in rows) for rows in seeds.values()), 101)
+        grid = np.linspace(
+            0, min(max(float(row["env_steps"]) for row in rows) for rows in seeds.values()), 101
+        )
         mean = np.ma.mean([curve(rows, "env_steps", grid) for rows in seeds.values()], axis=0)
         left.plot(grid, mean, color=colour, linewidth=2.2 if label == FULL else 1.3)
         returns = [float(run["episodic_return"]) for run in runs if run["recipe"] == label]

@@ -36,10 +36,14 @@ def main(args: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="YAML files")
-    parser.add_argument("--env_ids", nargs="+", default=[], help="train each recipe in each of these environments")
+    parser.add_argument(
+        "--env_ids", nargs="+", default=[], help="train each recipe in each of these environments"
+    )
     add_own(parser, "runs/benchmark")
     own, flags = parser.parse_known_args(args)
-    run(own, jobs_of(own.recipes, own.seeds, own.env_ids, tuple(flags)), ["ppo-lightning", "benchmark", *args])
+    run(
+        own, jobs_of(own.recipes, own.seeds, own.env_ids, tuple(flags)), ["ppo-lightning", "benchmark", *args]
+    )
 
 
 def run(own: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) -> None:
@@ -51,13 +55,18 @@ def run(own: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) ->
     """
     runner = Runner(own.output, own.workers, own.threads)
     runner.require_same_settings(jobs)
-    for number in (signal.SIGINT, signal.SIGTERM):  # which a shell lets its background jobs ignore, or which end at once
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # which a shell lets its background jobs ignore, or which end at once
         signal.signal(number, _interrupt)
     try:
         runner.run(jobs)
     finally:
         print(write_report(runner, jobs, [shlex.quote(part) for part in command]))
-    print(f"\n{own.output}: runs.csv, curves.csv, report.md, curves_env_steps.png, curves_seconds.png (and .svg)")
+    print(
+        f"\n{own.output}: runs.csv, curves.csv, report.md, curves_env_steps.png, curves_seconds.png (and .svg)"
+    )
     if runner.failed:
         raise SystemExit(1)
 

@@ -33,7 +33,9 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     checkpoint = read_checkpoint(path)
     if option(args, "--config", "-c"):
         return args
-    model, data, agent = (dict(checkpoint[key]) for key in ("hyper_parameters", "datamodule_hyper_parameters", "agent"))
+    model, data, agent = (
+        dict(checkpoint[key]) for key in ("hyper_parameters", "datamodule_hyper_parameters", "agent")
+    )
     class_path = model.get("_class_path", "ppo_lightning.PPO")
     given = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
     model = {key: value for key, value in model.items() if not key.startswith("_")}
@@ -47,7 +49,9 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
         if has_run and TRUST in args:
             return [command, "--config", str(saved), *args[1:]]
         hint = f" (the run's own: --config {saved})" if has_run else ""
-        print(f"Settings of algorithm, data and seed: the checkpoint's. Settings of the trainer: flags and defaults{hint}.")
+        print(
+            f"Settings of algorithm, data and seed: the checkpoint's. Settings of the trainer: flags and defaults{hint}."
+        )
     settings: dict[str, Any] = {
         "seed_everything": checkpoint["seed"],
         "model": {
@@ -77,13 +81,18 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], given: str |
     Raises:
         ConfigError: The agent's class would be imported, or the environment's module; or a function makes the environment.
     """
-    env_id, agent_class = checkpoint["datamodule_hyper_parameters"]["env_id"], checkpoint["agent"]["class_path"]
+    env_id, agent_class = (
+        checkpoint["datamodule_hyper_parameters"]["env_id"],
+        checkpoint["agent"]["class_path"],
+    )
     named = {} if given else code_in_id(env_id)
     if known_class(agent_class, ActorCritic) is None:
         named["model.agent"] = agent_class
     _require_trust(named, args)
     if given is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
-        raise ConfigError(f"The checkpoint's data.env_id {env_id!r} is no id of an environment, which play and export need.")
+        raise ConfigError(
+            f"The checkpoint's data.env_id {env_id!r} is no id of an environment, which play and export need."
+        )
     return given or env_id
 
 
@@ -98,13 +107,20 @@ def _require_trust(named: dict[str, Any], args: Sequence[str], remedy: str = "")
         try:
             importlib.import_module(str(named[key]).rpartition(".")[0])
         except (ImportError, ValueError) as error:
-            raise ConfigError(f"The checkpoint's {key} {named[key]!r} cannot be imported: {error}.") from error
+            raise ConfigError(
+                f"The checkpoint's {key} {named[key]!r} cannot be imported: {error}."
+            ) from error
 
 
-def _code_in(class_path: Any, model: dict[str, Any], data: dict[str, Any], agent: dict[str, Any]) -> dict[str, Any]:
+def _code_in(
+    class_path: Any, model: dict[str, Any], data: dict[str, Any], agent: dict[str, Any]
+) -> dict[str, Any]:
     """Return what the command line's parser would import or call, by the setting's key."""
     named = code_in_data(data)
-    for key, name, base in (("model", class_path, AgentModule), ("model.agent", agent["class_path"], ActorCritic)):
+    for key, name, base in (
+        ("model", class_path, AgentModule),
+        ("model.agent", agent["class_path"], ActorCritic),
+    ):
         if known_class(name, base) is None:
             named[key] = name
     for prefix, values in (("model", model), ("model.agent", agent["init_args"])):

@@ -102,7 +102,9 @@ class PPOCLI(LightningCLI):
         if config.trainer.enable_progress_bar is False:
             callbacks = [callback for callback in callbacks if not isinstance(callback, RolloutProgressBar)]
         if config.num_threads is not None and not 1 <= config.num_threads <= MOST_THREADS:
-            raise ConfigError(f"num_threads is {config.num_threads}: it must be between 1 and {MOST_THREADS}, or null.")
+            raise ConfigError(
+                f"num_threads is {config.num_threads}: it must be between 1 and {MOST_THREADS}, or null."
+            )
         self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -198,7 +200,9 @@ def _require_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if shutil.disk_usage(folder).free < SPARE:  # a new TensorBoard file would end the run with a traceback
+        if (
+            shutil.disk_usage(folder).free < SPARE
+        ):  # a new TensorBoard file would end the run with a traceback
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
@@ -226,9 +230,13 @@ def _user_error(error: BaseException) -> BaseException | str | None:
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         what = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
         return f"The run does not fit into memory ({first_line(error)}): lower {what}."
-    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)} - {__name__}
+    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)} - {
+        __name__
+    }
     refused = isinstance(error, ValueError | TypeError | ImportError | OSError)
-    return first_line(error) if refused and {module.partition(".")[0] for module in modules} <= FOREIGN else None
+    return (
+        first_line(error) if refused and {module.partition(".")[0] for module in modules} <= FOREIGN else None
+    )
 
 
 def _one_sentence(message: str) -> str:
@@ -245,17 +253,32 @@ def _one_sentence(message: str) -> str:
     noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
     lines = [line.strip(" -") for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))
-    return re.sub(r"<class '(\w+)'>", r"\1", re.sub(r'Parser key "([^"]+)":', r"\1:", text)).replace("typing.", "")
+    return re.sub(r"<class '(\w+)'>", r"\1", re.sub(r'Parser key "([^"]+)":', r"\1:", text)).replace(
+        "typing.", ""
+    )
 
 
 def _quieten() -> None:
     """Hide messages that no user can act on: missing hardware, products, deprecations inside of libraries."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # which SDL demands even to draw off the screen
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # about torchvision
+    os.environ.setdefault(
+        "XDG_RUNTIME_DIR", tempfile.gettempdir()
+    )  # which SDL demands even to draw off the screen
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(
+        logging.ERROR
+    )  # about torchvision
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=r"\s*Unable to serialize instance")  # an env_id, tried as a callable first
-    warnings.filterwarnings("ignore", message=".*is out of date. You should consider upgrading")  # the recipes' v4
-    warnings.filterwarnings("ignore", message=".*DISPLAY environment variable is missing")  # dm_control trying to render
+    warnings.filterwarnings(
+        "ignore", message=r"\s*Unable to serialize instance"
+    )  # an env_id, tried as a callable first
+    warnings.filterwarnings(
+        "ignore", message=".*is out of date. You should consider upgrading"
+    )  # the recipes' v4
+    warnings.filterwarnings(
+        "ignore", message=".*DISPLAY environment variable is missing"
+    )  # dm_control trying to render
     warnings.filterwarnings("ignore", message="The dirpath has changed from")
+    warnings.filterwarnings(
+        "ignore", message="LightningCLI's args parameter"
+    )  # which `main` passes on purpose
     warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")

@@ -34,7 +34,13 @@ def p_worse(before: Sequence[float], after: Sequence[float]) -> float:
 
     The test is exact for few runs and for every distribution.
     """
-    options = {"permutation_type": "independent", "alternative": "less", "n_resamples": 9999, "rng": 0, "vectorized": True}
+    options = {
+        "permutation_type": "independent",
+        "alternative": "less",
+        "n_resamples": 9999,
+        "rng": 0,
+        "vectorized": True,
+    }
     arrays = np.asarray(before, float), np.asarray(after, float)
     test = import_extra("scipy.stats", extra="report").permutation_test(arrays, difference, **options)
     return float(test.pvalue)
@@ -48,8 +54,14 @@ def smallest_difference(before: Sequence[float], after: Sequence[float], alpha: 
     t = import_extra("scipy.stats", extra="report").t
     counts = len(before), len(after)
     freedom = sum(counts) - 2
-    variance = sum((count - 1) * np.var(runs, ddof=1) for count, runs in zip(counts, (before, after), strict=True)) / freedom
-    return float((t.ppf(1 - alpha, freedom) + t.ppf(POWER, freedom)) * math.sqrt(variance * sum(1 / count for count in counts)))
+    variance = (
+        sum((count - 1) * np.var(runs, ddof=1) for count, runs in zip(counts, (before, after), strict=True))
+        / freedom
+    )
+    return float(
+        (t.ppf(1 - alpha, freedom) + t.ppf(POWER, freedom))
+        * math.sqrt(variance * sum(1 / count for count in counts))
+    )
 
 
 def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[str, int]:
@@ -163,7 +175,9 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument("before", type=Path, help="a benchmark's folder, or its runs.csv")
     parser.add_argument("after", type=Path, help="another benchmark's folder, or its runs.csv")
-    parser.add_argument("--key", default="episodic_return", help="the column to compare (default: episodic_return)")
+    parser.add_argument(
+        "--key", default="episodic_return", help="the column to compare (default: episodic_return)"
+    )
     own = parser.parse_args(args)
     text, exit_code = compare(own.before, own.after, own.key)
     print(text)

@@ -51,7 +51,9 @@ def of_recipe(args: Sequence[str]) -> dict[str, Value]:
 
     look = Look()
     flags = [
-        part for name in ("logger", "enable_checkpointing", "enable_model_summary") for part in (f"--trainer.{name}", "false")
+        part
+        for name in ("logger", "enable_checkpointing", "enable_model_summary")
+        for part in (f"--trainer.{name}", "false")
     ]
     try:
         cli.run([look], ["fit", *args, *flags, "--trainer.enable_progress_bar", "false"], save_config=False)
@@ -68,7 +70,9 @@ def main(args: Sequence[str]) -> None:
         epilog="All other arguments are those of fit: --config RECIPE.yaml --model.norm_adv false ...",
         allow_abbrev=False,
     )
-    parser.add_argument("--ckpt_path", nargs="+", default=[], help="one: what its run had; two: where they differ")
+    parser.add_argument(
+        "--ckpt_path", nargs="+", default=[], help="one: what its run had; two: where they differ"
+    )
     own, rest = parser.parse_known_args(args)
     found = [read_checkpoint(path)["details"] for path in own.ckpt_path[:2]] or [of_recipe(rest)]
     where = places()
@@ -77,4 +81,6 @@ def main(args: Sequence[str]) -> None:
     for detail in DETAILS:
         values = [its.get(detail.number) for its in found]
         if len(values) == 1 or values[0] != values[1]:
-            print(f"| {detail.number} | {detail.title} | {' | '.join(map(shown, values))} | {where[detail.number]} |")
+            print(
+                f"| {detail.number} | {detail.title} | {' | '.join(map(shown, values))} | {where[detail.number]} |"
+            )

@@ -94,8 +94,12 @@ def _subcommand(command: str) -> str:
     )
     parser.add_argument("-c", "--config", metavar="FILE", help="a recipe in YAML; flags override its values")
     parser.add_argument("--print_config", action="store_true", help="print the whole configuration and exit")
-    parser.add_argument("--seed_everything", metavar="SEED", help="seed of the run; true: a random one (default: 1)")
-    parser.add_argument("--ckpt_path", metavar="FILE", help="fit: resume the run of this checkpoint; otherwise: its agent")
+    parser.add_argument(
+        "--seed_everything", metavar="SEED", help="seed of the run; true: a random one (default: 1)"
+    )
+    parser.add_argument(
+        "--ckpt_path", metavar="FILE", help="fit: resume the run of this checkpoint; otherwise: its agent"
+    )
     for flag, text in FLAGS.items():
         parser.add_argument(flag, action="store_true", help=text)
     parser.add_argument("--num_threads", metavar="N", help=NUM_THREADS)
@@ -103,12 +107,17 @@ def _subcommand(command: str) -> str:
     trainer = Path(next(iter(importlib.util.find_spec("lightning").submodule_search_locations)))  # type: ignore
     trainer = trainer / "pytorch/trainer/trainer.py"
     model = parser.add_argument_group("algorithm (--model.help CLASS lists the options of a variant)")
-    model.add_argument("--model", metavar="CLASS", help="PPO, a variant or a subclass of yours (default: ppo_lightning.PPO)")
+    model.add_argument(
+        "--model", metavar="CLASS", help="PPO, a variant or a subclass of yours (default: ppo_lightning.PPO)"
+    )
     _add(model, "model.", package / "algorithms/ppo.py", "PPO")
     agent = parser.add_argument_group("agent (of MLPAgent; --model.agent CLASS chooses another)")
     _add(agent, "model.agent.", package / "models/mlp.py", "MLPAgent")
     _add(
-        parser.add_argument_group("rollouts and environments"), "data.", package / "rollouts/datamodule.py", "RolloutDataModule"
+        parser.add_argument_group("rollouts and environments"),
+        "data.",
+        package / "rollouts/datamodule.py",
+        "RolloutDataModule",
     )
     _add(parser.add_argument_group("Lightning's Trainer"), "trainer.", trainer, "Trainer")
     return parser.format_help()

@@ -28,7 +28,9 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--episodes", type=int, default=1, help="episodes to play (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="decides the episodes (default: 1)")
     parser.add_argument(
-        "--overlay", action="store_true", help="draw action probabilities (or means), value and return beside it"
+        "--overlay",
+        action="store_true",
+        help="draw action probabilities (or means), value and return beside it",
     )
     parser.add_argument("--env_id", help="an environment of Gymnasium (default: the checkpoint's)")
     parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
@@ -39,8 +41,12 @@ def main(args: Sequence[str]) -> None:
     render = BACKENDS[data["backend"]].render
     backend: Backend = data["backend"] if options.env_id is None else render  # type: ignore[assignment]
     if options.env_id is None and data["backend"] != render:
-        print(f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment")
-    same_family = render == "procgen" or all(ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"]))
+        print(
+            f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment"
+        )
+    same_family = render == "procgen" or all(
+        ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"])
+    )
     env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}
     factory = EnvFactory(env_id, backend, env_kwargs)
     returns = record_video(agent, factory, options.output, options.episodes, options.seed, options.overlay)

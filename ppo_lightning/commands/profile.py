@@ -14,7 +14,10 @@ from ppo_lightning.envs.cartpole import IDS
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
 
-WARM_UP, WARM_UP_SECONDS = 3, 20.0  # iterations, until the updates are compiled and the caches filled; fewer long ones
+WARM_UP, WARM_UP_SECONDS = (
+    3,
+    20.0,
+)  # iterations, until the updates are compiled and the caches filled; fewer long ones
 INSIDE = ("environment", "acting", "values and log-probabilities")  # of a collection
 
 
@@ -86,7 +89,9 @@ class StageClock(L.Callback):
         self._timed(pl_module, "update", "updates")
         self._timed(pl_module, "log_rollout", "logging")
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Go from the warm-up to the speed, from there to the stages, and to the end."""
         self._iterations += 1
         elapsed = time.perf_counter() - self._start
@@ -162,7 +167,9 @@ def main(args: Sequence[str]) -> None:
         epilog="All other arguments are those of fit: --config RECIPE.yaml --model.compile true ...",
         allow_abbrev=False,
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="to measure each setting, after its start (default: 10)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="to measure each setting, after its start (default: 10)"
+    )
     parser.add_argument("--no_changes", action="store_true", help="do not try other settings")
     own, rest = parser.parse_known_args(args)
     if load := other_load():  # before this process adds to it
@@ -179,7 +186,12 @@ def main(args: Sequence[str]) -> None:
         try:
             tried[change] = sps = profile([*rest, *change], own.seconds).sps
             print(f"| {' '.join(change)} | {sps:.0f} | {sps / clock.sps:.2f} |", flush=True)
-        except Exception as error:  # EnvPool has not every environment, for example; the others are worth a try
-            print(f"| {' '.join(change)} | does not work: {first_line(error.__cause__ or error)} | |", flush=True)
+        except (
+            Exception
+        ) as error:  # EnvPool has not every environment, for example; the others are worth a try
+            print(
+                f"| {' '.join(change)} | does not work: {first_line(error.__cause__ or error)} | |",
+                flush=True,
+            )
     print(f"\n{recommendation(clock.sps, tried)}")
     print("More environments are another algorithm: a policy collects more steps between fewer updates.")

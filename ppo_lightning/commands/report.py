@@ -112,7 +112,11 @@ def published(env_id: str, family: str) -> Row | None:
         return name.removeprefix("ALE/").replace("NoFrameskip", "").split("-v")[0] if _atari(name) else name
 
     with Path(__file__).with_name("published.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["metric"] == "episodic_return" and "CleanRL" in row["source"]]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["metric"] == "episodic_return" and "CleanRL" in row["source"]
+        ]
     rows = [row for row in rows if plain(row["env_id"]) == plain(env_id)]
     return next((row for row in rows if row["recipe"] == family), rows[0] if rows else None)
 
@@ -159,9 +163,16 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
     (runner.folder / "report.md").write_text("\n".join([text, *left, about(command, runner, done), ""]))
     if curves:
         write_csv(runner.folder / "curves.csv", curves)
-        lines = {label: published(its["env_id"], families[label]) for its in runs for label in [its["recipe"]]}
+        lines = {
+            label: published(its["env_id"], families[label]) for its in runs for label in [its["recipe"]]
+        }
         for x in ("env_steps", "seconds"):
-            draw(curves, x, {label: float(its["mean"]) for label, its in lines.items() if its}, runner.folder / f"curves_{x}")
+            draw(
+                curves,
+                x,
+                {label: float(its["mean"]) for label, its in lines.items() if its},
+                runner.folder / f"curves_{x}",
+            )
     return text
 
 
@@ -255,7 +266,9 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
                 for_seed.setdefault(str(point["seed"]), []).append(point)
         plot_mean(axis, list(for_seed.values()), x, "ppo_lightning: mean, and each seed")
         if label in lines:
-            axis.axhline(lines[label], color="grey", linestyle="--", linewidth=0.9, label="CleanRL, at the end")
+            axis.axhline(
+                lines[label], color="grey", linestyle="--", linewidth=0.9, label="CleanRL, at the end"
+            )
         axis.set_title(label, fontsize=10)
         decorate(axis, x)
         legend |= {line.get_label(): line for line in axis.get_legend_handles_labels()[0]}
@@ -268,7 +281,9 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
     save(figure, path)
 
 
-def plot_mean(axis: Any, seeds: Iterable[Sequence[Row]], x: str, label: str, colour: str = "tab:blue") -> None:
+def plot_mean(
+    axis: Any, seeds: Iterable[Sequence[Row]], x: str, label: str, colour: str = "tab:blue"
+) -> None:
     """Draw the curve of each seed thin and their mean thick; both end where the shortest curve ends."""
     seeds = list(seeds)
     grid = np.linspace(0, min(max(float(row[x]) for row in rows) for rows in seeds), 101)

@@ -59,7 +59,9 @@ class Job:
         return data
 
 
-def jobs_of(recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str], flags: tuple[str, ...]) -> list[Job]:
+def jobs_of(
+    recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str], flags: tuple[str, ...]
+) -> list[Job]:
     """Returns every recipe (in every environment of ``env_ids``, if there are any) with every seed.
 
     Raises:
@@ -72,7 +74,9 @@ def jobs_of(recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str
         for env_id in env_ids or [""]:
             label = f"{recipe.stem} {env_id}".strip()
             if label in labelled:
-                raise ConfigError(f"--recipes: two are called {label}: rename one, or benchmark them one after the other.")
+                raise ConfigError(
+                    f"--recipes: two are called {label}: rename one, or benchmark them one after the other."
+                )
             labelled[label] = recipe, (*flags, *(("--data.env_id", env_id) if env_id else ()))
     return [Job(label, recipe, seed, its) for seed in seeds for label, (recipe, its) in labelled.items()]
 
@@ -110,7 +114,9 @@ class Runner:
                     if process.poll() is not None:
                         self._end(job)
                         finished += job not in self.failed
-                self._display.show(finished, len(jobs), len(self.failed), [(job, self.of(job)) for job in self._running])
+                self._display.show(
+                    finished, len(jobs), len(self.failed), [(job, self.of(job)) for job in self._running]
+                )
         finally:
             for process, _ in self._running.values():
                 process.terminate()
@@ -171,15 +177,32 @@ class Runner:
         folder = self.of(job)
         folder.mkdir(parents=True, exist_ok=True)
         self.record(job)
-        command = [sys.executable, "-W", "ignore", "-m", "ppo_lightning", "fit", "--config", str(job.recipe.resolve())]
-        command += ["--seed_everything", str(job.seed), "--auto_resume", "--trainer.enable_progress_bar", "false"]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "ppo_lightning",
+            "fit",
+            "--config",
+            str(job.recipe.resolve()),
+        ]
+        command += [
+            "--seed_everything",
+            str(job.seed),
+            "--auto_resume",
+            "--trainer.enable_progress_bar",
+            "false",
+        ]
         command += ["--num_threads", str(self.threads), *job.flags]
         package = str(Path(__file__).parents[2])  # for those who have not installed it
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         env = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path}
         with (folder / "log.txt").open("a") as log:
             options = {"cwd": folder, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
-            process = subprocess.Popen(command, **options, preexec_fn=functools.partial(end_with_the_parent, signal.SIGTERM))  # type: ignore[call-overload]
+            process = subprocess.Popen(
+                command, **options, preexec_fn=functools.partial(end_with_the_parent, signal.SIGTERM)
+            )  # type: ignore[call-overload]
         self._running[job] = process, time.perf_counter()
 
     def _end(self, job: Job) -> None:
@@ -190,7 +213,9 @@ class Runner:
             file.write(f"{time.perf_counter() - started:.1f}\n")
         if code == 0:
             seconds = sum(map(float, (folder / TRIES).read_text().split()))
-            (folder / DONE).write_text(json.dumps({"label": job.label, "seed": job.seed, "wall_seconds": round(seconds, 1)}))
+            (folder / DONE).write_text(
+                json.dumps({"label": job.label, "seed": job.seed, "wall_seconds": round(seconds, 1)})
+            )
         elif code != 143:  # which says that it was asked to end
             self.failed.append(job)
             last = (folder / "log.txt").read_text().strip().splitlines()[-1:]
@@ -211,7 +236,10 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
 
     ``seconds`` is the time spent training until then, without start-up.
     """
-    files = sorted(folder.glob("runs/*/version_*/metrics.csv"), key=lambda path: int(path.parent.name.removeprefix("version_")))
+    files = sorted(
+        folder.glob("runs/*/version_*/metrics.csv"),
+        key=lambda path: int(path.parent.name.removeprefix("version_")),
+    )
     tries = [[row for row in csv.DictReader(path.open()) if row["step"]] for path in files]
     tries = [rows for rows in tries if rows]
     seconds_before, steps_before = 0.0, 0

@@ -62,7 +62,9 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
             check_observation(value[key], part, f"{name}[{key!r}]")
     elif isinstance(space, spaces.Tuple):
         if len(value) != len(space.spaces):
-            raise ConfigError(f"the {name} has {len(value)} entries, and observation_space has {len(space.spaces)}.")
+            raise ConfigError(
+                f"the {name} has {len(value)} entries, and observation_space has {len(space.spaces)}."
+            )
         for key, part in entries(space):
             check_observation(value[int(key)], part, f"{name}[{key}]")
     else:
@@ -70,7 +72,9 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
         if array.dtype.kind not in "biuf":
             raise ConfigError(f"the {name} is {value!r} and must consist of numbers.")
         if array.shape != shape and _without_ones(array.shape) != _without_ones(shape):
-            raise ConfigError(f"the {name} has shape {array.shape} and must have shape {shape}, as in observation_space.")
+            raise ConfigError(
+                f"the {name} has shape {array.shape} and must have shape {shape}, as in observation_space."
+            )
 
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
@@ -96,8 +100,12 @@ def explain(error: BaseException, where: str, call: str) -> NoReturn:
         raise ConfigError(f"{where}: {error}") from error.__cause__
     if isinstance(error, SystemExit | StopIteration):
         raise RuntimeError(f"{where}: {call}() raised {error!r}.") from error
-    if isinstance(error, TypeError | ValueError | LookupError | AssertionError) and _is_about_the_answer(error):
-        raise ConfigError(f"{where}: {call}() must {CONTRACT[call]}: {first_line(error).rstrip('.')}.") from error
+    if isinstance(error, TypeError | ValueError | LookupError | AssertionError) and _is_about_the_answer(
+        error
+    ):
+        raise ConfigError(
+            f"{where}: {call}() must {CONTRACT[call]}: {first_line(error).rstrip('.')}."
+        ) from error
     hint = " It is called without options: a wrapper can add them." if call == "reset" else ""
     error.add_note(f"{where}: {call}() raised this.{hint}")
     raise error

@@ -105,7 +105,15 @@ class AtariEnv(BatchedEnv):
     @property
     def preprocessing(self) -> dict[str, Any]:
         """See :attr:`BatchedEnv.preprocessing`."""
-        names = ("noop_max", "frame_skip", "episodic_life", "fire_reset", "screen_size", "clip_reward", "frame_stack")
+        names = (
+            "noop_max",
+            "frame_skip",
+            "episodic_life",
+            "fire_reset",
+            "screen_size",
+            "clip_reward",
+            "frame_stack",
+        )
         return {name: getattr(self, name) for name in names}
 
     @abstractmethod
@@ -121,7 +129,9 @@ class AtariEnv(BatchedEnv):
         return None
 
     @abstractmethod
-    def _step_games(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_games(
+        self, action: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Steps all; returns frames [N, C, H, W], rewards, whether games are over, whether they are cut, and lives, all [N]."""
 
     def reseed(self, seeds: list[int]) -> None:

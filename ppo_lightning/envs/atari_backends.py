@@ -51,7 +51,9 @@ class EnvPoolAtari(AtariEnv):
         frames, _, _, _, info = self.envs.step(np.zeros(len(rows), np.int32), rows.astype(np.int32))
         return frames[np.argsort(info["env_id"])]
 
-    def _step_games(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_games(
+        self, action: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         frames, reward, _, truncated, info = self.envs.step(action.astype(np.int32))
         return frames, reward, info["terminated"].astype(bool), truncated, info["lives"]
 
@@ -89,7 +91,9 @@ class AleAtari(AtariEnv):
         frames, info = self.envs.reset(seed=seeds, options=None if mask.all() else {"reset_mask": mask})
         return self._channels_first(frames)[rows], info["lives"][rows]
 
-    def _step_games(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_games(
+        self, action: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         frames, reward, terminated, truncated, info = self.envs.step(action.astype(np.int64))
         return self._channels_first(frames), reward.astype(np.float64), terminated, truncated, info["lives"]
 
@@ -160,7 +164,9 @@ class GymnasiumAtari(AtariEnv):
                     bytearray(game.unwrapped.ale.cloneState(include_rng=True).serialize()), dtype=torch.uint8
                 ),
                 "stack": torch.from_numpy(self._stack[i].copy()),
-                "counts": torch.tensor([int(its[i]) for its in (self._lives, self._frames_played, self.episode_done)]),
+                "counts": torch.tensor(
+                    [int(its[i]) for its in (self._lives, self._frames_played, self.episode_done)]
+                ),
                 "wrappers": wrapper_attributes(game),
             }
             for i, game in enumerate(self.envs)
@@ -187,7 +193,9 @@ class GymnasiumAtari(AtariEnv):
     def _channels_first(self, frame: np.ndarray) -> np.ndarray:
         return frame[None] if self.grayscale else frame.transpose(2, 0, 1)
 
-    def _step_games(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_games(
+        self, action: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         steps = [env.step(int(one)) for env, one in zip(self.envs, action, strict=True)]
         frames, rewards, terminated, _, infos = zip(*steps, strict=True)
         self._frames_played += self.frame_skip

@@ -37,12 +37,16 @@ class BatchedEnv(EnvBase):
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
         self.spaces = observation_space, action_space
-        self.is_closed = False  # TorchRL says so at its own first reset only, and a closed environment is not closed again
+        self.is_closed = (
+            False  # TorchRL says so at its own first reset only, and a closed environment is not closed again
+        )
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         observation_spec, action_spec = self.agent_specs
         self.observation_spec_unbatched = Composite(observation=stored(observation_spec))
-        self.action_spec_unbatched = row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec
+        self.action_spec_unbatched = (
+            row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec
+        )
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
         if isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating):
             self._bounds = action_space.low, action_space.high
@@ -129,10 +133,20 @@ class BatchedEnv(EnvBase):
             batch_size=self.batch_size,
         )
 
-    def _flags(self, terminated: np.ndarray | None = None, truncated: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+    def _flags(
+        self, terminated: np.ndarray | None = None, truncated: np.ndarray | None = None
+    ) -> dict[str, torch.Tensor]:
         shape = (self.num_envs, 1)
-        ended = torch.zeros(shape, dtype=torch.bool) if terminated is None else torch.tensor(terminated).reshape(shape)
-        cut = torch.zeros(shape, dtype=torch.bool) if truncated is None else torch.tensor(truncated).reshape(shape)
+        ended = (
+            torch.zeros(shape, dtype=torch.bool)
+            if terminated is None
+            else torch.tensor(terminated).reshape(shape)
+        )
+        cut = (
+            torch.zeros(shape, dtype=torch.bool)
+            if truncated is None
+            else torch.tensor(truncated).reshape(shape)
+        )
         return {"terminated": ended, "truncated": cut, "done": ended | cut}
 
     def _set_seed(self, seed: int | None) -> None:

@@ -35,7 +35,9 @@ class CartPoleEnv(BatchedEnv):
 
     def __init__(self, env_id: str, seeds: list[int], /, **env_kwargs: Any) -> None:
         if env_id not in IDS:
-            raise ConfigError(f"data.backend 'vectorized' has {' and '.join(IDS)}, not {env_id!r}: set it to 'gymnasium'.")
+            raise ConfigError(
+                f"data.backend 'vectorized' has {' and '.join(IDS)}, not {env_id!r}: set it to 'gymnasium'."
+            )
         GymnasiumEnv(env_id, seeds[:1], **env_kwargs).close()  # which checks the options
         mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
         self.envs: Any = gymnasium.make_vec(env_id, len(seeds), mode, **env_kwargs).unwrapped
@@ -62,7 +64,11 @@ class CartPoleEnv(BatchedEnv):
     def get_state(self) -> list[dict[str, Any]]:
         """See :meth:`BatchedEnv.get_state`."""
         return [
-            {"state": torch.from_numpy(self.envs.state[:, i].copy()), "steps": int(self.envs.steps[i]), "random": its}
+            {
+                "state": torch.from_numpy(self.envs.state[:, i].copy()),
+                "steps": int(self.envs.steps[i]),
+                "random": its,
+            }
             for i, its in enumerate(generator.bit_generator.state for generator in self._generators)
         ]
 

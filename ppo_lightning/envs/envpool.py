@@ -42,23 +42,34 @@ class EnvPoolEnv(BatchedEnv):
             hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() has the names."
             raise ConfigError(f"env_id {env_id!r} is not an environment of EnvPool{hint}")
         if envpool.registration.registry.specs[env_id][0] == "envpool.atari":
-            raise ConfigError(f"env_id {env_id!r} is an Atari game: write 'ALE/{env_id}', as with the other backends.")
+            raise ConfigError(
+                f"env_id {env_id!r} is an Atari game: write 'ALE/{env_id}', as with the other backends."
+            )
         if env_id.startswith("MiniGrid-") and env_kwargs.get("agent_view_size", 7) < 7:
             raise ConfigError(
                 "data.env_kwargs.agent_view_size: EnvPool writes outside of its memory with a view below 7 (1.2.5 aborts): take"
                 " the package minigrid, env_id minigrid:MiniGrid-... with data.backend gymnasium."
             )
         self._make = lambda seeds: envpool.make(
-            env_id, env_type="gymnasium", num_envs=len(seeds), seed=seeds, num_threads=num_threads, **env_kwargs
+            env_id,
+            env_type="gymnasium",
+            num_envs=len(seeds),
+            seed=seeds,
+            num_threads=num_threads,
+            **env_kwargs,
         )
         try:
             self.envs = self._make(list(seeds))
         except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
+            raise ConfigError(
+                f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
+            ) from error
         space = cells_as_choices(self.envs.observation_space)
         if isinstance(space, spaces.Dict):
             # What only the simulator knows is for a critic in training: an actor has no such sensors later.
-            space = spaces.Dict({key: part for key, part in space.items() if not key.startswith("privileged_")})
+            space = spaces.Dict(
+                {key: part for key, part in space.items() if not key.startswith("privileged_")}
+            )
         self._keys = sorted(space) if isinstance(space, spaces.Dict) else None
         flat = self._keys is not None and is_vector(spec_from_space(space))
         super().__init__(spaces.flatten_space(space) if flat else space, self.envs.action_space, seeds)
@@ -90,5 +101,11 @@ class EnvPoolEnv(BatchedEnv):
 
     def _flat(self, observation: Any) -> np.ndarray:
         if self._keys is None:
-            return observation if isinstance(self.spaces[0], spaces.Box) else observation.reshape(self.num_envs, -1)
-        return np.concatenate([observation[key].reshape(len(observation[key]), -1) for key in self._keys], axis=1)
+            return (
+                observation
+                if isinstance(self.spaces[0], spaces.Box)
+                else observation.reshape(self.num_envs, -1)
+            )
+        return np.concatenate(
+            [observation[key].reshape(len(observation[key]), -1) for key in self._keys], axis=1
+        )

@@ -73,7 +73,12 @@ class EnvFactory:
     transforms: Sequence[Transform] = ()
 
     def make(
-        self, num_envs: int = 1, seed: int = 1, first_env: int = 0, stream: Stream = "train", render: bool = False
+        self,
+        num_envs: int = 1,
+        seed: int = 1,
+        first_env: int = 0,
+        stream: Stream = "train",
+        render: bool = False,
     ) -> EnvBase:
         """Make N environments as one TorchRL environment of batch size [N].
 
@@ -113,7 +118,9 @@ class EnvFactory:
             backend = BACKENDS[backend.render]
         if self.backend == "ale" or ATARI_ID.fullmatch(self.env_id):  # type: ignore[arg-type]
             if backend.atari is None:
-                raise ConfigError(f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} does not have.")
+                raise ConfigError(
+                    f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} does not have."
+                )
             check_options(env_kwargs)
             return _adapter(backend.atari)(self.env_id, seeds, **env_kwargs)
         assert backend.path is not None
@@ -128,7 +135,9 @@ class EnvFactory:
         self, function: Callable[..., Any], seeds: list[int], first_env: int, stream: Stream, render: bool
     ) -> EnvBase:
         if self.backend != "gymnasium":
-            raise ConfigError(f"data.backend is {self.backend!r}, and env_id is a function: set data.backend to 'gymnasium'.")
+            raise ConfigError(
+                f"data.backend is {self.backend!r}, and env_id is a function: set data.backend to 'gymnasium'."
+            )
         env_kwargs = dict(self.env_kwargs)
         if render and "render_mode" in _parameters(function):
             env_kwargs["render_mode"] = "rgb_array"
@@ -136,7 +145,9 @@ class EnvFactory:
         env = make()
         if not isinstance(env, EnvBase):
             made = [env]  # only a call tells what the function makes
-            return _adapter("gymnasium:GymnasiumEnv")(lambda: made.pop() if made else make(), seeds, first_env)
+            return _adapter("gymnasium:GymnasiumEnv")(
+                lambda: made.pop() if made else make(), seeds, first_env
+            )
         num_envs = len(seeds)
         if env.batch_size == torch.Size([]):
             env.close()
@@ -206,7 +217,9 @@ def how_to_join(spec: Composite) -> str:
     numbers = [key for key, part in floats.items() if part.ndim == 0]
     vectors = [f"{key}_1" if key in numbers else key for key in floats]
     lines = [
-        f"UnsqueezeTransform(-1, in_keys={numbers}, out_keys={[f'{key}_1' for key in numbers]})" if numbers else "",
+        f"UnsqueezeTransform(-1, in_keys={numbers}, out_keys={[f'{key}_1' for key in numbers]})"
+        if numbers
+        else "",
         f"CatTensors({vectors}, 'observation', del_keys=False)",
         "StepCounter(200)  # an episode's time limit",
     ]
@@ -223,7 +236,9 @@ def require_maker(env_id: Any) -> None:
         give = "give a function that makes a new one at each call, as in env_id=lambda: gymnasium.make('CartPole-v1')"
         raise ConfigError(f"data.env_id is an environment ({type(env_id).__name__}): {give}.")
     if not (isinstance(env_id, str) or callable(env_id)):
-        raise ConfigError(f"data.env_id is {env_id!r}: give an environment's id, or a function that makes an environment.")
+        raise ConfigError(
+            f"data.env_id is {env_id!r}: give an environment's id, or a function that makes an environment."
+        )
 
 
 def _adapter(path: str) -> Any:
@@ -245,6 +260,8 @@ def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:
         assert error.__traceback__ is not None
         if error.__traceback__.tb_next is not None:  # the function's own
             raise
-        raise ConfigError(f"env_id must be callable with data.env_kwargs as its arguments: {error}.") from error
+        raise ConfigError(
+            f"env_id must be callable with data.env_kwargs as its arguments: {error}."
+        ) from error
     except SystemExit as error:
         raise RuntimeError(f"env_id, which makes the environment, raised {error!r}.") from error

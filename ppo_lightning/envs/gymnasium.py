@@ -59,19 +59,28 @@ class GymnasiumEnv(BatchedEnv):
     _answers: dict[int, tuple[Any, Any]]  # to resets that were made ahead
 
     def __init__(
-        self, env_id: str | Callable[..., gymnasium.Env], seeds: list[int], first_env: int = 0, /, **env_kwargs: Any
+        self,
+        env_id: str | Callable[..., gymnasium.Env],
+        seeds: list[int],
+        first_env: int = 0,
+        /,
+        **env_kwargs: Any,
     ) -> None:
         make: Callable[..., gymnasium.Env] = registered if isinstance(env_id, str) else made
         self._make = functools.partial(make, env_id, **env_kwargs)
         self.envs = [self._make() for _ in seeds]
         if len({id(env.unwrapped) for env in self.envs}) < len(seeds):
-            raise ConfigError("env_id makes the same environment again and again: it must make a new one at each call.")
+            raise ConfigError(
+                "env_id makes the same environment again and again: it must make a new one at each call."
+            )
         first, self._first_env = self.envs[0], first_env
         name = type(first.unwrapped).__name__ if first.spec is None else first.spec.id
         self._env_id = env_id if isinstance(env_id, str) else name
         space, actions = cells_as_choices(first.observation_space), first.action_space
         count = sum(choices(spec_from_space(actions)))
-        self._mask_source: Literal["method", "info"] | None = None  # of masks that are not in the observations
+        self._mask_source: Literal["method", "info"] | None = (
+            None  # of masks that are not in the observations
+        )
         first_answer: dict[int, tuple[Any, Any]] = {}
         if count and first.has_wrapper_attr("action_masks"):
             self._mask_source = "method"
@@ -88,22 +97,34 @@ class GymnasiumEnv(BatchedEnv):
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
             space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
         self._space: Any = space
-        if isinstance(space, spaces.Dict | spaces.Tuple) and without_text(space) and is_vector(spec_from_space(space)):
+        if (
+            isinstance(space, spaces.Dict | spaces.Tuple)
+            and without_text(space)
+            and is_vector(spec_from_space(space))
+        ):
             space = spaces.flatten_space(space)
         super().__init__(space, actions, seeds)
         observation_spec, action_spec = self.agent_specs
         spec = stored(observation_spec)
-        dtype = space.dtype if isinstance(space, spaces.Box) else torch.empty(0, dtype=spec.dtype).numpy().dtype
+        dtype = (
+            space.dtype if isinstance(space, spaces.Box) else torch.empty(0, dtype=spec.dtype).numpy().dtype
+        )
         self._observation = np.zeros((len(seeds), *spec.shape), dtype)
         self._results = np.zeros(len(seeds)), np.zeros(len(seeds), bool), np.zeros(len(seeds), bool)
         self._to_row = None if isinstance(self._space, spaces.Box) else functools.partial(to_row, self._space)
-        self._from_row = None if isinstance(actions, spaces.Box | spaces.Discrete) else functools.partial(from_row, actions)
+        self._from_row = (
+            None
+            if isinstance(actions, spaces.Box | spaces.Discrete)
+            else functools.partial(from_row, actions)
+        )
         self._mask, self._components = mask_columns(observation_spec), np.cumsum(choices(action_spec))[:-1]
         self._checked = False  # whether all environments have answered a step well
         self._quick = False  # whether steps need nothing but the arrays of their answers
         self.reseed(seeds)
         self._answers = first_answer
-        step = getattr(first.unwrapped, "dt", None)  # seconds; the metadata of dm_control's environments is wrong
+        step = getattr(
+            first.unwrapped, "dt", None
+        )  # seconds; the metadata of dm_control's environments is wrong
         self.render_fps = min(1 / step if step else first.metadata.get("render_fps", 30), 60)
 
     def reseed(self, seeds: list[int]) -> None:
@@ -143,7 +164,9 @@ class GymnasiumEnv(BatchedEnv):
     def _with_mask(self, i: int, observation: Any, info: Any, over: bool) -> dict[str, Any]:
         """Returns an observation with its mask as the entry ``action_mask``; at an episode's end any mask will do."""
         if self._mask_source == "method":
-            masks = self.envs[i].get_wrapper_attr("action_masks")()  # of all components together, or one a component
+            masks = self.envs[i].get_wrapper_attr(
+                "action_masks"
+            )()  # of all components together, or one a component
         elif MASK in info:
             masks = info[MASK]
         elif over:
@@ -199,7 +222,9 @@ class GymnasiumEnv(BatchedEnv):
         self._restarts += 1
         count = f"restart {self._restarts} of {self.max_restarts}"
         number = self._first_env + i
-        warnings.warn(f"Environment {number} {fault}: it is made anew ({count}), its episode is left out.", stacklevel=2)
+        warnings.warn(
+            f"Environment {number} {fault}: it is made anew ({count}), its episode is left out.", stacklevel=2
+        )
         with contextlib.suppress(Exception):
             self.envs[i].close()
         self.envs[i] = self._make()

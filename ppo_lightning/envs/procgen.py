@@ -36,7 +36,18 @@ class ProcgenEnv(BatchedEnv):
         ConfigError: No such game, levels or option, or the package is missing.
     """
 
-    action_names = ("LEFT-DOWN", "LEFT", "LEFT-UP", "DOWN", "-", "UP", "RIGHT-DOWN", "RIGHT", "RIGHT-UP", *"DAWSQE")
+    action_names = (
+        "LEFT-DOWN",
+        "LEFT",
+        "LEFT-UP",
+        "DOWN",
+        "-",
+        "UP",
+        "RIGHT-DOWN",
+        "RIGHT",
+        "RIGHT-UP",
+        *"DAWSQE",
+    )
     render_fps = 15.0
 
     def __init__(
@@ -58,22 +69,33 @@ class ProcgenEnv(BatchedEnv):
             raise ConfigError(f"env_id {env_id!r} is not a game of Procgen{hint}")
         if env_id not in ONLY_IN.get(distribution_mode, games):
             has = ", ".join(ONLY_IN[distribution_mode])
-            raise ConfigError(f"{env_id} has no distribution_mode {distribution_mode!r}: {has} have, or take 'easy' or 'hard'.")
+            raise ConfigError(
+                f"{env_id} has no distribution_mode {distribution_mode!r}: {has} have, or take 'easy' or 'hard'."
+            )
         levels = {"num_levels": num_levels, "start_level": start_level}
         for name, value in (*levels.items(), ("num_threads", num_threads)):
             if type(value) is not int or not 0 <= value < 2**31:
-                raise ConfigError(f"data.env_kwargs.{name} is {value!r}: it must be a whole number, at least 0 and below 2^31.")
+                raise ConfigError(
+                    f"data.env_kwargs.{name} is {value!r}: it must be a whole number, at least 0 and below 2^31."
+                )
         if distribution_mode == "exploration":
             if any(levels.values()):
-                raise ConfigError("distribution_mode 'exploration' has one level: leave num_levels and start_level at 0.")
+                raise ConfigError(
+                    "distribution_mode 'exploration' has one level: leave num_levels and start_level at 0."
+                )
             levels = {}
         threads = min(num_threads, len(seeds))
         self._options = options | levels | {"distribution_mode": distribution_mode, "num_threads": threads}
         self.game = env_id
         self._observation = np.zeros((len(seeds), 3, 64, 64), np.uint8)
-        self._next, self._first = self._observation, np.ones(len(seeds), bool)  # Procgen's present pictures; of new episodes
+        self._next, self._first = (
+            self._observation,
+            np.ones(len(seeds), bool),
+        )  # Procgen's present pictures; of new episodes
         self._picture: np.ndarray | None = None  # for people
-        super().__init__(spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds)
+        super().__init__(
+            spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds
+        )
         self.envs = []
         self.reseed(seeds)
 
@@ -97,9 +119,13 @@ class ProcgenEnv(BatchedEnv):
         self._close_envs()
         seed = int(self._seeds.integers(2**31))
         try:
-            self.envs = self._procgen.ProcgenGym3Env(num=self.num_envs, env_name=self.game, rand_seed=seed, **self._options)
+            self.envs = self._procgen.ProcgenGym3Env(
+                num=self.num_envs, env_name=self.game, rand_seed=seed, **self._options
+            )
         except Exception as error:  # Procgen raises the base class, too
-            raise ConfigError(f"data.env_kwargs does not fit Procgen's {self.game!r}: {first_line(error)}.") from error
+            raise ConfigError(
+                f"data.env_kwargs does not fit Procgen's {self.game!r}: {first_line(error)}."
+            ) from error
         # cffi takes a lock at a function's first use. That must not be in gym3's __del__, which the garbage collector may run
         # while the construction of another environment holds the lock: a deadlock.
         _ = self.envs._c_lib.libenv_close

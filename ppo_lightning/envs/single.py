@@ -24,7 +24,9 @@ def registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
     try:
         return _with_quick_actions(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs))
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise ConfigError(f"env_id {env_id!r} needs a package that is missing: {first_line(error)}") from error
+        raise ConfigError(
+            f"env_id {env_id!r} needs a package that is missing: {first_line(error)}"
+        ) from error
     except (TypeError, ValueError, AssertionError, OSError) as error:
         raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
     except SystemExit as error:
@@ -33,9 +35,13 @@ def registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
         spec = gymnasium.registry.get(env_id.rpartition(":")[2])
         if spec is not None and spec.entry_point is None:
             must = "register it with the entry_point of one environment, too"
-            raise ConfigError(f"env_id {env_id!r} is registered with a vector_entry_point only: {must}.") from error
+            raise ConfigError(
+                f"env_id {env_id!r} is registered with a vector_entry_point only: {must}."
+            ) from error
         if re.fullmatch(r"\w+(\.[\w<>]+)+", env_id):
-            raise ConfigError(f"env_id {env_id!r} is a function: give the id of a registered environment.") from error
+            raise ConfigError(
+                f"env_id {env_id!r} is a function: give the id of a registered environment."
+            ) from error
         hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
         raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
 
@@ -53,7 +59,9 @@ def made(function: Callable[..., Any], **env_kwargs: Any) -> gymnasium.Env:
     if isinstance(env, gymnasium.vector.VectorEnv):
         advice = "let it make one environment, of which data.num_envs are stepped together"
         raise ConfigError(f"env_id makes a vectorized environment ({kind}): {advice}.")
-    raise ConfigError(f"env_id makes a {kind}: it must make a Gymnasium environment or a TorchRL environment.")
+    raise ConfigError(
+        f"env_id makes a {kind}: it must make a Gymnasium environment or a TorchRL environment."
+    )
 
 
 class QuickDiscrete(spaces.Discrete):
@@ -72,7 +80,9 @@ def _with_quick_actions(env: gymnasium.Env) -> gymnasium.Env:
     """Lets an environment check its actions sooner."""
     actions = vars(env.unwrapped).get("action_space")  # not a property, nor its class's
     if type(actions) is spaces.Discrete:
-        quick = copy.copy(actions)  # with its dtype and its generator; other environments may have the same object
+        quick = copy.copy(
+            actions
+        )  # with its dtype and its generator; other environments may have the same object
         quick.__class__ = QuickDiscrete
         env.unwrapped.action_space = quick
     return env

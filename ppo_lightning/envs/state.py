@@ -21,7 +21,9 @@ def state_of(env: gymnasium.Env) -> Row | None:
     wrappers = {type(layer).__name__ for layer in _layers(env)}
     if not (type(inner).__module__.startswith(KNOWN) and wrappers <= WRAPPERS):
         return None
-    state: Row = {f"attribute {name}": to_plain(value) for name, value in vars(inner).items() if _is_plain(value)}
+    state: Row = {
+        f"attribute {name}": to_plain(value) for name, value in vars(inner).items() if _is_plain(value)
+    }
     state["wrappers"] = wrapper_attributes(env)
     state["random"] = inner.np_random.bit_generator.state
     if (data := getattr(inner, "data", None)) is not None:
@@ -44,14 +46,20 @@ def restore(env: gymnasium.Env, state: Row) -> None:
     if "mujoco time" in state:
         for name, array in _arrays(inner.data):
             saved = state[f"mujoco {name}"].numpy()
-            if saved.shape == array.shape:  # those of contacts change with their number, and every step makes them anew
+            if (
+                saved.shape == array.shape
+            ):  # those of contacts change with their number, and every step makes them anew
                 array[...] = saved
         inner.data.time = state["mujoco time"]
 
 
 def wrapper_attributes(env: gymnasium.Env) -> Row:
     """Returns the counts and flags of the wrappers around an environment, by name."""
-    return {name: getattr(layer, name) for layer in _layers(env) for name in WRAPPER_ATTRIBUTES & vars(layer).keys()}
+    return {
+        name: getattr(layer, name)
+        for layer in _layers(env)
+        for name in WRAPPER_ATTRIBUTES & vars(layer).keys()
+    }
 
 
 def set_wrapper_attributes(env: gymnasium.Env, attributes: Row) -> None:
@@ -69,7 +77,11 @@ def _layers(env: Any) -> Iterable[Any]:
 
 def _arrays(data: Any) -> Iterable[tuple[str, np.ndarray]]:
     for name in dir(data):
-        if not name.startswith("_") and isinstance(array := getattr(data, name), np.ndarray) and array.flags.writeable:
+        if (
+            not name.startswith("_")
+            and isinstance(array := getattr(data, name), np.ndarray)
+            and array.flags.writeable
+        ):
             yield name, array
 
 

@@ -47,10 +47,15 @@ class Locks(gymnasium.Env):
 
     def __init__(self, num_locks: int = 8, num_keys: int = 32, masked: bool = True) -> None:
         self.num_locks, self.num_keys = num_locks, num_keys
-        self.observation_space, self.action_space = spaces.MultiBinary(num_locks), spaces.MultiDiscrete([num_keys, num_keys])
+        self.observation_space, self.action_space = (
+            spaces.MultiBinary(num_locks),
+            spaces.MultiDiscrete([num_keys, num_keys]),
+        )
         keys = np.random.default_rng(0)
         useful = [keys.choice(num_keys, size=4, replace=False) for _ in range(2)]
-        self._fitting = np.stack([keys.choice(its, size=num_locks) for its in useful], axis=1)  # [num_locks, 2]
+        self._fitting = np.stack(
+            [keys.choice(its, size=num_locks) for its in useful], axis=1
+        )  # [num_locks, 2]
         if masked:
             self._mask = np.zeros((2, num_keys), np.int8)
             for row, its in zip(self._mask, useful, strict=True):

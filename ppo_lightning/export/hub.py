@@ -31,7 +31,9 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     safetensors = import_extra("safetensors.torch", extra="export")
     folder, agent, data = Path(folder), trained_agent(checkpoint), checkpoint["datamodule_hyper_parameters"]
     folder.mkdir(parents=True, exist_ok=True)
-    safetensors.save_file({name: tensor.contiguous() for name, tensor in agent.state_dict().items()}, folder / WEIGHTS)
+    safetensors.save_file(
+        {name: tensor.contiguous() for name, tensor in agent.state_dict().items()}, folder / WEIGHTS
+    )
     returns = checkpoint["episode_returns"]
     config = {
         "ppo_lightning": ppo_lightning.__version__,
@@ -63,7 +65,11 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
 
 def _public(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings without Lightning's own entries and without the user's file of observations."""
-    return {key: value for key, value in settings.items() if not key.startswith("_") and key != "predict_observations"}
+    return {
+        key: value
+        for key, value in settings.items()
+        if not key.startswith("_") and key != "predict_observations"
+    }
 
 
 def _card(config: dict[str, Any], video: str) -> str:
@@ -76,7 +82,11 @@ def _card(config: dict[str, Any], video: str) -> str:
         if evaluated
         else f"Return of the last {results['episodes']} training episodes (sampled actions; no evaluation of these weights)"
     )
-    metric = f"      - {{type: mean_reward, value: {result}, name: {kind.partition(' (')[0].lower()}}}\n" if result else ""
+    metric = (
+        f"      - {{type: mean_reward, value: {result}, name: {kind.partition(' (')[0].lower()}}}\n"
+        if result
+        else ""
+    )
     act = "action = agent.mode(observation)  # raw observations [B, ...]"
     if config["agent"]["init_args"].get("memory"):
         act = """memory = agent.initial_memory(len(observation))  # zero where an episode begins
@@ -125,7 +135,9 @@ def load_from_hub(source: str | Path) -> ActorCritic:
         try:
             folder = Path(hub.snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG]))
         except Exception as error:  # whatever lies between here and the Hub
-            raise ConfigError(f"{source} is no folder, and the Hub does not give it: {first_line(error)}.") from error
+            raise ConfigError(
+                f"{source} is no folder, and the Hub does not give it: {first_line(error)}."
+            ) from error
     return trained_agent(read_hub_folder(folder))
 
 

@@ -53,7 +53,9 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     spec, memory = stored(observation_spec), agent.initial_memory(2)
-    inputs = {"observation": torch.zeros(2, *spec.shape, dtype=spec.dtype)} | ({} if memory is None else {"memory": memory})
+    inputs = {"observation": torch.zeros(2, *spec.shape, dtype=spec.dtype)} | (
+        {} if memory is None else {"memory": memory}
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
@@ -77,7 +79,9 @@ def largest_difference(agent: ActorCritic, path: str | Path, observation: np.nda
 
     In proportion to 1 + the agent's; an action that is another counts as its index's distance.
     """
-    session = import_extra("onnxruntime", extra="export").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = import_extra("onnxruntime", extra="export").InferenceSession(
+        str(path), providers=["CPUExecutionProvider"]
+    )
     inputs, memory = {"observation": torch.from_numpy(observation)}, agent.initial_memory(len(observation))
     if memory is not None:
         inputs["memory"] = memory.normal_(generator=torch.Generator().manual_seed(0)).tanh()
@@ -103,7 +107,9 @@ def random_observations(spec: TensorSpec, seed: int = 0) -> np.ndarray:
 
 
 @torch.no_grad()
-def recorded_observations(agent: ActorCritic, spec: TensorSpec, data: dict[str, Any], seed: int) -> np.ndarray:
+def recorded_observations(
+    agent: ActorCritic, spec: TensorSpec, data: dict[str, Any], seed: int
+) -> np.ndarray:
     """Returns observations [B, ...] that the agent meets in its environment, of the data module's settings."""
     env = make_env(data["env_id"], 1, data["backend"], seed, stream="eval", env_kwargs=data["env_kwargs"])
     observation, met, memory = env.reset_arrays(), [], agent.initial_memory(1)

@@ -144,21 +144,27 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         for_actor = self.actor_body(observation)
         if self.memory is not None:
             if memory is None:
-                raise ConfigError("This agent has a memory: give act its state [B, M], zero where an episode begins.")
+                raise ConfigError(
+                    "This agent has a memory: give act its state [B, M], zero where an episode begins."
+                )
             for_actor, memory = self.memory.step(for_actor, memory)
         return for_actor, for_actor if self.critic_body is None else self.critic_body(observation), memory
 
     def _sequences(self, observation: Tensor, memory: Tensor, is_init: Tensor) -> Tensor:
         """Returns what policy and value see of sequences [n, T, ...]: [n, T, H]."""
         assert self.memory is not None
-        return self.memory(self.actor_body(observation.flatten(0, 1)).unflatten(0, is_init.shape), memory, is_init)
+        return self.memory(
+            self.actor_body(observation.flatten(0, 1)).unflatten(0, is_init.shape), memory, is_init
+        )
 
     def _allowed(self, observation: Tensor) -> Tensor | None:
         return None if self._mask is None else observation[..., self._mask] > 0
 
     def initial_memory(self, num_envs: int) -> Tensor | None:
         """Returns the memory at the start of episodes, [N, M]; None where the agent has none."""
-        return None if self.memory is None else torch.zeros(num_envs, self.memory.state_size, device=self.device)
+        return (
+            None if self.memory is None else torch.zeros(num_envs, self.memory.state_size, device=self.device)
+        )
 
     def normalize(self, observation: Tensor) -> Tensor:
         """Returns what the networks take for raw observations [B, ...], by the present statistics; floats as float32."""
@@ -249,8 +255,12 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         device = self.device
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
-            drawn, state = (None if each is None else torch.from_numpy(each).to(device) for each in (noise, memory))
-            seen = torch.from_numpy(observation).to(device, non_blocking=True)  # a row of the rollout, which stays as it is
+            drawn, state = (
+                None if each is None else torch.from_numpy(each).to(device) for each in (noise, memory)
+            )
+            seen = torch.from_numpy(observation).to(
+                device, non_blocking=True
+            )  # a row of the rollout, which stays as it is
             action, log_prob, value, state = self.act(seen, drawn, state)
             if memory is not None and state is not None:
                 memory[:] = state.numpy(force=True)
@@ -266,7 +276,9 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         draw = functools.partial(self.noise, (tensordict.numel(),), generator)
         return self.act_on(tensordict, self.normalize(tensordict["observation"]), draw)
 
-    def act_on(self, tensordict: TensorDictBase, observation: Tensor, draw: Callable[[], Tensor]) -> TensorDictBase:
+    def act_on(
+        self, tensordict: TensorDictBase, observation: Tensor, draw: Callable[[], Tensor]
+    ) -> TensorDictBase:
         """Acts on normalised observations [*batch, ...] and writes the result into a TensorDict of that batch size.
 
         Noise for all of the batch comes from ``draw``, if there is any.

@@ -22,7 +22,9 @@ def scaled(observation: Tensor) -> Tensor:
     # detail 22
     if torch.compiler.is_compiling():  # to one loop
         return observation.to(dtype=torch.float32, memory_format=torch.channels_last) / 255
-    pixels = torch.stack(observation.unbind(1), dim=-1)  # [B, H, W, C]: a third of the time of a copy to another layout
+    pixels = torch.stack(
+        observation.unbind(1), dim=-1
+    )  # [B, H, W, C]: a third of the time of a copy to another layout
     return pixels.float().div_(255).permute(0, 3, 1, 2)
 
 
@@ -96,12 +98,19 @@ class ImpalaCNN(nn.Module):
     out_features = 256
     rows_in_cache = 64
 
-    def __init__(self, channels: int, height: int, width: int, widths: tuple[int, ...] = (16, 32, 32)) -> None:
+    def __init__(
+        self, channels: int, height: int, width: int, widths: tuple[int, ...] = (16, 32, 32)
+    ) -> None:
         super().__init__()
         # detail P1
         stages: list[nn.Module] = []
         for before, out in itertools.pairwise((channels, *widths)):
-            stages += [nn.Conv2d(before, out, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1), Residual(out), Residual(out)]
+            stages += [
+                nn.Conv2d(before, out, 3, padding=1),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                Residual(out),
+                Residual(out),
+            ]
         self.convolutions = channels_last(nn.Sequential(*stages, nn.Flatten(), nn.ReLU()))
         size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
         self.linear = nn.Linear(size, self.out_features)
@@ -145,7 +154,12 @@ class CNNAgent(ActorCritic):
                 " bytes [channels, height, width] only: choose another environment, or an agent made for these observations."
             )
         if body == "nature" and min(shape[1:]) < 36:
-            raise ConfigError(f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at least.")
-        bodies: dict[str, Callable[[], nn.Module]] = {"nature": lambda: NatureCNN(*shape), "impala": lambda: ImpalaCNN(*shape)}
+            raise ConfigError(
+                f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at least."
+            )
+        bodies: dict[str, Callable[[], nn.Module]] = {
+            "nature": lambda: NatureCNN(*shape),
+            "impala": lambda: ImpalaCNN(*shape),
+        }
         super().__init__(action_spec, bodies[body], shared, head, memory=memory, memory_size=memory_size)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])

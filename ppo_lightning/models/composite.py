@@ -53,7 +53,9 @@ class MultiCategoricalHead(Head):
         """Draws standard Gumbel noise [*batch_shape, K, A]."""
         return -torch.empty(*batch_shape, *self.index.shape).exponential_(generator=generator).log()
 
-    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`; actions [B, K]."""
         table = self.table(features, mask)
         action = (table if noise is None else table + noise).argmax(-1)
@@ -64,12 +66,16 @@ class MultiCategoricalHead(Head):
         index = self.index.numpy()
 
         def choose(logits: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-            table = np.concatenate([logits, np.full((len(logits), 1), INVALID, logits.dtype)], axis=1)[:, index]
+            table = np.concatenate([logits, np.full((len(logits), 1), INVALID, logits.dtype)], axis=1)[
+                :, index
+            ]
             return (table if noise is None else table + noise).argmax(-1)
 
         return choose
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
         """See :meth:`Head.evaluate`; the parameters are log-probabilities [B, K, A]."""
         log_prob = self.table(features, mask).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum((-2, -1))
@@ -99,7 +105,8 @@ class CompositeHead(Head):
         nn.Module.__init__(self)
         leaves = list(columns(action_spec))
         self.parts = nn.ModuleList(
-            make_head(head if leaf.dtype.is_floating_point else None, in_features, leaf) for _, leaf, _ in leaves
+            make_head(head if leaf.dtype.is_floating_point else None, in_features, leaf)
+            for _, leaf, _ in leaves
         )
         self._leaves = [(leaf, its) for _, leaf, its in leaves]
         self.num_choices = sum(part.num_choices for part in self._heads)
@@ -118,7 +125,8 @@ class CompositeHead(Head):
 
     def _row(self, actions: list[Tensor]) -> Tensor:
         rows = [
-            action.unsqueeze(-1) if not leaf.shape else action for (leaf, _), action in zip(self._leaves, actions, strict=True)
+            action.unsqueeze(-1) if not leaf.shape else action
+            for (leaf, _), action in zip(self._leaves, actions, strict=True)
         ]
         return torch.cat([row.float() for row in rows], dim=-1)
 
@@ -132,28 +140,42 @@ class CompositeHead(Head):
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draws what the entries need, [*batch_shape, ...] in one row."""
-        return torch.cat([part.noise(batch_shape, generator).flatten(len(batch_shape)) for part in self._heads], dim=-1)
+        return torch.cat(
+            [part.noise(batch_shape, generator).flatten(len(batch_shape)) for part in self._heads], dim=-1
+        )
 
-    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`; actions [B, A]."""
         noises: list[Tensor | None] = [None] * len(self.parts)
         if noise is not None:
             rows = noise.split([part.noise_shape.numel() for part in self._heads], dim=-1)
-            noises = [row.unflatten(-1, part.noise_shape) for row, part in zip(rows, self._heads, strict=True)]
+            noises = [
+                row.unflatten(-1, part.noise_shape) for row, part in zip(rows, self._heads, strict=True)
+            ]
         parts = zip(self._heads, noises, self._masks(mask), strict=True)
         drawn = [part.sample(features, its, allowed) for part, its, allowed in parts]
-        return self._row([action for action, _ in drawn]), torch.stack([log_prob for _, log_prob in drawn]).sum(0)
+        return self._row([action for action, _ in drawn]), torch.stack(
+            [log_prob for _, log_prob in drawn]
+        ).sum(0)
 
     def array_sampler(self) -> ArraySampler:
         """There is none: an agent with this head acts through :meth:`sample`."""
         raise AssertionError("a composite head has no single linear layer")
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
         """See :meth:`Head.evaluate`; the parameters are those of the entries, one after the other."""
         parts = zip(self._heads, self._split(action), self._masks(mask), strict=True)
         evaluated = [part.evaluate(features, chosen, allowed) for part, chosen, allowed in parts]
         log_probs, entropies, parameters = zip(*evaluated, strict=True)
-        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0), tuple(itertools.chain(*parameters))
+        return (
+            torch.stack(log_probs).sum(0),
+            torch.stack(entropies).sum(0),
+            tuple(itertools.chain(*parameters)),
+        )
 
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
         """See :meth:`Head.kl`: the sum over the entries."""
@@ -172,7 +194,9 @@ class CompositeHead(Head):
 
     def for_environment(self, action: Tensor) -> Tensor:
         """Clips the continuous entries to their bounds."""
-        return self._row([part.for_environment(its) for part, its in zip(self._heads, self._split(action), strict=True)])
+        return self._row(
+            [part.for_environment(its) for part, its in zip(self._heads, self._split(action), strict=True)]
+        )
 
 
 def make_head(name: HeadName | None, in_features: int, action_spec: TensorSpec) -> Head:

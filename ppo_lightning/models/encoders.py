@@ -26,7 +26,9 @@ class OneHot(nn.Module):
         # Of each column of the row: which integer it is about, and for which of its values it is 1.
         of_integer = torch.arange(len(numbers)).repeat_interleave(torch.tensor(numbers))
         self.register_buffer("of_integer", of_integer, persistent=False)
-        self.register_buffer("stands_for", torch.cat([torch.arange(n) for n in numbers]).float(), persistent=False)
+        self.register_buffer(
+            "stands_for", torch.cat([torch.arange(n) for n in numbers]).float(), persistent=False
+        )
 
     def forward(self, values: Tensor) -> Tensor:
         """Maps integers [B, K], of any type, to floats [B, ``out_features``]."""
@@ -83,7 +85,10 @@ class Encoders(nn.Module):
         super().__init__()
         every = list(columns(observation_spec))
         parts, self._size = [(part, its) for name, part, its in every if not is_mask(name)], every[-1][2].stop
-        self.encoders, self._columns = nn.ModuleList(encoder(part) for part, _ in parts), [its for _, its in parts]
+        self.encoders, self._columns = (
+            nn.ModuleList(encoder(part) for part, _ in parts),
+            [its for _, its in parts],
+        )
         self.body = body(sum(its.out_features for its in self.encoders))  # type: ignore[misc]
         self.out_features = self.body.out_features
         if any(isinstance(its, Picture) for its in self.encoders):

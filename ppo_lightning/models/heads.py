@@ -19,7 +19,9 @@ HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
 ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 Parameters = tuple[Tensor, ...]  # of a distribution, each [B, ...]
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-INVALID = -1e9  # the logit of an action that is not allowed: its probability is 0, and 0 times its logarithm is 0, too
+INVALID = (
+    -1e9
+)  # the logit of an action that is not allowed: its probability is 0, and 0 times its logarithm is 0, too
 
 
 class Float32Linear(nn.Linear):
@@ -64,7 +66,9 @@ class Head(nn.Module):
         """Draws what :meth:`sample` needs, [*batch_shape, ...]."""
 
     @abstractmethod
-    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns the action [B, ...] that the noise selects (the mode when None), and its log-probability [B].
 
         A mask [B, ``num_choices``] says which discrete actions are allowed; None: all.
@@ -78,7 +82,9 @@ class Head(nn.Module):
         """
 
     @abstractmethod
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
         """Return the log-probability of the action and the entropy, both [B], and the parameters of the distribution."""
 
     @abstractmethod
@@ -112,7 +118,9 @@ class CategoricalHead(Head):
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         if isinstance(action_spec, OneHot):
-            raise ConfigError("env_id has one-hot actions: make the environment with categorical_action_encoding=True.")
+            raise ConfigError(
+                "env_id has one-hot actions: make the environment with categorical_action_encoding=True."
+            )
         if not isinstance(action_spec, Categorical):
             raise ConfigError(
                 f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the categorical head takes discrete"
@@ -126,7 +134,9 @@ class CategoricalHead(Head):
         """Draws standard Gumbel noise [*batch_shape, A]: the argmax of logits plus it is a sample of the softmax."""
         return -torch.empty(*batch_shape, self.num_actions).exponential_(generator=generator).log()
 
-    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`."""
         logits = self.logits(features, mask)
         action = (logits if noise is None else logits + noise).argmax(-1)
@@ -136,7 +146,9 @@ class CategoricalHead(Head):
         """See :meth:`Head.array_sampler`."""
         return lambda logits, noise: (logits if noise is None else logits + noise).argmax(-1)
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
         """See :meth:`Head.evaluate`; the parameters are log-probabilities [B, A]."""
         log_prob = self.logits(features, mask).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum(-1)
@@ -184,7 +196,9 @@ class GaussianHead(Head):
         """Draws standard normal noise [*batch_shape, A]."""
         return torch.randn(*batch_shape, len(self.log_std), generator=generator)
 
-    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`; actions [B, A]."""
         mean = self.linear(features)
         # detail 23
@@ -201,7 +215,9 @@ class GaussianHead(Head):
         std = np.exp(self.log_std.detach().numpy())
         return lambda mean, noise: mean if noise is None else mean + std * noise
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
         """See :meth:`Head.evaluate`; the parameters are means and log standard deviations, both [B, A]."""
         mean = self.linear(features)
         entropy = (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
@@ -235,7 +251,9 @@ class TanhGaussianHead(GaussianHead):
     margin = 1e-6
     width_ratio = math.inf  # it scales itself
 
-    def sample(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See :meth:`Head.sample`; actions [B, A] within the bounds."""
         mean = self.linear(features)
         raw = mean if noise is None else mean + self.log_std.exp() * noise
@@ -255,7 +273,9 @@ class TanhGaussianHead(GaussianHead):
         normal, low, width = super().array_sampler(), self.low.numpy(), (self.high - self.low).numpy()
         return lambda mean, noise: low + width * (0.5 + 0.5 * np.tanh(normal(mean, noise)))
 
-    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Parameters]:
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
         """See :meth:`Head.evaluate`; the parameters are those of the normal distribution before tanh."""
         mean = self.linear(features)
         _, entropy, parameters = super().evaluate(features, action)
@@ -276,12 +296,16 @@ def _bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
         )
     wrap = "wrap it in gymnasium.wrappers.RescaleAction"
     if not isinstance(spec, Bounded):
-        raise ConfigError(f"env_id has actions without finite bounds, which a Gaussian cannot be clipped to: {wrap}.")
+        raise ConfigError(
+            f"env_id has actions without finite bounds, which a Gaussian cannot be clipped to: {wrap}."
+        )
     low, high = spec.space.low.clone(), spec.space.high.clone()
     width = high - low
     if not (width > 0).all():
         index = int((width <= 0).int().argmax())
-        raise ConfigError(f"env_id has action bounds [{low[index]:g}, {high[index]:g}] in component {index}: {wrap}.")
+        raise ConfigError(
+            f"env_id has action bounds [{low[index]:g}, {high[index]:g}] in component {index}: {wrap}."
+        )
     if width.max() > width_ratio * width.min():
         raise ConfigError(
             f"env_id has action bounds of unequal widths, from {width.min():g} to {width.max():g}, and a Gaussian starts with"

@@ -27,7 +27,9 @@ class Memory(nn.Module):
         super().__init__()
         self.kind, self.out_features = kind, out_features
         self.state_size = 2 * out_features if kind == "lstm" else out_features
-        self.cell: Any = nn.LSTM(in_features, out_features) if kind == "lstm" else nn.GRU(in_features, out_features)
+        self.cell: Any = (
+            nn.LSTM(in_features, out_features) if kind == "lstm" else nn.GRU(in_features, out_features)
+        )
         # detail 32
         for parameter in self.cell.parameters():
             (nn.init.orthogonal_ if parameter.ndim == 2 else nn.init.zeros_)(parameter)
@@ -95,12 +97,16 @@ class Memory(nn.Module):
         order = torch.cat(places).argsort()
         return torch.cat(outs)[order].unflatten(0, is_init.shape)
 
-    def _side_by_side(self, rows: Tensor, first: Tensor, lengths: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    def _side_by_side(
+        self, rows: Tensor, first: Tensor, lengths: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Goes through stretches of rows [B, F], from states [S, M]; returns [R, H] of their rows, and which those are."""
         time = torch.arange(int(lengths.max()), device=rows.device)[:, None]  # [L, 1]
         padded, real = first + time, time < lengths
         states = start.unsqueeze(0)
-        parts = tuple(part.contiguous() for part in states.chunk(2, dim=-1)) if self.kind == "lstm" else states
+        parts = (
+            tuple(part.contiguous() for part in states.chunk(2, dim=-1)) if self.kind == "lstm" else states
+        )
         # detail 36
         with torch.autocast(rows.device.type, enabled=False):
             out, _ = self.cell(rows[padded.clamp(max=len(rows) - 1)], parts)

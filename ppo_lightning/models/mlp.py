@@ -138,7 +138,9 @@ class MLPAgent(ActorCritic):
 
         shape, leave = tuple(stored(observation_spec).shape), not_measured(observation_spec)
         normalizer = ObservationNormalizer(shape, clip_obs, leave) if norm_obs else None
-        super().__init__(action_spec, body, shared, head, normalizer, memory, memory_size, mask_columns(observation_spec))
+        super().__init__(
+            action_spec, body, shared, head, normalizer, memory, memory_size, mask_columns(observation_spec)
+        )
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:

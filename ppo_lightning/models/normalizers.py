@@ -52,7 +52,9 @@ class Moments(nn.Module):
 
     def arrays(self) -> "ArrayMoments":
         """Returns a copy as NumPy arrays."""
-        return ArrayMoments(self.count.item(), *(buffer.numpy(force=True).copy() for buffer in (self.mean, self.m2)))
+        return ArrayMoments(
+            self.count.item(), *(buffer.numpy(force=True).copy() for buffer in (self.mean, self.m2))
+        )
 
     def store(self, moments: "ArrayMoments") -> None:
         """Takes the values of a copy that has seen more data."""
@@ -151,12 +153,16 @@ class ObservationNormalizer(Moments):
     def forward(self, observation: Tensor) -> Tensor:
         """Normalizes raw observations [B, ...] by the present statistics, to float32 on their device."""
         raw = observation.to(self.mean.device).double()
-        normalized = ((raw - self.mean) / self.std).clamp(-self.clip, self.clip).float().to(observation.device)
+        normalized = (
+            ((raw - self.mean) / self.std).clamp(-self.clip, self.clip).float().to(observation.device)
+        )
         for its in self.leave:
             normalized[..., its] = observation[..., its]
         return normalized
 
-    def normalize_arrays(self, moments: ArrayMoments, batches: Sequence[np.ndarray], update: bool) -> list[np.ndarray]:
+    def normalize_arrays(
+        self, moments: ArrayMoments, batches: Sequence[np.ndarray], update: bool
+    ) -> list[np.ndarray]:
         """Does what :meth:`forward` does, with the collector's own copy of the statistics.
 
         Args:
@@ -183,7 +189,9 @@ class ObservationNormalizer(Moments):
                 scaled = batches[i] - moments.mean
                 scaled /= moments.std
                 # detail 29
-                normalized.append(np.minimum(np.maximum(scaled, -self.clip, out=scaled), self.clip, out=scaled))
+                normalized.append(
+                    np.minimum(np.maximum(scaled, -self.clip, out=scaled), self.clip, out=scaled)
+                )
                 for its in self.leave:
                     scaled[:, its] = batches[i][:, its]
         return normalized
@@ -201,7 +209,9 @@ class RewardScaler(Moments):
         super().__init__(())
         self.gamma, self.clip = gamma, clip
 
-    def scale_array(self, moments: ArrayMoments, reward: np.ndarray, done: np.ndarray, discounted: np.ndarray) -> np.ndarray:
+    def scale_array(
+        self, moments: ArrayMoments, reward: np.ndarray, done: np.ndarray, discounted: np.ndarray
+    ) -> np.ndarray:
         """Scales rewards, those of each step after their discounted sums are merged into the statistics.
 
         Args:

@@ -99,7 +99,9 @@ class RolloutCollector(BaseCollector):
         self._episode = {name: np.zeros(env.num_envs) for name in ("episode_reward", "step_count")}
         self._rollout = allocate(env, agent, num_steps)
         # NumPy views [T, N, ...] of the storage: writing a step through them costs a third of a tensor copy.
-        self._store = {key: value.transpose(0, 1).numpy() for key, value in self._rollout.items(True, leaves_only=True)}
+        self._store = {
+            key: value.transpose(0, 1).numpy() for key, value in self._rollout.items(True, leaves_only=True)
+        }
 
     @torch.inference_mode()
     def rollout(self) -> TensorDictBase:
@@ -132,7 +134,10 @@ class RolloutCollector(BaseCollector):
         next_observation[-1] = self._observation
         for end in ends:
             next_observation[end.step][end.done] = end.final_observation
-        for name, values in (("episode_reward", self._raw_rewards), ("step_count", np.ones_like(self._raw_rewards))):
+        for name, values in (
+            ("episode_reward", self._raw_rewards),
+            ("step_count", np.ones_like(self._raw_rewards)),
+        ):
             store["next", name][..., 0] = running_sum(values, episode_done, self._episode[name])
         self._frames += self.requested_frames_per_batch
         if not env.max_restarts:
@@ -164,7 +169,9 @@ class RolloutCollector(BaseCollector):
         policy, steps_before = self.agent.array_policy(), self._frames // env.num_envs
         noise: np.ndarray | None = None  # [T, N, ...]
         if not self.deterministic:
-            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows].numpy()
+            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[
+                :, self._rows
+            ].numpy()
         ends: list[EpisodeEnds] = []
         # detail 1
         observation = self._observation
@@ -184,7 +191,9 @@ class RolloutCollector(BaseCollector):
                 broken[t] = env.broken
             if env.episode_done is not None:
                 episode_dones[t] = env.episode_done
-            if np.count_nonzero(terminated) or np.count_nonzero(truncated):  # which takes a third of the time of any()
+            if np.count_nonzero(terminated) or np.count_nonzero(
+                truncated
+            ):  # which takes a third of the time of any()
                 done = terminated | truncated
                 raw = raw.copy()  # the reset may write into it
                 fresh = env.reset_arrays(done)[done]
@@ -245,10 +254,17 @@ class RolloutCollector(BaseCollector):
         """Adds log-probabilities and values, of the whole rollout at once: in the update's own arithmetic."""
         device, rollout = self.agent.device, self._rollout
         if self._memory is not None:
-            inputs = (rollout["observation"], rollout["action"], rollout["memory"][:, 0], episode_starts(rollout))
+            inputs = (
+                rollout["observation"],
+                rollout["action"],
+                rollout["memory"][:, 0],
+                episode_starts(rollout),
+            )
             results = rollout["action_log_prob"], rollout["state_value"][..., 0]
             few = max(1, self.agent.rows_in_cache // self.num_steps)
-            for *part, stored, values in zip(*(tensor.split(few) for tensor in (*inputs, *results)), strict=True):
+            for *part, stored, values in zip(
+                *(tensor.split(few) for tensor in (*inputs, *results)), strict=True
+            ):
                 evaluation = self.agent.evaluate(*(tensor.to(device) for tensor in part))
                 stored[:], values[:] = evaluation.log_prob, evaluation.value
             return
@@ -282,9 +298,13 @@ class RolloutCollector(BaseCollector):
         if states is None or self._observation is None:
             return None
         sums = {"discounted": self._discounted, **self._episode}
-        arrays = {"observation": self._observation} | ({} if self._memory is None else {"memory": self._memory})
+        arrays = {"observation": self._observation} | (
+            {} if self._memory is None else {"memory": self._memory}
+        )
         return [
-            state | {key: to_plain(its[i]) for key, its in arrays.items()} | {name: float(its[i]) for name, its in sums.items()}
+            state
+            | {key: to_plain(its[i]) for key, its in arrays.items()}
+            | {name: float(its[i]) for name, its in sums.items()}
             for i, state in enumerate(states)
         ]
 
@@ -299,7 +319,9 @@ class RolloutCollector(BaseCollector):
 
     def state_dict(self) -> OrderedDict:
         """The rollouts collected so far and the state of the action noise; :meth:`running` has the episodes."""
-        rollouts = self._frames // self.requested_frames_per_batch  # unlike frames, the same on any number of ranks
+        rollouts = (
+            self._frames // self.requested_frames_per_batch
+        )  # unlike frames, the same on any number of ranks
         return OrderedDict(rollouts=rollouts, generator=self._generator.get_state())
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
@@ -307,7 +329,9 @@ class RolloutCollector(BaseCollector):
         self._frames = state_dict["rollouts"] * self.requested_frames_per_batch
         self._generator.set_state(state_dict["generator"].cpu())
 
-    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
         """Closes the environments."""
         if close_env and not self.env.is_closed:
             self.env.close()

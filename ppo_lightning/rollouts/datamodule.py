@@ -135,7 +135,9 @@ class RolloutDataModule(L.LightningDataModule):
             assert self.trainer is not None
             world_size = self.trainer.world_size
             if self.num_envs % world_size:
-                raise ConfigError(f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks.")
+                raise ConfigError(
+                    f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks."
+                )
             self._env = self.factory.make(self.num_envs // world_size, self.seed, self._first_env)
             if self.max_restarts:
                 if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
@@ -245,7 +247,9 @@ class RolloutDataModule(L.LightningDataModule):
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
         agent = self._collector_inputs().agent
-        return EvaluationLoader(self.factory, agent, len(mine), int(mine[0]) if len(mine) else 0, self.seed, self.step_timeout)
+        return EvaluationLoader(
+            self.factory, agent, len(mine), int(mine[0]) if len(mine) else 0, self.seed, self.step_timeout
+        )
 
     test_dataloader = val_dataloader
 
@@ -256,7 +260,9 @@ class RolloutDataModule(L.LightningDataModule):
             ConfigError: No file was given, it does not exist, or it does not hold numbers.
         """
         if self.predict_observations is None:
-            raise ConfigError("predict needs observations: give data.predict_observations, a .npy file [B, ...].")
+            raise ConfigError(
+                "predict needs observations: give data.predict_observations, a .npy file [B, ...]."
+            )
         try:
             observations = np.lib.format.open_memmap(self.predict_observations, mode="r")
         except (OSError, ValueError) as error:
@@ -300,7 +306,9 @@ def _plain(value: Any) -> Any:
         return [_plain(entry) for entry in value]
     if isinstance(value, functools.partial):
         return _plain(value.func)
-    if callable(value) and type(value).__repr__ is object.__repr__:  # it would show an address, another in each process
+    if (
+        callable(value) and type(value).__repr__ is object.__repr__
+    ):  # it would show an address, another in each process
         value = type(value)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"

@@ -15,7 +15,9 @@ MAX_EPISODE_STEPS = 30_000
 
 
 @torch.random.fork_rng(devices=[])  # TorchRL's collector draws from the global generator
-def evaluate(agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout: float | None = None) -> TensorDictBase:
+def evaluate(
+    agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout: float | None = None
+) -> TensorDictBase:
     """Plays one whole episode in each environment, always taking the most probable action.
 
     Every environment counts once, so that short episodes are not over-represented. Nothing in the agent, and no random

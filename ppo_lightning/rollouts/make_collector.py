@@ -8,7 +8,16 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.data import Bounded
-from torchrl.envs import Compose, DoubleToFloat, EnvBase, InitTracker, RewardSum, StepCounter, Transform, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    DoubleToFloat,
+    EnvBase,
+    InitTracker,
+    RewardSum,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
 from torchrl.envs.utils import ExplorationType
 
 from ppo_lightning.envs import BatchedEnv
@@ -17,7 +26,13 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import Precision, RolloutCollector
 from ppo_lightning.rollouts.storage import check_memory
-from ppo_lightning.rollouts.transforms import ClipAction, EpisodeDone, NormalizeObservation, RequireFinite, ScaleReward
+from ppo_lightning.rollouts.transforms import (
+    ClipAction,
+    EpisodeDone,
+    NormalizeObservation,
+    RequireFinite,
+    ScaleReward,
+)
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -89,7 +104,13 @@ def make_collector(
             "model.agent.norm_obs works on several ranks with environments that are named by their id, without data.transforms:"
             " elsewhere a rank cannot know when the others reset theirs."
         )
-    transforms: list[Transform] = [DoubleToFloat(), RequireFinite(first_env), EpisodeDone(), RewardSum(), StepCounter()]
+    transforms: list[Transform] = [
+        DoubleToFloat(),
+        RequireFinite(first_env),
+        EpisodeDone(),
+        RewardSum(),
+        StepCounter(),
+    ]
     if agent.memory is not None:
         transforms.append(InitTracker())
     if agent.normalizer is not None:

@@ -39,7 +39,9 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
         keys["memory"] = torch.zeros(shape[0], 1, size).expand(*shape, size)  # one state, not T
         following["memory"] = empty(torch.float32, size)
     # On the CPU, so that moving it there costs nothing.
-    return TensorDict({**keys, "next": TensorDict(following, batch_size=shape)}, batch_size=shape, device="cpu")
+    return TensorDict(
+        {**keys, "next": TensorDict(following, batch_size=shape)}, batch_size=shape, device="cpu"
+    )
 
 
 def episode_starts(rollout: TensorDictBase) -> Tensor:

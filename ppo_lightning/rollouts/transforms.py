@@ -28,7 +28,9 @@ class RequireFinite(Transform):
         return next_tensordict
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        require_finite("observation", tensordict_reset["observation"].numpy(force=True), self._steps, self._first_env)
+        require_finite(
+            "observation", tensordict_reset["observation"].numpy(force=True), self._steps, self._first_env
+        )
         return tensordict_reset
 
 
@@ -46,7 +48,9 @@ class EpisodeDone(Transform):
     def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
         """Adds the key."""
         assert isinstance(observation_spec, Composite)
-        observation_spec["episode_done"] = Categorical(2, shape=(*observation_spec.shape, 1), dtype=torch.bool)
+        observation_spec["episode_done"] = Categorical(
+            2, shape=(*observation_spec.shape, 1), dtype=torch.bool
+        )
         return observation_spec
 
 
@@ -102,7 +106,9 @@ class NormalizeObservation(Transform):
     def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
         """Drops the bounds."""
         assert isinstance(observation_spec, Composite)
-        observation_spec["observation"] = Unbounded(shape=observation_spec["observation"].shape, dtype=torch.float32)
+        observation_spec["observation"] = Unbounded(
+            shape=observation_spec["observation"].shape, dtype=torch.float32
+        )
         return observation_spec
 
 

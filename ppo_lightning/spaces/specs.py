@@ -31,7 +31,9 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
     """
     if isinstance(space, spaces.Discrete):
         if space.start != 0:
-            raise ConfigError(f"The space {space} starts at {space.start}: wrap the environment so that it starts at 0.")
+            raise ConfigError(
+                f"The space {space} starts at {space.start}: wrap the environment so that it starts at 0."
+            )
         return Categorical(int(space.n), shape=(), dtype=torch.int64)
     if isinstance(space, spaces.MultiDiscrete):
         if space.start.any():
@@ -43,7 +45,10 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
     if isinstance(space, spaces.Box):
         floating = np.issubdtype(space.dtype, np.floating)
         dtype = torch.float32 if floating else torch.from_numpy(np.empty(0, space.dtype)).dtype
-        low, high = torch.from_numpy(np.asarray(space.low)).to(dtype), torch.from_numpy(np.asarray(space.high)).to(dtype)
+        low, high = (
+            torch.from_numpy(np.asarray(space.low)).to(dtype),
+            torch.from_numpy(np.asarray(space.high)).to(dtype),
+        )
         if floating and not (low.isfinite().all() and high.isfinite().all()):
             return Unbounded(shape=space.shape, dtype=dtype)
         return Bounded(low, high, shape=space.shape, dtype=dtype)
@@ -60,8 +65,16 @@ def entries(space: spaces.Dict | spaces.Tuple) -> list[tuple[str, spaces.Space]]
 
     Also text of a kind of its own, which MiniGrid's is.
     """
-    named = space.spaces.items() if isinstance(space, spaces.Dict) else ((str(i), its) for i, its in enumerate(space.spaces))
-    return [(name, its) for name, its in named if not isinstance(its, spaces.Text) and type(its).__name__ != "MissionSpace"]
+    named = (
+        space.spaces.items()
+        if isinstance(space, spaces.Dict)
+        else ((str(i), its) for i, its in enumerate(space.spaces))
+    )
+    return [
+        (name, its)
+        for name, its in named
+        if not isinstance(its, spaces.Text) and type(its).__name__ != "MissionSpace"
+    ]
 
 
 def without_text(space: spaces.Space) -> bool:
@@ -205,7 +218,9 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
     numbers = plain["n"] if "n" in plain else math.prod(plain["shape"])
     size = max(map(abs, numbers)) * len(numbers) if isinstance(numbers, list) else numbers
     if not 0 <= size <= LARGEST:
-        raise ConfigError(f"The checkpoint names a space of {size} numbers: the file is damaged, or was edited.")
+        raise ConfigError(
+            f"The checkpoint names a space of {size} numbers: the file is damaged, or was edited."
+        )
     if plain["kind"] == "MultiCategorical":
         return MultiCategorical(numbers, dtype=torch.int64)
     if plain["kind"] == "Binary":
@@ -214,7 +229,9 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
         return Categorical(size, shape=(), dtype=torch.int64)
     shape, dtype = tuple(plain["shape"]), getattr(torch, plain["dtype"])
     if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"The checkpoint names a space of type {plain['dtype']!r}: the file is damaged, or was edited.")
+        raise ConfigError(
+            f"The checkpoint names a space of type {plain['dtype']!r}: the file is damaged, or was edited."
+        )
     if plain["kind"] == "Unbounded":
         return Unbounded(shape=shape, dtype=dtype)
     low, high = (torch.as_tensor(plain[key], dtype=dtype).expand(shape).clone() for key in ("low", "high"))
@@ -223,4 +240,6 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
 
 def _shrink(bound: torch.Tensor) -> Any:
     """Returns one number for a bound that is equal everywhere (84 x 84 pixels), nested lists otherwise."""
-    return bound.flatten()[0].item() if bound.numel() and (bound == bound.flatten()[0]).all() else bound.tolist()
+    return (
+        bound.flatten()[0].item() if bound.numel() and (bound == bound.flatten()[0]).all() else bound.tolist()
+    )

@@ -54,9 +54,15 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
             continue
         must = f"it must be {bounds}"
         if bounds is None and get_origin(kinds[0]) is Literal:
-            good, must = value in get_args(kinds[0]), f"it must be one of {', '.join(map(repr, get_args(kinds[0])))}"
+            good, must = (
+                value in get_args(kinds[0]),
+                f"it must be one of {', '.join(map(repr, get_args(kinds[0])))}",
+            )
         elif bounds is None:
-            good, must = get_origin(annotation) is not Callable or callable(value), "it must be a class or a function"
+            good, must = (
+                get_origin(annotation) is not Callable or callable(value),
+                "it must be a class or a function",
+            )
         elif get_origin(annotation) is Sequence:
             good, must = isinstance(value, Sequence), f"each entry must be {bounds}"
             good = good and all(bounds.holds(entry, Integral) for entry in value)

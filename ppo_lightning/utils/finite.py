@@ -9,7 +9,9 @@ import torch
 from ppo_lightning.errors import NonFiniteError
 
 
-def require_finite(key: str, values: np.ndarray, step: int, first_env: int = 0, rows: np.ndarray | None = None) -> None:
+def require_finite(
+    key: str, values: np.ndarray, step: int, first_env: int = 0, rows: np.ndarray | None = None
+) -> None:
     """Raises where what the environments gave is NaN or infinite.
 
     Args:
@@ -29,7 +31,9 @@ def require_finite(key: str, values: np.ndarray, step: int, first_env: int = 0, 
     env = bad[0] if rows is None else np.flatnonzero(rows)[bad[0]]
     if key == "reward" and values.ndim > 1:
         step += int(bad[1])
-    raise NonFiniteError(f"The {key} of environment {first_env + env} is {values[tuple(bad)]} at its step {step}.")
+    raise NonFiniteError(
+        f"The {key} of environment {first_env + env} is {values[tuple(bad)]} at its step {step}."
+    )
 
 
 def require_finite_state(checkpoint: dict[str, Any]) -> None:
@@ -47,7 +51,9 @@ def first_nonfinite(checkpoint: dict[str, Any]) -> str | None:
     tensors = dict(checkpoint["state_dict"])
     for optimizer in checkpoint.get("optimizer_states", []):
         for number, entries in optimizer["state"].items():
-            tensors |= {f"{name} of parameter {number} in the optimizer": value for name, value in entries.items()}
+            tensors |= {
+                f"{name} of parameter {number} in the optimizer": value for name, value in entries.items()
+            }
     for name, value in tensors.items():
         if torch.is_tensor(value) and not value.isfinite().all():
             return name

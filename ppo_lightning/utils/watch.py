@@ -36,7 +36,9 @@ class StepWatch:
             self._set = -math.inf
 
 
-STARTED_AS_A_RANK = "LOCAL_RANK" in os.environ  # Lightning sets it in the process that starts the others, too, but later
+STARTED_AS_A_RANK = (
+    "LOCAL_RANK" in os.environ
+)  # Lightning sets it in the process that starts the others, too, but later
 LAUNCHER = os.getppid()
 
 

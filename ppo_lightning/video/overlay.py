@@ -49,7 +49,9 @@ def draw(
         colour = CHOSEN if index == chosen else LIGHT
         pen.text((MARGIN, top), name[:13], fill=colour)
         pen.rectangle((left, top + 2, right, top + ROW - 4), fill=GREY)
-        pen.rectangle((left, top + 2, left + round(float(share) * (right - left)), top + ROW - 4), fill=colour)
+        pen.rectangle(
+            (left, top + 2, left + round(float(share) * (right - left)), top + ROW - 4), fill=colour
+        )
         pen.text((right + 6, top), number, fill=colour)
     whole = np.full((height + height % 2, picture.shape[1] + WIDTH + picture.shape[1] % 2, 3), DARK, np.uint8)
     whole[: picture.shape[0], : picture.shape[1]] = picture

@@ -57,7 +57,9 @@ def record_video(
         os.environ.setdefault("MUJOCO_GL", "egl")  # read by mujoco and dm_control when they are imported
     env = factory.make(1, seed, stream="eval", render=True)
     if not isinstance(env, BatchedEnv):
-        raise ConfigError("Only environments of Gymnasium, EnvPool, ALE and Procgen can be recorded, without data.transforms.")
+        raise ConfigError(
+            "Only environments of Gymnasium, EnvPool, ALE and Procgen can be recorded, without data.transforms."
+        )
     check_same_spaces(agent, env)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -89,7 +91,12 @@ def record_video(
 
 
 def _frame(
-    env: BatchedEnv, agent: ActorCritic, observation: np.ndarray, memory: torch.Tensor | None, total: float, overlay: bool
+    env: BatchedEnv,
+    agent: ActorCritic,
+    observation: np.ndarray,
+    memory: torch.Tensor | None,
+    total: float,
+    overlay: bool,
 ) -> np.ndarray:
     """Returns one frame, [H, W, 3] uint8."""
     try:
@@ -104,7 +111,8 @@ def _frame(
     if not overlay:
         return picture
     value, numbers, lengths = (
-        each[0].numpy(force=True) for each in agent.explain(torch.tensor(observation, device=agent.device), memory)
+        each[0].numpy(force=True)
+        for each in agent.explain(torch.tensor(observation, device=agent.device), memory)
     )
     names = env.action_names or [f"action {index}" for index in range(len(numbers))]
     chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None

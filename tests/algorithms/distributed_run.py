@@ -1,0 +1,152 @@
+"""A short data parallel run; every rank saves what it ended with. Started by test_distributed.py."""
+
+import functools
+import json
+import os
+import sys
+import types
+from datetime import timedelta
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+import ppo_lightning
+from ppo_lightning import RecurrentPPO
+from ppo_lightning.algorithms import losses
+from ppo_lightning.callbacks.guards import EqualRanksGuard
+from ppo_lightning.models import normalizers
+from ppo_lightning.utils import collectives
+from tests import environments
+
+options = json.loads(sys.argv[1])
+several = options["devices"] * options["nodes"] > 1
+
+
+class Recorded:
+    def on_train_start(self):
+        super().on_train_start()
+        self.initial = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
+        self.exchanges = self.updates = 0
+        if several and not options["nccl"]:  # where it would be an exchange of tensors on the CPU
+            self.trainer.model.register_comm_hook(None, self.exchange)
+
+    def exchange(self, state, bucket):
+        self.exchanges += 1
+        return allreduce_hook(None, bucket)
+
+    def training_step(self, rollout, batch_idx):
+        self.last_observation = rollout["observation"].clone()
+        if batch_idx == 1:
+            self.first = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
+        if batch_idx == 1 and options["spoil"] == self.global_rank:
+            with torch.no_grad():
+                self.agent.critic.bias += 1e-6
+        first_env = self.global_rank * len(rollout)
+        for env, steps in options["invalid"]:
+            if 0 <= env - first_env < len(rollout):
+                valid = rollout.get("valid", torch.ones(rollout.batch_size, dtype=torch.bool))
+                valid[env - first_env, :steps] = False
+                rollout["valid"] = valid
+        super().training_step(rollout, batch_idx)
+
+    def update(self, minibatch):
+        self.updates += 1
+        metrics = super().update(minibatch)
+        if options["kl_of_ranks"]:
+            metrics["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
+        return metrics
+
+
+class Run(Recorded, ppo_lightning.PPO):
+    pass
+
+
+class RecurrentRun(Recorded, RecurrentPPO):
+    pass
+
+
+def make_local(what):
+    """Undoes one of the exchanges between ranks."""
+    if what == "seeds":
+        make = ppo_lightning.RolloutDataModule._make
+        ppo_lightning.RolloutDataModule._make = lambda self, num_envs, first_env, stream: make(
+            self, num_envs, 0, stream
+        )
+    if what == "statistics":
+        normalizers.ranks = types.SimpleNamespace(
+            world_size=lambda: 1, gather_array=lambda array: array[None]
+        )
+    if what == "advantages":
+        normalize = losses.normalize
+        losses.normalize = lambda advantage, of: normalize(advantage)
+    if what == "kl":
+        Run.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
+
+
+def refuse_cpu_tensors():
+    """Lets the default group behave as one of nccl does, which exchanges no tensors of the CPU.
+
+    Lightning's own exchanges are of integers, which it puts on the accelerator.
+    """
+    backend = torch.distributed.get_backend
+    torch.distributed.get_backend = lambda group=None: (
+        "nccl" if group in (None, default()) else backend(group)
+    )
+
+    def default():
+        return torch.distributed.group.WORLD
+
+    def guarded(collective):
+        def call(*args, group=None, **kwargs):
+            integer = torch.is_tensor(args[0]) and not args[0].is_floating_point()
+            if group in (None, default()) and not integer:
+                raise RuntimeError("No backend type associated with device type cpu")
+            return collective(*args, group=group, **kwargs)
+
+        return call
+
+    for name in ("all_reduce", "all_gather", "all_gather_object"):
+        setattr(torch.distributed, name, guarded(getattr(torch.distributed, name)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    L.seed_everything(1)
+    make_local(options["local"])
+    if options["trouble_on"] not in (None, int(os.environ.get("LOCAL_RANK", 0))):
+        environments.Trouble.made = 100
+    if options["nccl"]:
+        refuse_cpu_tensors()
+    EqualRanksGuard.__init__.__defaults__ = (options["check_every"],)  # type: ignore
+    agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
+    module = (RecurrentRun if options["agent"].get("memory") else Run)(
+        **{"learning_rate": 1e-3} | options["model"], agent=agent
+    )
+    together = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", devices=options["devices"], num_nodes=options["nodes"],
+        strategy=together if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        limit_val_batches=options["validations"], enable_model_summary=False, default_root_dir=options["folder"],
+    )  # fmt: skip
+    data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
+    trainer.fit(module, ppo_lightning.RolloutDataModule(**data))
+    result = {
+        "weights": torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach(),
+        "statistics": dict(module.named_buffers()),
+        "timeout": collectives.cpu_group()._get_backend(torch.device("cpu")).options._timeout.seconds
+        if several
+        else None,
+        "kl_factor": getattr(module.lr_schedulers(), "kl_factor", 1.0),
+        "exchanges": module.exchanges,
+        "updates": module.updates,
+        "metrics": {k: v.item() for k, v in trainer.callback_metrics.items() if k != "charts/SPS"},
+        "returns": list(module.episode_returns),
+        "initial": module.initial,
+        "first": module.first,
+        "observation": module.last_observation,
+        "env_steps": module.env_steps,
+        "global_step": trainer.global_step,
+    }
+    torch.save(result, f"{options['folder']}/rank{trainer.global_rank}.pt")

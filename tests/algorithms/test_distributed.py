@@ -1,0 +1,309 @@
+"""Data parallel training in real processes (gloo): N ranks do what one rank with all the environments does."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend)
+
+from ppo_lightning import ConfigError, RolloutDataModule
+from ppo_lightning.utils import collectives
+
+pytestmark = pytest.mark.integration
+SCRIPT = Path(__file__).parent / "distributed_run.py"
+DEFAULTS = {
+    "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
+    "trouble_on": None, "nodes": 1, "nccl": False, "validations": 0,
+    "invalid": [], "timeout": 100,
+}  # fmt: skip
+# Every statistic there is, and environments that end soon and not together.
+HOPPER = {
+    "data": {"env_id": "Hopper-v5"}, "agent": {"norm_obs": True}, "model": {"norm_reward": True, "target_kl": 0.01},
+    "check_every": 1,
+}  # fmt: skip
+
+
+def start(folder, devices, launcher=(), **options):
+    """Starts a run in `devices` processes."""
+    folder.mkdir(exist_ok=True)
+    settings = DEFAULTS | {"folder": str(folder), "devices": devices} | options
+    return launch([*launcher, SCRIPT], settings)
+
+
+def launch(script, settings):
+    """Starts a script, whose settings are its argument."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
+    command = [sys.executable, *map(str, script), json.dumps(settings)]
+    return subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process, timeout=120):
+    """Returns the exit code and what was printed as errors; the other ranks are killed, too, if one of them hangs."""
+    try:
+        _, errors = process.communicate(timeout=timeout)
+        return process.returncode, errors
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(folder, devices, **options):
+    """Trains in `devices` processes; returns what each rank ended with."""
+    code, errors = finish(start(folder, devices, **options))
+    assert code == 0, errors
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(devices)]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """One rank with all the environments, after three iterations."""
+    (result,) = run(tmp_path_factory.mktemp("one") / "run", 1, **HOPPER)
+    assert (result["weights"] - result["initial"]).abs().max() > 1e-3
+    assert len(result["returns"]) > 2, "or nothing was reset"
+    return result
+
+
+def difference(ranks, one, when="weights"):
+    """The largest difference between the weights of several ranks and of one, in proportion to how far the one has learnt."""
+    return ((ranks[0][when] - one[when]).abs().max() / (one[when] - one["initial"]).abs().max()).item()
+
+
+@pytest.mark.detail("A2")
+@pytest.mark.parametrize(
+    ("devices", "compiled"),
+    [(2, False), (2, True), (4, False)],
+)
+def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, devices, compiled):
+    several = run(
+        tmp_path / "several", devices, **HOPPER | {"model": HOPPER["model"] | {"compile": compiled}}
+    )
+    assert difference(several, one, "first") < 0.001
+    assert difference(several, one) < 0.01
+    for rank in several:
+        assert torch.equal(rank["weights"], several[0]["weights"])
+        assert rank["env_steps"] == one["env_steps"] == 4 * 16 * 3
+        assert rank["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-4)
+        assert rank["returns"] == pytest.approx(one["returns"], rel=1e-4)
+        for name, value in one["statistics"].items():
+            assert torch.equal(rank["statistics"][name], several[0]["statistics"][name]), name
+            torch.testing.assert_close(rank["statistics"][name], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3
+    )
+
+
+def test_ranks_with_a_memory_do_so_too(tmp_path):
+    """And the learning rate, which follows the KL divergence, is the same for all."""
+    agent = {"memory": "lstm", "memory_size": 16, "shared": True}
+    model = {"num_minibatches": 2, "anneal_lr": False, "desired_kl": 1e-3}
+    options = {"agent": agent, "model": model, "data": {"env_id": "Hopper-v5"}, "check_every": 1}
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options)
+    assert difference(two, one, "first") < 0.001
+    assert difference(two, one) < 0.01
+    assert torch.equal(two[0]["weights"], two[1]["weights"])
+    assert two[0]["kl_factor"] == two[1]["kl_factor"] == one["kl_factor"] != 1
+
+
+def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
+    """With every buffer there is, 0-dimensional ones too, beyond the first comparison."""
+    model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
+    for rank in run(tmp_path / "run", 2, **HOPPER | {"model": model, "rollouts": 11, "check_every": 10}):
+        assert rank["env_steps"] == 4 * 16 * 11
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("memory", [None, "lstm"])
+def test_ranks_count_by_their_valid_steps(tmp_path, memory):
+    """One rank has 32 valid steps and the other 6: each step counts alike, in the gradients and in the metrics."""
+    agent = HOPPER["agent"] | ({"memory": memory, "memory_size": 8, "shared": True} if memory else {})
+    model = {"norm_reward": True, "num_minibatches": 1, "target_kl": 0.1}
+    options = HOPPER | {"agent": agent, "model": model, "invalid": [[2, 14], [3, 12]]}
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options)
+    assert difference(two, one, "first") < 0.001
+    assert difference(two, one) < 0.01
+    assert two[0]["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.integration
+def test_gradients_of_a_minibatch_in_parts_are_exchanged_once(tmp_path, one):
+    model = HOPPER["model"] | {"microbatch_size": 2}  # a rank's minibatch has 8 rows
+    several = run(tmp_path / "several", 2, **HOPPER | {"model": model})
+    assert [rank["exchanges"] for rank in several] == [rank["updates"] for rank in several]
+    assert torch.equal(several[0]["weights"], several[1]["weights"])
+    assert difference(several, one, "first") < 0.001
+
+
+def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path):
+    """As on several GPUs, where the default process group takes no tensors of the CPU."""
+    data = HOPPER["data"] | {"eval_episodes": 2}
+    options = HOPPER | {"data": data, "rollouts": 2, "nccl": True, "validations": 1, "timeout": 77}
+    first, second = run(tmp_path / "run", 2, **options)
+    assert first["metrics"]["eval/episodic_return"] == second["metrics"]["eval/episodic_return"] > 0
+    assert first["timeout"] == second["timeout"] == 77
+
+
+def test_the_group_for_the_cpu_is_another_one_where_the_default_has_none():
+    """The backend that PyTorch has for tests says that it is for GPUs only."""
+    distributed.init_process_group("cuda:fake", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+            distributed.all_reduce(torch.ones(1))
+        distributed.all_reduce(torch.ones(1), group=collectives._cpu_group(distributed.group.WORLD))
+    finally:
+        distributed.destroy_process_group()
+        collectives._cpu_group.cache_clear()
+
+
+def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
+    """Two launchers with node ranks of their own, as on two hosts, which meet at an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    nodes = []
+    for node in "01":
+        flags = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", node]
+        torchrun = [
+            "-m",
+            "torch.distributed.run",
+            *flags,
+            "--master_addr",
+            "127.0.0.1",
+            "--master_port",
+            port,
+        ]
+        nodes.append(start(tmp_path / "run", 1, torchrun, nodes=2, **HOPPER))
+    for node in nodes:
+        code, errors = finish(node)
+        assert code == 0, errors
+    ranks = [torch.load(tmp_path / "run" / f"rank{rank}.pt") for rank in range(2)]
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    assert difference(ranks, one) < 0.01
+
+
+@pytest.mark.parametrize("what", [pytest.param("seeds", marks=pytest.mark.slow), "statistics", "advantages"])
+def test_that_is_not_so_when_something_is_local_again(tmp_path, one, what):
+    two = run(
+        tmp_path / "two", 2, **HOPPER | {"local": what, "check_every": 100}
+    )  # the check would end the run
+    assert difference(two, one) > 0.1
+
+
+@pytest.mark.detail("A3")
+@pytest.mark.parametrize(("target_kl", "epochs"), [(0.4, 1), pytest.param(0.6, 4, marks=pytest.mark.slow)])
+def test_ranks_agree_on_the_early_stop(tmp_path, target_kl, epochs):
+    """Only rank 1 is far from its old policy: the mean, 0.5, decides for both, and neither waits for the other."""
+    ranks = run(tmp_path / "run", 2, model={"target_kl": target_kl}, kl_of_ranks=[0.0, 1.0])
+    assert [rank["global_step"] for rank in ranks] == [3 * epochs * 4] * 2
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+
+
+@pytest.mark.slow
+def test_a_local_early_stop_would_not_end_well(tmp_path):
+    process = start(tmp_path / "run", 2, model={"target_kl": 0.5}, kl_of_ranks=[0.0, 1.0], local="kl")
+    try:
+        code, _ = finish(process, timeout=30)
+    except subprocess.TimeoutExpired:
+        code = "hangs"
+    assert code != 0
+
+
+def test_ranks_that_part_are_stopped(tmp_path):
+    code, errors = finish(start(tmp_path / "run", 2, spoil=1, check_every=1, rollouts=4))
+    assert code != 0
+    assert "agent.critic.bias of rank 1 is not the one of rank 0 after 128 steps" in errors
+
+
+def test_the_arithmetic_of_ranks(tmp_path):
+    """CleanRL's multi-GPU example: 2 ranks with 4 environments each are a batch of 8 x 128, in minibatches of 256."""
+    ranks = run(tmp_path / "run", 2, data={"local_num_envs": 4, "num_steps": 128, "total_timesteps": 2048})
+    assert [rank["env_steps"] for rank in ranks] == [2048] * 2
+    assert [rank["global_step"] for rank in ranks] == [2 * 4 * 4] * 2
+    assert ranks[0]["observation"].shape == (4, 128, 4)
+
+
+def test_too_short_a_run_for_the_ranks_is_refused():
+    with pytest.raises(ConfigError, match=r"data.total_timesteps is 100, less than one rollout"):
+        RolloutDataModule(local_num_envs=4, num_steps=128, total_timesteps=100)
+
+
+@pytest.mark.integration
+def test_processes_started_from_a_notebook_or_by_spawn_do_the_same(tmp_path):
+    """And the process that started them has the trained agent: it plays as the evaluation in the run said."""
+    script = SCRIPT.with_name("spawned_run.py")
+    results = []
+    for strategy in ("ddp", "ddp_spawn", "ddp_notebook"):
+        folder = tmp_path / strategy
+        folder.mkdir()
+        model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
+        options = {
+            "strategy": strategy,
+            "folder": str(folder),
+            "timesteps": 64 * 12,
+            "data": {},
+            "model": model,
+        }
+        code, errors = finish(launch([script], options), timeout=300)
+        assert code == 0, errors
+        results.append(torch.load(folder / "result.pt"))
+        assert results[-1]["validated"].items() <= results[-1]["fitted"].items()
+        assert results[-1]["env_steps"] == 64 * 12
+    for result in results[1:]:
+        assert result["weights"].keys() == results[0]["weights"].keys()
+        for name, value in result["weights"].items():
+            assert torch.equal(value, results[0]["weights"][name]), name
+
+
+SLOW_RANKS = """
+trainer: {accelerator: cpu, devices: 2, logger: false, enable_checkpointing: false, enable_progress_bar: false,
+  limit_val_batches: 0, strategy: {class_path: DDPStrategy, init_args: {timeout: "0:00:20"}}}
+data: {total_timesteps: 100000000}
+"""
+
+
+def session(process):
+    """Returns the processes of a session that are not over, with what they are doing."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            doing, _, _, of_session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+            if int(of_session) == process.pid and doing != "Z":
+                found[int(folder.name)] = doing
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_rank_ends_the_run_after_the_time_out(tmp_path):
+    """Of docs/long_runs.md; the stopped process ends, too."""
+    (tmp_path / "slow.yaml").write_text(SLOW_RANKS)
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(SCRIPT.parent.parent),
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", "slow.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes)
+    try:
+        assert any("parameters" in line for line in process.stdout), "it is about to train"
+        (other,) = session(process).keys() - {process.pid}
+        os.kill(other, signal.SIGSTOP)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 1
+        assert "Timed out waiting 20000ms" in errors
+        time.sleep(1)
+        assert not session(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

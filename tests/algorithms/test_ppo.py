@@ -1,0 +1,479 @@
+"""The PPO iteration: what training_step does, hyperparameter by hyperparameter."""
+
+import functools
+import warnings
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger
+from torchrl.envs import InitTracker
+
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
+from ppo_lightning.algorithms import agent_module, losses
+from ppo_lightning.callbacks import Threads
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.rollouts.make_collector import make_collector
+
+SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 5}
+
+
+class Recorder(PPO):
+    """Keeps what happened: minibatches, their metrics, gradient norms, learning rates, clipping ranges."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.rollouts, self.epochs, self.metrics, self.grad_norms, self.steps = [], [], [], [], []
+
+    def advantages(self, rollout):
+        self.rollouts.append(super().advantages(rollout).clone())
+        return self.rollouts[-1].clone()
+
+    def minibatches(self, rollout):
+        self.epochs.append([])
+        for minibatch in super().minibatches(rollout):
+            self.epochs[-1].append(minibatch)
+            yield minibatch
+
+    def update(self, minibatch):
+        before = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
+        self.metrics.append(super().update(minibatch))
+        grads = [p.grad.flatten() for p in self.agent.parameters()]
+        self.grad_norms.append(torch.cat(grads).norm().item())
+        after = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach()
+        lr = self.optimizers().param_groups[0]["lr"]
+        self.steps.append(
+            {"lr": lr, "clip_coef": float(self.clip_coef), "moved": (after - before).abs().max().item()}
+        )
+        return self.metrics[-1]
+
+
+class MemoryLogger(Logger):
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    name = version = "memory"
+
+    def log_hyperparams(self, *args, **kwargs):
+        self.hparams = args
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, dict(metrics)))
+
+
+def one_rollout(module):
+    """A rollout with advantages, collected by a trained module in fresh environments."""
+    rollout = make_collector(make_env("CartPole-v1", 4, seed=9), module.agent, 16, 1).rollout().clone()
+    return module.advantages(rollout)
+
+
+def parameters(module):
+    return torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach()
+
+
+@pytest.mark.detail("6")
+def test_each_epoch_visits_each_transition_once_in_a_fresh_order(fit):
+    module = fit(SMALL, {"num_minibatches": 4, "update_epochs": 3, "norm_adv": False}, ppo=Recorder)
+    assert len(module.epochs) == 5 * 3
+    orders = []
+    for i, epoch in enumerate(module.epochs):
+        rollout = module.rollouts[i // 3]
+        assert [len(minibatch["advantage"]) for minibatch in epoch] == [16] * 4
+        visited = torch.cat([minibatch["advantage"] for minibatch in epoch]).flatten()
+        stored = rollout["advantage"].flatten()
+        assert torch.equal(visited.sort().values, stored.sort().values)
+        assert len(stored.unique()) == len(stored), "otherwise this test would not see a repetition"
+        orders.append(torch.stack([(stored == v).nonzero()[0, 0] for v in visited]))
+        for minibatch in epoch:
+            rows = (
+                torch.stack([(stored == v).nonzero()[0, 0] for v in minibatch["advantage"].flatten()]) // 16
+            )
+            assert torch.bincount(rows, minlength=4).tolist() == [4] * 4, (
+                "equally many steps of each environment"
+            )
+    assert len({tuple(order.tolist()) for order in orders}) == len(orders)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_steps", "num_minibatches"), [(8, 5, 4), (1, 12, 4), (3, 4, 6), (2, 3, 1)]
+)
+def test_minibatches_of_any_divisible_size_partition_the_rollout(fit, num_envs, num_steps, num_minibatches):
+    data = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
+    module = fit(data, {"num_minibatches": num_minibatches, "update_epochs": 1}, ppo=Recorder)
+    visited = torch.cat([minibatch["observation"] for minibatch in module.epochs[0]])
+    stored = module.rollouts[0]["observation"].flatten(0, 1)
+    assert torch.equal(visited.sort(0).values, stored.sort(0).values)
+
+
+@pytest.mark.detail("4")
+def test_the_learning_rate_falls_linearly_by_one_step_an_iteration(fit):
+    module = fit(SMALL, {"learning_rate": 0.01}, ppo=Recorder)
+    rates = [step["lr"] for step in module.steps]
+    per_iteration = len(rates) // 5
+    expected = [0.01 * (1 - (i - 1) / 5) for i in range(1, 6) for _ in range(per_iteration)]
+    assert rates == pytest.approx(expected)
+    assert {
+        step["lr"] for step in fit(SMALL, {"learning_rate": 0.01, "anneal_lr": False}, ppo=Recorder).steps
+    } == {0.01}
+
+
+@pytest.mark.parametrize(
+    ("desired_kl", "rates"), [(10.0, [4e-3, 6e-3, 9e-3, 1e-2]), (1e-12, [4e-3, 4e-3 / 1.5, 4e-3 / 2.25])]
+)
+def test_the_learning_rate_follows_the_kl_divergence(fit, tmp_path, desired_kl, rates):
+    """By steps of 1.5, between 1e-5 and 1e-2; and goes on where it was in a run that was interrupted."""
+
+    class Rates(L.Callback):
+        seen: tuple = ()
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            self.seen = (*self.seen, pl_module.trainer.callback_metrics["charts/learning_rate"].item())
+            if len(self.seen) == 2:
+                trainer.save_checkpoint(tmp_path / "two.ckpt")
+
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * len(rates)}
+    model = {"learning_rate": 4e-3, "anneal_lr": False, "desired_kl": desired_kl}
+    whole, rest = Rates(), Rates()
+    fit(data, model, callbacks=[whole])
+    assert list(whole.seen) == pytest.approx(rates, rel=1e-5)
+    fit(data, model, callbacks=[rest], ckpt_path=tmp_path / "two.ckpt")
+    assert list(rest.seen) == pytest.approx(rates[2:], rel=1e-5)
+
+
+@pytest.mark.detail("A1")
+def test_the_clipping_range_falls_linearly_when_asked(fit):
+    module = fit(
+        SMALL,
+        {"clip_coef": 0.2, "anneal_clip_coef": True, "update_epochs": 1, "num_minibatches": 1},
+        ppo=Recorder,
+    )
+    assert [step["clip_coef"] for step in module.steps] == pytest.approx([0.2, 0.16, 0.12, 0.08, 0.04])
+    constant = [step["clip_coef"] for step in fit(SMALL, {}, ppo=Recorder).steps]
+    assert constant == pytest.approx([0.2] * len(constant))
+
+
+@pytest.mark.detail("3")
+def test_adam_has_the_reference_epsilon(fit):
+    optimizer = fit(SMALL).optimizers().optimizer
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert [group["eps"] for group in optimizer.param_groups] == [1e-5]
+    assert len(optimizer.param_groups[0]["params"]) == 12, "one optimizer for everything"
+
+
+@pytest.mark.detail("11")
+def test_the_norm_of_all_gradients_together_is_clipped(fit):
+    module = fit(SMALL, {"vf_coef": 100.0}, ppo=Recorder)
+    assert max(module.grad_norms) <= 0.5 * (1 + 1e-4)
+    assert min(module.grad_norms) == pytest.approx(0.5, rel=1e-4), (
+        "the large value loss reaches the limit every time"
+    )
+    assert max(fit(SMALL, {"vf_coef": 100.0, "max_grad_norm": 1e9}, ppo=Recorder).grad_norms) > 5
+
+
+@pytest.mark.detail("10")
+def test_the_total_loss_weighs_its_parts(fit):
+    module = fit(SMALL, {"vf_coef": 0.25, "ent_coef": 0.125})
+    loss, parts = module.loss(one_rollout(module).flatten())
+    expected = parts["policy_loss"] + 0.25 * parts["value_loss"] - 0.125 * parts["entropy"]
+    torch.testing.assert_close(loss, expected)
+    assert loss.requires_grad and not any(part.requires_grad for part in parts.values())
+
+
+@pytest.mark.detail("7")
+def test_the_advantages_of_each_minibatch_are_normalised(fit):
+    for epoch in fit(SMALL, {"num_minibatches": 2}, ppo=Recorder).epochs:
+        for minibatch in epoch:
+            assert minibatch["advantage"].shape == (32, 1)
+            assert minibatch["advantage"].mean().abs() < 1e-6
+            assert minibatch["advantage"].std() == pytest.approx(1, abs=1e-4)
+    module = fit(SMALL, {"num_minibatches": 2, "norm_adv": False}, ppo=Recorder)
+    assert torch.cat([minibatch["advantage"] for minibatch in module.epochs[0]]).std() != pytest.approx(
+        1, abs=0.01
+    )
+
+
+@pytest.mark.detail("8")
+@pytest.mark.detail("9")
+def test_the_loss_uses_its_options(fit):
+    """Changing the clipping and the old values changes exactly what should change."""
+    module = fit(SMALL, {})
+    batch = one_rollout(module).flatten()
+    batch["action_log_prob"] = batch["action_log_prob"] + torch.randn(
+        len(batch), generator=torch.Generator().manual_seed(0)
+    )
+    batch["state_value"] = batch["state_value"] - 1  # clipped to below the targets
+    parts = module.loss(batch)[1]
+    assert parts["clipfrac"] > 0.1
+    module.hparams["clip_vloss"] = False
+    assert module.loss(batch)[1]["value_loss"] != parts["value_loss"]
+    module.clip_coef = 0.01
+    assert module.loss(batch)[1]["policy_loss"] != parts["policy_loss"]
+
+
+def test_the_first_minibatch_has_ratio_1(fit):
+    module = fit(SMALL, {"update_epochs": 2}, ppo=Recorder)
+    for first in module.metrics[:: 2 * 4]:
+        assert abs(first["approx_kl"]) < 1e-6
+        assert first["clipfrac"] == 0
+    assert max(metrics["approx_kl"] for metrics in module.metrics) > 1e-6
+
+
+class Forgetful(MLPAgent):
+    """Drops out a tenth of what it sees, anew each time it is asked."""
+
+    def evaluate(self, observation, action):
+        return super().evaluate(torch.nn.functional.dropout(observation, 0.1), action)
+
+
+@pytest.mark.parametrize("agent", [MLPAgent, Forgetful])
+def test_an_agent_that_learns_as_another_than_acted_is_reported(fit, agent):
+    def make(observation_spec, action_spec):
+        made = agent(observation_spec, action_spec)
+        torch.nn.init.normal_(made.head.linear.weight)
+        return made
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(SMALL, {"agent": make})
+    reported = [str(w.message) for w in caught if "between acting and learning" in str(w.message)]
+    assert len(reported) == (agent is Forgetful)
+
+
+@pytest.mark.detail("A3")
+def test_the_epochs_stop_when_the_policy_has_moved_too_far(fit):
+    eager = {"learning_rate": 0.05, "update_epochs": 10, "num_minibatches": 2}
+    module = fit(SMALL, {**eager, "target_kl": 0.01}, ppo=Recorder)
+    iterations = len(module.rollouts)
+    assert iterations == 5
+    assert iterations <= len(module.epochs) < iterations * 10
+    # the last minibatch of an epoch decides: below the target within an iteration, above it where it stopped early
+    last = [metrics["approx_kl"].item() for metrics in module.metrics[1::2]]
+    assert len(last) == len(module.epochs)
+    assert sum(kl > 0.01 for kl in last) >= 1
+    assert module.trainer.global_step == len(module.metrics), (
+        "Lightning counts the optimizer steps that were taken"
+    )
+    assert len(fit(SMALL, eager, ppo=Recorder).epochs) == 50
+
+
+@pytest.mark.detail("12")
+def test_metrics_are_means_over_the_iteration_and_the_x_axis_counts_environment_steps(fit):
+    logger = MemoryLogger()
+    module = fit(SMALL, {"update_epochs": 2}, ppo=Recorder, logger=logger, log_every_n_steps=1)
+    assert [step for step, _ in logger.rows] == [64, 128, 192, 256, 320]
+    for i, (_, row) in enumerate(logger.rows):
+        iteration = module.metrics[8 * i : 8 * (i + 1)]
+        for key in ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"):
+            mean = sum(metrics[key].item() for metrics in iteration) / 8
+            assert row[f"losses/{key}"] == pytest.approx(mean, abs=1e-6, rel=1e-5), key
+        rollout = module.rollouts[i]
+        explained = losses.explained_variance(rollout["state_value"], rollout["value_target"]).item()
+        assert row["losses/explained_variance"] == pytest.approx(explained, abs=1e-6)
+        done = rollout["next", "done"]
+        assert ("charts/episodic_return" in row) == bool(done.any()), (
+            "no episode ended: no number, rather than an old one"
+        )
+        if done.any():
+            assert row["charts/episodic_return"] == pytest.approx(
+                rollout["next", "episode_reward"][done].mean().item()
+            )
+            assert row["charts/episodic_length"] == pytest.approx(
+                rollout["next", "step_count"][done].float().mean().item()
+            )
+        assert row["charts/SPS"] > 0
+        assert row["charts/learning_rate"] == pytest.approx(2.5e-4 * (1 - i / 5))
+    assert module.trainer.callback_metrics["losses/entropy"] == pytest.approx(
+        logger.rows[-1][1]["losses/entropy"]
+    )
+    assert any("charts/episodic_return" in row for _, row in logger.rows)
+
+
+def test_the_last_100_episodes_are_kept(fit):
+    module = fit({**SMALL, "env_id": "Counter-v0", "env_kwargs": {"terminate_at": 3}})
+    assert list(module.episode_returns) == [3.0] * 100
+
+
+@pytest.mark.detail("5")
+def test_a_time_limit_is_bootstrapped_from_the_real_last_observation(fit):
+    """With lambda 0 the advantage is r + gamma V(s') - V(s): V(s') is asked of the observation after the limit."""
+    data = {
+        "env_id": "Counter-v0",
+        "env_kwargs": {"max_episode_steps": 6},
+        "num_envs": 2,
+        "num_steps": 8,
+        "total_timesteps": 16,
+    }
+    for bootstrap in (True, False):
+        module = fit(
+            data, {"gae_lambda": 0.0, "bootstrap_truncated": bootstrap, "num_minibatches": 1}, ppo=Recorder
+        )
+        rollout = module.rollouts[0]
+        fresh = fit(data, {"num_minibatches": 1, "update_epochs": 1, "learning_rate": 1e-12}).agent
+        value, following = (
+            fresh.value(rollout[key]).detach() for key in ("observation", ("next", "observation"))
+        )
+        truncated = rollout["next", "truncated"].squeeze(-1)
+        assert truncated.sum() == 2
+        if not bootstrap:
+            following = following * ~truncated
+        torch.testing.assert_close(
+            rollout["advantage"].squeeze(-1), 1 + 0.99 * following - value, atol=1e-5, rtol=1e-5
+        )
+
+
+def test_terminated_wins_over_truncated(fit):
+    data = {
+        "env_id": "Counter-v0",
+        "env_kwargs": {"terminate_at": 6, "max_episode_steps": 6},
+        "num_envs": 1,
+        "num_steps": 6,
+    }
+    rollout = fit(
+        {**data, "total_timesteps": 6}, {"gae_lambda": 0.0, "num_minibatches": 1}, ppo=Recorder
+    ).rollouts[0]
+    assert rollout["next", "truncated"][0, -1].all() and rollout["next", "terminated"][0, -1].all()
+    torch.testing.assert_close(rollout["advantage"][0, -1], 1 - rollout["state_value"][0, -1])
+
+
+def test_lightning_counts_optimizer_steps_and_stops_by_itself(fit):
+    module = fit(SMALL, {"update_epochs": 3, "num_minibatches": 2}, max_epochs=50)
+    assert module.trainer.global_step == 5 * 3 * 2
+    assert module.rollouts_done == 5
+    assert module.env_steps == 320
+
+
+def test_seeded_runs_are_equal_to_the_bit_and_other_seeds_differ(fit):
+    one, same, other = (parameters(fit(SMALL, seed=seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("transforms", [None, [InitTracker()]])
+def test_a_validation_changes_no_training_number(fit, transforms):
+    data = {**SMALL, "transforms": transforms}
+    plain = fit(data)
+    validated = fit(
+        data, limit_val_batches=1, val_check_interval=2, check_val_every_n_epoch=None, num_sanity_val_steps=1
+    )
+    assert "eval/episodic_return" in validated.trainer.callback_metrics
+    assert torch.equal(parameters(plain), parameters(validated))
+    assert plain.episode_returns == validated.episode_returns
+
+
+def test_transforms_go_through_torchrls_collector_and_train(fit):
+    module = fit({**SMALL, "transforms": [InitTracker()]}, ppo=Recorder)
+    assert type(module.trainer.train_dataloader.collector).__name__ == "TorchRLCollector"
+    assert len(module.rollouts) == 5
+    assert abs(module.metrics[0]["approx_kl"]) < 1e-6
+    for earlier, later in zip(module.rollouts, module.rollouts[1:], strict=False):
+        ended = earlier["next", "done"][:, -1, 0]
+        assert torch.equal(earlier["next", "observation"][~ended, -1], later["observation"][~ended, 0])
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        (
+            {"num_envs": 3, "num_steps": 5},
+            {"num_minibatches": 4},
+            r"num_envs \* data.num_steps = 15 .*model.num_minibatches = 4",
+        ),
+        ({"num_envs": 1, "num_steps": 4}, {"num_minibatches": 4}, "minibatches of one step"),
+        ({}, {"gamma": 1.01}, "model.gamma is 1.01"),
+        ({}, {"gamma": 99}, "model.gamma is 99"),
+        ({}, {"gae_lambda": -0.1}, "model.gae_lambda"),
+        ({}, {"learning_rate": 0.0}, "model.learning_rate"),
+        ({}, {"clip_coef": 0.0}, "model.clip_coef"),
+        ({}, {"target_kl": 0.0}, "model.target_kl"),
+        ({}, {"vf_coef": float("nan")}, "model.vf_coef"),
+        ({}, {"adam_eps": -1.0}, "model.adam_eps"),
+        ({}, {"update_epochs": 0}, "model.update_epochs"),
+        ({}, {"max_grad_norm": 0.0}, "model.max_grad_norm"),
+        ({"num_envs": 0}, {}, "data.num_envs"),
+        ({"total_timesteps": 100}, {}, "data.total_timesteps is 100"),
+    ],
+)
+def test_wrong_numbers_end_before_an_environment_is_made(fit, monkeypatch, data, model, message):
+    monkeypatch.setattr(EnvFactory, "make", lambda *args, **kwargs: pytest.fail("an environment was made"))
+    with pytest.raises(ConfigError, match=message):
+        fit(data, model)
+
+
+def test_infinite_action_bounds_are_refused(fit):
+    with pytest.raises(ConfigError, match="without finite bounds"):
+        fit({"env_id": "Reach-v0", "env_kwargs": {"high": float("inf")}})
+
+
+def test_gradient_clipping_by_the_trainer_is_refused(fit):
+    with pytest.raises(ConfigError, match=r"trainer.gradient_clip_val .* set model.max_grad_norm"):
+        fit(SMALL, gradient_clip_val=0.5)
+
+
+def test_rollouts_must_come_from_the_data_module(make_trainer):
+    with pytest.raises(ConfigError, match="RolloutDataModule"):
+        make_trainer().fit(PPO(), [1])
+
+
+def test_construction_starts_nothing():
+    """No process, no thread, no environment before a stage needs one (notebooks fork; DDP spawns)."""
+    import threading
+
+    before = threading.active_count()
+    PPO(), RolloutDataModule(env_id="Pong-v5", backend="envpool")
+    assert threading.active_count() == before
+    assert not torch.cuda.is_initialized()
+
+
+def test_fit_warns_of_nothing(fit, recwarn):
+    checkpoint = L.pytorch.callbacks.ModelCheckpoint()
+    options = {
+        "limit_val_batches": 1,
+        "val_check_interval": 2,
+        "check_val_every_n_epoch": None,
+        "log_every_n_steps": 1,
+    }
+    fit(SMALL, enable_checkpointing=True, callbacks=[checkpoint], **options)
+    assert checkpoint.best_model_path
+    assert not [
+        str(w.message)
+        for w in recwarn
+        if issubclass(w.category, UserWarning) and "LeafSpec" not in str(w.message)
+    ]
+
+
+def test_small_layers_train_on_one_thread_and_give_the_others_back(fit):
+    class Watching(PPO):
+        def training_step(self, rollout, batch_idx):
+            self.threads = torch.get_num_threads()
+            return super().training_step(rollout, batch_idx)
+
+    torch.set_num_threads(2)
+    try:
+        assert fit(SMALL, ppo=Watching, callbacks=[Threads()]).threads == 1
+        assert torch.get_num_threads() == 2
+        assert fit(SMALL, ppo=Watching, callbacks=[Threads(2)]).threads == 2
+        assert fit(SMALL, ppo=Watching).threads == 2, "from Python the callback is opt-in"
+        many = {"num_envs": 512, "num_steps": 32, "total_timesteps": 512 * 32}
+        few_updates = {"num_minibatches": 2, "update_epochs": 1}
+        assert fit(many, few_updates, ppo=Watching, callbacks=[Threads()]).threads == 1, (
+            "small layers, whatever the rows"
+        )
+        wide = few_updates | {"agent": functools.partial(MLPAgent, hidden_sizes=(256, 256))}
+        assert fit(many, wide, ppo=Watching, callbacks=[Threads()]).threads == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_the_metrics_are_on_disk_while_the_run_goes_on(fit, tmp_path, monkeypatch):
+    rows = []
+
+    class Watching(Recorder):
+        def log_rollout(self, rollout, metrics):
+            super().log_rollout(rollout, metrics)
+            path = tmp_path / "live/version_0/metrics.csv"
+            rows.append(len(path.read_text().splitlines()) - 1 if path.exists() else 0)
+
+    monkeypatch.setattr(agent_module, "SAVE_LOGS_EVERY", 0)
+    fit(SMALL, {}, ppo=Watching, logger=CSVLogger(tmp_path, name="live"), log_every_n_steps=1)
+    assert rows == [1, 2, 3, 4, 5]

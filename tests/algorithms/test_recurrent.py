@@ -1,0 +1,343 @@
+"""Agents with a memory: sequences equal steps, resets, minibatches of whole sequences, and everything around a run."""
+
+import functools
+import json
+import logging
+
+import gymnasium as gym
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torchrl.envs import Compose, InitTracker, TransformedEnv
+
+from ppo_lightning import (
+    PPO,
+    CNNAgent,
+    ConfigError,
+    MLPAgent,
+    RecurrentPPO,
+    RolloutDataModule,
+    evaluate,
+    make_env,
+)
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
+from ppo_lightning.models.memory import Memory
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.video.record import record_video
+from tests.environments import Trouble
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+KINDS = pytest.mark.parametrize("kind", ["lstm", "gru"])
+
+
+def agent_of(env, kind="lstm", agent=MLPAgent, **options):
+    torch.manual_seed(1)
+    made = agent(*env.agent_specs, shared=True, memory=kind, memory_size=16, **options)
+    torch.nn.init.normal_(made.head.linear.weight) if hasattr(made.head, "linear") else None
+    return made
+
+
+def fit(folder, agent, ckpt_path=None, module=RecurrentPPO, callbacks=(), model=None, trainer=None, **data):
+    L.seed_everything(1, verbose=False)
+    model = module(agent=agent, **{"num_minibatches": 2, "update_epochs": 2} | (model or {}))
+    data = RolloutDataModule(**{"num_envs": 4, "num_steps": 32, "total_timesteps": 3 * 128} | data)
+    options = {"max_epochs": -1, "accelerator": "cpu", "logger": False, "enable_progress_bar": False} | (
+        trainer or {}
+    )
+    quiet = {"enable_model_summary": False, "limit_val_batches": 0, "default_root_dir": folder}
+    trainer = L.Trainer(**{"enable_checkpointing": False} | quiet | options, callbacks=list(callbacks))
+    trainer.fit(model, data, ckpt_path=ckpt_path)
+    return model
+
+
+def lstm(kind="lstm", agent=MLPAgent, **options):
+    return functools.partial(agent, shared=True, memory=kind, memory_size=16, **options)
+
+
+def strong(kind="lstm", agent=MLPAgent):
+    """An agent whose actions depend on its memory, which at the start they hardly do."""
+
+    def make(observation_spec, action_spec):
+        made = lstm(kind, agent)(observation_spec, action_spec)
+        torch.nn.init.normal_(made.head.linear.weight)
+        for parameter in made.memory.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        return made
+
+    return make
+
+
+class First(L.Callback):
+    """Keeps the metrics of every first minibatch, whose log-probabilities are those that :meth:`ActorCritic.act` finds."""
+
+    def __init__(self):
+        self.kl, self.clipfrac = [], []
+
+    def on_train_batch_start(self, trainer, pl_module, rollout, batch_idx):
+        agent, memory = pl_module.agent, rollout["memory"][:, 0].clone()
+        for t in range(rollout.batch_size[1]):
+            step = rollout[:, t]
+            again = agent.evaluate(
+                step["observation"][:, None], step["action"][:, None], memory, torch.zeros(len(memory), 1) > 0
+            )
+            torch.testing.assert_close(again[0][:, 0].detach(), step["action_log_prob"], atol=1e-4, rtol=1e-4)
+            memory = agent.act(step["observation"], memory=memory)[3].detach() * ~step["next", "done"]
+
+    def on_train_start(self, trainer, pl_module):
+        update, started = pl_module.update, [-1]
+
+        def first(minibatch):
+            metrics = update(minibatch)
+            if pl_module.env_steps != started[0]:
+                started[0] = pl_module.env_steps
+                self.kl.append(float(metrics["approx_kl"]))
+                self.clipfrac.append(float(metrics["clipfrac"]))
+            return metrics
+
+        pl_module.update = first
+
+
+@pytest.mark.detail("33")
+@KINDS
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_sequences_give_what_steps_give(kind, share):
+    """Random resets, from none to every step; and the arrays of the fast collector."""
+    torch.manual_seed(0)
+    memory, count, num_steps = Memory(kind, 5, 7), 3, 29
+    for parameter in memory.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    features, state = torch.randn(count, num_steps, 5), torch.randn(count, memory.state_size)
+    is_init = torch.rand(count, num_steps) < share
+    is_init[0, 1:] &= share != 0.5  # one long stretch among many short ones
+    steps, now, array, arrays = [], state, state.numpy().copy(), []
+    for t in range(num_steps):
+        now = now * ~is_init[:, t, None]
+        array *= ~is_init[:, t, None].numpy()
+        out, now = memory.step(features[:, t], now)
+        steps.append(out)
+        arrays.append(memory.array_step()(features[:, t].numpy(), array).copy())
+    torch.testing.assert_close(
+        memory(features, state, is_init), torch.stack(steps, dim=1), atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(
+        torch.from_numpy(np.stack(arrays, axis=1)), torch.stack(steps, dim=1), atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(torch.from_numpy(array), now, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.detail("32")
+@KINDS
+def test_weights_are_orthogonal_and_biases_zero(kind):
+    memory = Memory(kind, 16, 16)
+    for name, parameter in memory.named_parameters():
+        if "bias" in name:
+            assert not parameter.any()
+        else:
+            torch.testing.assert_close(parameter.T @ parameter, torch.eye(16), atol=1e-5, rtol=0)
+
+
+@pytest.mark.detail("33")
+@pytest.mark.detail("34")
+@pytest.mark.parametrize("collector", ["ours", "torchrl"])
+@KINDS
+def test_the_memory_of_a_rollout_is_the_one_that_acting_had(kind, collector):
+    """Every episode begins with zeros, and goes on from one rollout to the next."""
+    env = make_env("Script-v0", 3, seed=7)
+    agent = agent_of(env, kind)
+    if collector == "torchrl":
+        env = TransformedEnv(env, Compose(InitTracker()))
+    memory, ends = agent.initial_memory(3), 0
+    for rollout in make_collector(env, agent, 8, 4, deterministic=True):
+        torch.testing.assert_close(rollout["memory"][:, 0], memory, atol=1e-5, rtol=1e-5)
+        for t in range(8):
+            step = rollout[:, t]
+            action, log_prob, value, memory = agent.act(step["observation"], memory=memory)
+            assert torch.equal(step["action"], action)
+            torch.testing.assert_close(step["action_log_prob"], log_prob.detach(), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(step["state_value"][:, 0], value.detach(), atol=1e-5, rtol=1e-5)
+            done = step["next", "done"][:, 0]
+            cut = done | torch.tensor(t == 7)
+            torch.testing.assert_close(
+                step["next", "memory"][cut], memory[cut].detach(), atol=1e-5, rtol=1e-5
+            )
+            memory, ends = (memory * ~done[:, None]).detach(), ends + int(done.sum())
+    assert ends > 10
+
+
+@pytest.mark.detail("36")
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.integration)])
+@KINDS
+def test_the_first_ratio_is_1(kind, compile, tmp_path):
+    first = First()
+    fit(tmp_path, strong(kind), callbacks=[first], model={"compile": compile})
+    assert len(first.kl) == 3
+    assert max(first.kl) < 1e-6
+    assert max(first.clipfrac) == 0
+
+
+def test_the_first_ratio_is_1_on_pictures(tmp_path):
+    first = First()
+    fit(
+        tmp_path, strong(agent=CNNAgent), callbacks=[first],
+        env_id="ALE/Breakout-v5", backend="ale", num_envs=2, num_steps=16, total_timesteps=64, env_kwargs={"frame_stack": 1},
+    )  # fmt: skip
+    assert len(first.kl) == 2
+    assert max(first.kl) < 1e-6
+
+
+def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset(tmp_path):
+    """Where an episode was cut, the value of its last observation is the one that goes on from its memory."""
+    env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 5})
+    agent = agent_of(env)
+    module = RecurrentPPO(gamma=0.9, gae_lambda=0.0)
+    module.agent = agent
+    rollout = make_collector(env, agent, 8, 1).rollout()
+    targets = module.advantages(rollout.copy())["value_target"][0, :, 0]
+    memory = agent.initial_memory(2)
+    for t in range(8):
+        observation, following = rollout["observation"][:, t], rollout["next", "observation"][:, t]
+        *_, memory = agent.act(observation, memory=memory)
+        value = agent.value(following, memory)[0]
+        assert targets[t].item() == pytest.approx(1 + 0.9 * value.item(), abs=1e-4)
+        if t == 4:
+            memory = torch.zeros_like(memory)
+
+
+@pytest.mark.detail("35")
+def test_minibatches_are_whole_sequences_and_each_once():
+    env = make_env("Counter-v0", 6)
+    agent = agent_of(env)
+    module = RecurrentPPO(num_minibatches=3)
+    module.agent, module._shuffle = agent, torch.Generator().manual_seed(1)
+    module._trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1})()
+    rollout = module.advantages(make_collector(env, agent, 8, 1, reward_scaler=None).rollout().copy())
+    rollout["observation"][..., 0] = torch.arange(48.0).view(6, 8)
+    orders = set()
+    for _ in range(20):
+        batches = [minibatch["observation"][..., 0] for minibatch in module.minibatches(rollout)]
+        assert [batch.shape for batch in batches] == [(2, 8)] * 3
+        rows = torch.cat(batches)
+        assert torch.equal(rows.sort(dim=0).values, torch.arange(48.0).view(6, 8)), (
+            "each once, in the order of time"
+        )
+        orders.add(tuple(rows[:, 0].tolist()))
+    assert len(orders) > 5, "shuffled"
+    for minibatch in module.minibatches(rollout):
+        advantage = minibatch["advantage"].flatten()
+        assert advantage.mean().abs() < 1e-5
+        assert advantage.std() == pytest.approx(1, abs=1e-4)
+
+
+def test_steps_that_are_not_valid_are_in_no_mean():
+    """The loss of sequences with such steps is that of the others alone, and no gradient comes from them."""
+    env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 4})
+    agent = agent_of(env)
+    module = RecurrentPPO(num_minibatches=1, norm_adv=False)
+    module.agent, module._shuffle = agent, torch.Generator().manual_seed(1)
+    module._trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1})()
+    rollout = module.advantages(make_collector(env, agent, 8, 1).rollout().copy())
+    rollout["valid"] = torch.ones(2, 8, dtype=torch.bool)
+    rollout["valid"][1, 4:] = False
+    (minibatch,) = module.minibatches(rollout)
+    losses = []
+    for advantage in (0.0, 1e6):
+        poisoned = minibatch | {
+            "advantage": minibatch["advantage"].masked_fill((minibatch["weight"] == 0)[..., None], advantage)
+        }
+        losses.append(module.loss(poisoned)[0])
+    assert losses[0] == losses[1]
+    assert losses[0] != module.loss({key: its for key, its in minibatch.items() if key != "weight"})[0]
+
+
+def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
+    """Also where the whole of a sequence is left out, and sequences would be differentiated one by one."""
+    kwargs = {"kind": "raises", "env": Trouble.made + 1, "at": 32}  # the last step of the first rollout
+    trouble = {"env_id": "Trouble-v0", "env_kwargs": kwargs, "max_restarts": 1}
+    with pytest.warns(UserWarning, match="it is made anew"):
+        model = fit(tmp_path, lstm(), model={"microbatch_size": 32}, **trouble)
+    assert all(parameter.isfinite().all() for parameter in model.agent.parameters())
+
+
+@KINDS
+def test_an_interrupted_run_goes_on_to_the_bit(kind, tmp_path):
+    class Save(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            if pl_module.env_steps == 256:
+                trainer.save_checkpoint(tmp_path / "half.ckpt")
+
+    whole = fit(tmp_path, lstm(kind), callbacks=[Save()])
+    again = fit(tmp_path, lstm(kind), ckpt_path=tmp_path / "half.ckpt")
+    assert again.env_steps == whole.env_steps == 384
+    for name, tensor in whole.agent.state_dict().items():
+        assert torch.equal(tensor, again.agent.state_dict()[name]), name
+
+
+@KINDS
+def test_evaluation_and_onnx_go_on_with_the_memory(kind, tmp_path):
+    env = make_env("CartPole-v1", 2)
+    agent = agent_of(env, kind)
+    episodes = evaluate(agent, make_env("CartPole-v1", 2, stream="eval"))
+    single = make_env("CartPole-v1", 1, stream="eval")
+    observation, memory, done, total = single.reset_arrays(), agent.initial_memory(1), False, 0
+    while not done:
+        action, _, _, memory = agent.act(torch.tensor(observation, dtype=torch.float32), memory=memory)
+        observation, _, terminated, truncated = single.step_arrays(action.numpy())
+        done, total = bool(terminated[0] | truncated[0]), total + 1
+    assert episodes["step_count"][0] == total
+    path = to_onnx(agent, env.agent_specs[0], tmp_path / "agent.onnx")
+    assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-5
+
+
+def test_a_video_of_it(tmp_path):
+    agent = agent_of(make_env("CartPole-v1", 1))
+    assert record_video(agent, EnvFactory("CartPole-v1"), tmp_path / "video.gif", overlay=True)[0] > 5
+    with pytest.raises(ConfigError, match="has a memory"):
+        agent.mode(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("module", "agent", "data", "match"),
+    [
+        (PPO, lstm(), {}, "RecurrentPPO"),
+        (RecurrentPPO, MLPAgent, {}, "set model.agent.memory"),
+        (RecurrentPPO, functools.partial(MLPAgent, memory="lstm"), {}, "shared to true"),
+        (RecurrentPPO, lstm(), {"num_envs": 3}, "whole sequences"),
+    ],
+)
+def test_what_does_not_fit_is_refused(module, agent, data, match, tmp_path):
+    with pytest.raises(ConfigError, match=match):
+        fit(tmp_path, agent, module=module, **data)
+
+
+class Recall(gym.Env):
+    """Shows a bit at the first step only, and asks for it at the fourth."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def observation(self):
+        bit = self.bit if self.time == 0 else 0
+        return np.array([bit, float(self.time == 3)], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.bit = 0, int(self.np_random.integers(2)) * 2 - 1
+        return self.observation(), {}
+
+    def step(self, action):
+        right = self.time == 3 and action == (self.bit > 0)
+        self.time += 1
+        return self.observation(), float(right), self.time == 4, False, {}
+
+
+gym.register("Recall-v0", Recall)
+
+
+@KINDS
+def test_a_memory_solves_what_no_policy_without_one_can(kind, tmp_path):
+    model = {"learning_rate": 5e-3, "anneal_lr": False, "update_epochs": 4, "num_minibatches": 2}
+    data = {"env_id": "Recall-v0", "num_envs": 8, "num_steps": 64, "total_timesteps": 20_480}
+    assert np.mean(fit(tmp_path, lstm(kind), model=model, **data).episode_returns) > 0.9
+    without = fit(tmp_path, MLPAgent, module=PPO, model=model, **data)
+    assert np.mean(without.episode_returns) < 0.75, json.dumps(list(without.episode_returns))

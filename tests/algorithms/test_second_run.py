@@ -1,0 +1,53 @@
+"""What a run leaves behind for the next one, in the same process."""
+
+import pytest
+import torch
+
+from ppo_lightning import PPO, ConfigError, RolloutDataModule
+from ppo_lightning.algorithms.update import EagerUpdate
+from ppo_lightning.callbacks import Threads
+from tests.algorithms.test_update import CARTPOLE, MODEL
+
+
+class Interrupted(PPO):
+    """Keeps the learning rates of its iterations; the second one raises, if ``fails``."""
+
+    def __init__(self, fails=False, **kwargs):
+        super().__init__(**kwargs)
+        self.fails, self.rates = fails, []
+
+    def training_step(self, rollout, batch_idx):
+        self.rates.append(self.lr_schedulers().get_last_lr()[0])
+        self.threads = torch.get_num_threads()
+        if self.fails and batch_idx == 1:
+            raise RuntimeError("interrupted")
+        super().training_step(rollout, batch_idx)
+
+
+def test_a_second_fit_starts_at_the_learning_rate_again(make_trainer):
+    module = Interrupted(learning_rate=1e-3, anneal_lr=False, desired_kl=10.0)
+    for _ in range(2):
+        make_trainer().fit(module, RolloutDataModule(**CARTPOLE))
+    first, second = module.rates[:3], module.rates[3:]
+    assert first == second == pytest.approx([1e-3, 1.5e-3, 2.25e-3])
+
+
+@pytest.mark.parametrize("options", [{"compile": True}], ids=str)
+def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch, options):
+    """Neither graphs nor threads: the next run, or an evaluation, is an ordinary one."""
+    monkeypatch.setattr(
+        PPO, "update", lambda self, minibatch: {"approx_kl": torch.zeros(())}
+    )  # nothing is compiled
+    module = Interrupted(fails=True, **MODEL | options)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        make_trainer(callbacks=[Threads(2)]).fit(module, RolloutDataModule(**CARTPOLE))
+    assert module.threads == 2
+    assert torch.get_num_threads() == 1
+    assert type(module.optimize) is EagerUpdate
+    assert module.optimize._loss == module.loss
+
+
+def test_a_run_that_is_refused_before_it_starts_says_why(make_trainer):
+    """And nothing that the end of a run gives back was taken."""
+    with pytest.raises(ConfigError, match=r"trainer.precision is '64-true'"):
+        make_trainer(precision="64-true").fit(PPO(), RolloutDataModule(**CARTPOLE))

@@ -1,0 +1,280 @@
+"""The compiled update gives what the eager one gives, step for step."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
+
+from ppo_lightning import PPO, ConfigError, MLPAgent
+from ppo_lightning.algorithms.minibatches import equal_parts
+from ppo_lightning.algorithms.schedule import IterationLR
+from ppo_lightning.algorithms.update import CompiledUpdate, compile_per_instance
+from ppo_lightning.models.mlp import FastTanh
+
+# Some iterations only: float32 rounds differently in a compiled graph, and training amplifies any difference.
+REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}
+CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
+MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts the calls of compiled updates."""
+    made = []
+    call = CompiledUpdate._compiled
+    monkeypatch.setattr(
+        CompiledUpdate, "_compiled", lambda self, parts: made.append(parts) or call(self, parts)
+    )
+    return made
+
+
+class Tracing(PPO):
+    """Keeps what each update gave."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.metrics, self.learning_rates = [], []
+
+    def update(self, minibatch):
+        self.learning_rates.append(self.optimizers().param_groups[0]["lr"])
+        self.metrics.append(super().update(minibatch))
+        return self.metrics[-1]
+
+    def on_train_end(self):
+        super().on_train_end()
+        self.steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+
+
+def weights(module):
+    return torch.cat([its.detach().flatten() for its in module.agent.parameters()])
+
+
+def optimizer_state(module):
+    states = module.trainer.optimizers[0].state_dict()["state"]
+    return torch.cat(
+        [states[i][key].flatten() for i in sorted(states) for key in ("exp_avg", "exp_avg_sq", "step")]
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "data, model",
+    [
+        (REACH, {"ent_coef": 0.01}),
+        pytest.param(
+            CARTPOLE, {"clip_vloss": False, "norm_adv": False, "max_grad_norm": 99.0}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_eager_and_compiled_updates_agree(fit, data, model, calls):
+    eager, compiled = (fit(data, MODEL | model | {"compile": on}, ppo=Tracing) for on in (False, True))
+    assert eager.steps == compiled.steps
+    assert eager.steps.ready == eager.steps.completed == 3 * 2 * 2
+    assert len(calls) == 3 * 2 * 2 - 1, "all but the first, which makes Adam's state"
+    assert all(parameter.grad is None for parameter in compiled.agent.parameters())
+    assert eager.learning_rates == compiled.learning_rates
+    for one, other in zip(eager.metrics, compiled.metrics, strict=True):
+        torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)
+    # Adam's step does not depend on the gradients' scale, but its state does.
+    torch.testing.assert_close(optimizer_state(compiled), optimizer_state(eager), atol=1e-5, rtol=1e-3)
+    assert list(eager.state_dict()) == list(compiled.state_dict())
+
+
+@pytest.mark.integration
+def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path, calls):
+    def half(compile, ckpt_path=None, rollouts=1):
+        model = MODEL | {
+            "anneal_clip_coef": False,
+            "anneal_lr": False,
+            "compile": compile,
+            "max_grad_norm": 0.1,
+        }
+        module = fit(REACH | {"total_timesteps": 64 * rollouts}, model, ckpt_path=ckpt_path, max_epochs=-1)
+        path = tmp_path / f"{len(list(tmp_path.glob('*.ckpt')))}.ckpt"
+        module.trainer.save_checkpoint(path)
+        return module, path
+
+    ends = []
+    for first, second in ((False, False), (False, True), (True, False)):
+        _, path = half(first)
+        module, _ = half(second, ckpt_path=path, rollouts=2)
+        ends.append((weights(module), optimizer_state(module), module.trainer.global_step))
+    assert len(calls) == 4 + 3, "a resumed run has Adam's state already"
+    for end in ends[1:]:
+        assert end[2] == ends[0][2] == 2 * 2 * 2
+        torch.testing.assert_close(end[:2], ends[0][:2], atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.integration
+def test_parts_of_a_minibatch_give_what_the_whole_gives(fit, calls):
+    """Rows of a minibatch: 32, in one part, in 4 and (for there are no 3 equal ones) in 4 again."""
+    ends = [
+        fit(CARTPOLE, MODEL | {"compile": on, "microbatch_size": rows}, ppo=Tracing)
+        for on, rows in ((False, None), (False, 8), (True, 8), (True, 11))
+    ]
+    assert {len(call) for call in calls} == {4}
+    for end in ends[1:]:
+        torch.testing.assert_close(weights(end), weights(ends[0]), atol=1e-5, rtol=1e-4)
+        for one, other in zip(ends[0].metrics, end.metrics, strict=True):
+            torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "parts"), [(12, 12, 1), (12, 5, 3), (12, 7, 2), (13, 5, 1), (4096, 1000, 8)]
+)
+def test_parts_are_equal_and_no_more_than_needed(size, rows, parts):
+    minibatch = {"action": torch.arange(size), "advantage": torch.arange(size).unsqueeze(1)}
+    split = equal_parts(minibatch, rows)
+    assert len(split) == parts and len({len(part["action"]) for part in split}) == 1
+    assert torch.equal(torch.cat([part["advantage"] for part in split]), minibatch["advantage"])
+
+
+def test_the_tangent_of_compiled_graphs_is_the_tangent():
+    x = torch.linspace(-10, 10, 10_001, requires_grad=True)
+    y = FastTanh.apply(x), x.tanh()
+    torch.testing.assert_close(y[0], y[1], atol=4e-7, rtol=0)
+    slopes = [torch.autograd.grad(out.sum(), x)[0] for out in y]
+    torch.testing.assert_close(*slopes, atol=1e-6, rtol=0)
+    small = torch.tensor([1e-12, -1e-4])
+    torch.testing.assert_close(FastTanh.apply(small), small, atol=0, rtol=1e-6)
+
+
+@pytest.mark.integration
+def test_a_graph_that_computes_something_else_is_left_after_its_first_update(fit, calls, monkeypatch):
+    loss = PPO.loss
+
+    def wrong(self, minibatch):
+        total, parts = loss(self, minibatch)
+        return total, parts | {
+            "value_loss": parts["value_loss"] * (1.1 if torch.compiler.is_compiling() else 1.0)
+        }
+
+    monkeypatch.setattr(PPO, "loss", wrong)
+    with pytest.warns(UserWarning, match=r"The compiled loss is off by 0\.\d+: the run continues without it"):
+        module = fit(REACH, MODEL | {"compile": True}, ppo=Tracing)
+    assert len(calls) == 1
+    assert len(module.metrics) == 3 * 2 * 2
+
+
+class Adds:
+    def __init__(self, number):
+        self.number = number
+
+    def what(self):
+        return self.number
+
+    def add(self, x):
+        return x + self.what()
+
+
+@pytest.mark.integration
+def test_each_object_has_graphs_of_its_own(monkeypatch):
+    """PyTorch keeps eight graphs of a function's code and then refuses; a notebook may well have more runs."""
+    for number in range(10):
+        assert compile_per_instance(Adds(number).add)(torch.zeros(2)).tolist() == [number, number]
+    monkeypatch.setattr(Adds, "what", lambda self: 100)
+    assert compile_per_instance(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100], (
+        "not the graph of the method before"
+    )
+
+
+OLD_GPU = SimpleNamespace(name="K80", major=3, minor=7)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TritonMissing(None), GPUTooOldForTriton(OLD_GPU, None), OSError(30, "Read-only file system", "/cache")],
+)
+def test_a_machine_that_cannot_compile_is_one_sentence(fit, monkeypatch, error):
+    """What a GPU machine without Triton raises; here there is no GPU."""
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: fail)
+    with pytest.raises(
+        ConfigError,
+        match=r"^model\.compile does not work here \(.*\): install .* or leave model\.compile off",
+    ):
+        fit(CARTPOLE, MODEL | {"compile": True})
+    with pytest.raises(ConfigError, match=r"^model\.compile does not work here"):
+        compile_per_instance(Adds(1).add)(torch.zeros(2))  # as the loss is, on several ranks
+
+
+@pytest.mark.slow
+def test_the_annealed_coefficients_are_compiled_once(fit):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fit(REACH, MODEL | {"compile": True})
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+class Other(PPO):
+    def __init__(self, make, **kwargs):
+        super().__init__(**kwargs)
+        self.make = make
+
+    def configure_optimizers(self):
+        optimizer = self.make(self.agent.parameters())
+        return [optimizer], [IterationLR(optimizer)]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.AdamW,
+        lambda p: torch.optim.Adam(p, weight_decay=0.1),
+        lambda p: torch.optim.Adam([{"params": [x]} for x in p]),
+    ],
+)
+def test_an_optimizer_that_the_graph_does_not_hold_is_refused(fit, optimizer):
+    with pytest.raises(ConfigError, match=r"model.compile takes torch.optim.Adam without"):
+        fit(CARTPOLE, MODEL | {"compile": True, "make": optimizer}, ppo=Other)
+
+
+def frozen(observation_spec, action_spec):
+    agent = MLPAgent(observation_spec, action_spec)
+    agent.actor_body.requires_grad_(False)
+    return agent
+
+
+@pytest.mark.slow
+def test_frozen_parameters_stay(fit, calls):
+    ends = [fit(CARTPOLE, MODEL | {"compile": on, "agent": frozen}) for on in (False, True)]
+    assert len(calls) == 11
+    torch.testing.assert_close(weights(ends[1]), weights(ends[0]), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_without_a_compiler_one_sentence_says_so(tmp_path):
+    env = os.environ | {
+        "CXX": "/nowhere/g++",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "ppo_lightning",
+        "fit",
+        "--model.compile",
+        "true",
+        "--data.total_timesteps",
+        "2048",
+    ]
+    command += [
+        "--trainer.logger",
+        "false",
+        "--trainer.enable_checkpointing",
+        "false",
+        "--trainer.limit_val_batches",
+        "0",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "error: model.compile does not work here" in done.stderr and "install g++" in done.stderr

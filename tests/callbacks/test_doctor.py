@@ -1,0 +1,204 @@
+"""The doctor finds each illness in a run that has it, and nothing in runs that are well."""
+
+import functools
+import statistics
+import time
+
+import gymnasium as gym
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from ppo_lightning import MLPAgent
+from ppo_lightning.callbacks import Doctor, speed
+from ppo_lightning.callbacks.doctor import sinking_speed
+from ppo_lightning.callbacks.speed import RunSpeed
+from tests.environments import Counter
+
+WELL = {"num_envs": 4, "num_steps": 64, "total_timesteps": 4 * 64 * 40}
+
+
+class Dropout(MLPAgent):
+    """Computes something else each time."""
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+        self.actor_body = nn.Sequential(self.actor_body, nn.Dropout(0.5))
+        self.actor_body.out_features = 64
+
+    def array_policy(self):
+        return super(MLPAgent, self).array_policy()
+
+
+class Huge(Counter):
+    """Observations in the thousands."""
+
+    observation_space = gym.spaces.Box(-1e6, 1e6, (1,))
+
+    def observation(self):
+        return super().observation() + 5000
+
+
+class Flips(Counter):
+    """What pays in one rollout costs in the next: the values are always those of the rollout before."""
+
+    life = 0
+
+    def observation(self):
+        return super().observation() / 20
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        sign = 1 - 2 * (self.life // 64 % 2)
+        self.life += 1
+        return observation, sign * float(observation[0]), *rest
+
+
+class Narrow(gym.Env):
+    """Actions within 0.01 of 0."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Box(-0.01, 0.01, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        return self.observation_space.sample() * 0, 1.0, False, False, {}
+
+
+for name, entry in (("Huge", Huge), ("Flips", Flips), ("Narrow", Narrow)):
+    gym.register(f"{name}-v0", entry, max_episode_steps=20)
+
+
+ILL = {
+    "ratio": ({}, {"agent": Dropout}),
+    "large KL": ({}, {"learning_rate": 0.01, "update_epochs": 10, "clip_coef": 10.0}),
+    "no clipping": ({}, {"learning_rate": 1e-8}),
+    "much clipping": ({}, {"learning_rate": 0.01, "clip_coef": 0.005, "anneal_lr": False}),
+    "entropy collapse": (
+        {"env_id": "tests.environments:Probe-v0", "env_kwargs": {"kind": "action"}},
+        {"learning_rate": 0.01},
+    ),
+    "explained variance": ({"env_id": "Flips-v0"}, {"learning_rate": 0.01, "gamma": 0.0, "anneal_lr": False}),
+    "unscaled observations": ({"env_id": "Huge-v0"}, {}),
+    "saturated actions": ({"env_id": "Narrow-v0"}, {}),
+    "time limits": ({"env_kwargs": {"max_episode_steps": 10}}, {"bootstrap_truncated": False}),
+    "dead units": ({}, {"learning_rate": 1.0}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The log-probabilities")
+@pytest.mark.parametrize("illness", ILL)
+def test_a_run_with_the_illness_is_told_what_it_has(illness, fit, capsys):
+    data, model = ILL[illness]
+    doctor = Doctor()
+    fit(WELL | data, model, callbacks=[doctor])
+    assert illness in doctor.findings
+    finding, out = doctor.findings[illness], capsys.readouterr().out
+    assert str(finding) in out
+    assert out.count(f"steps: {illness}: ") == 1, "once"
+    assert finding.attempt.split()[0] in (
+        "a",
+        "an",
+        "model.norm_reward,",
+        "model.agent.norm_obs",
+        "model.bootstrap_truncated",
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        ({}, {}),
+        ({"env_id": "Acrobot-v1"}, {}),
+        (
+            {"env_id": "Hopper-v5", "num_envs": 1, "num_steps": 512, "total_timesteps": 512 * 24},
+            {"agent": functools.partial(MLPAgent, norm_obs=True), "norm_reward": True, "ent_coef": 0.0, "learning_rate": 3e-4,
+             "num_minibatches": 8, "update_epochs": 10},
+        ),
+    ],
+    ids=["CartPole", "Acrobot", "Hopper"],
+)  # fmt: skip
+def test_it_says_nothing_of_a_run_that_is_well(data, model, fit, capsys):
+    doctor = Doctor()
+    fit(WELL | data, model, callbacks=[doctor])
+    assert doctor.findings == {}
+    assert "doctor" not in capsys.readouterr().out
+
+
+def test_it_changes_nothing(fit):
+    with_doctor, without = fit(WELL, callbacks=[Doctor(every=1)]), fit(WELL)
+    for a, b in zip(with_doctor.parameters(), without.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+# Speed
+
+
+class Waits(L.Callback):
+    """Makes evaluations slow from iteration 60 to 70, and then iterations.
+
+    A real second thread beside other processes makes an iteration take seconds instead of milliseconds.
+    """
+
+    def __init__(self, doctor):
+        self.doctor, self.last, self.times, self.healthy = doctor, time.perf_counter(), [], None
+
+    def wait(self):
+        time.sleep(8 * statistics.median(self.times))
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.last = time.perf_counter()
+        if batch_idx == 71:
+            self.healthy = "sinking speed" not in self.doctor.findings
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx < 71:
+            self.times.append(time.perf_counter() - self.last)
+        else:
+            self.wait()
+
+    def on_validation_start(self, trainer, pl_module):
+        if 60 <= len(self.times) <= 70:
+            self.wait()
+
+
+def test_a_run_with_two_threads_that_becomes_slow_is_told_to_take_one(fit, capsys, monkeypatch):
+    monkeypatch.setattr(speed, "get_num_threads", lambda: 2)
+    doctor = Doctor()
+    waits = Waits(doctor)
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 82, "eval_episodes": 1}
+    model = {"update_epochs": 1, "num_minibatches": 1}
+    validate = {"val_check_interval": 1, "limit_val_batches": 1, "check_val_every_n_epoch": None}
+    fit(data, model, callbacks=[waits, doctor], **validate)
+    assert waits.healthy, "the time of evaluations does not count"
+    finding = doctor.findings["sinking speed"]
+    assert finding.attempt == "--num_threads 1"
+    assert "environment steps a second" in finding.saw and "2 PyTorch threads" in finding.cause
+    assert capsys.readouterr().out.count("steps: sinking speed: ") == 1
+
+
+ALONE = RunSpeed(sps=1000.0, used=0.9, threads=1, available=2, load=1.0)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "remedy"),
+    [
+        (5, {"sps": 400.0, "threads": 2}, "--num_threads 1"),
+        (5, {"sps": 400.0, "threads": 2, "load": None}, "--num_threads 1"),
+        (5, {"sps": 400.0, "used": 0.4, "load": 4.0}, "fewer processes"),
+        (5, {"sps": 600.0, "threads": 2, "used": 0.4, "load": 4.0}, None),  # not half as fast
+        (4, {"sps": 400.0, "threads": 2}, None),  # too early
+        (5, {"sps": 400.0, "used": 0.9, "load": 4.0}, None),  # its own work takes longer
+        (5, {"sps": 400.0, "used": 0.4, "load": 1.0}, None),  # its environment waits for something else
+        (5, {"sps": 400.0, "used": 0.4, "load": None}, None),
+    ],
+)
+def test_when_a_slow_run_is_told_what_to_do(earlier, now, remedy):
+    run = type("Run", (), {"speeds": [ALONE] * earlier + [ALONE._replace(**now)]})
+    found = sinking_speed(run)
+    assert (found is None) == (remedy is None)
+    assert found is None or remedy in found[2]

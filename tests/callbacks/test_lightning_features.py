@@ -1,0 +1,377 @@
+"""What Lightning's users expect of an epoch, callbacks, loggers and Trainer options; docs/lightning.md has the table."""
+
+import csv
+import datetime
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    DeviceStatsMonitor,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    RichProgressBar,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ppo_lightning import PPO, ConfigError, RolloutDataModule
+from ppo_lightning.callbacks import loggers
+
+STEPS = 64  # of a rollout
+UPDATES = 4  # of a rollout
+EIGHT = {
+    "num_envs": 2,
+    "num_steps": 32,
+    "total_timesteps": STEPS * 8,
+    "rollouts_per_epoch": 3,
+    "eval_episodes": 2,
+}
+MODEL = {"num_minibatches": 2, "update_epochs": 2}
+VALIDATED = {"limit_val_batches": 1.0}
+
+
+class Watch(L.Callback):
+    """What happened when: (event, environment steps)."""
+
+    def __init__(self):
+        self.events = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.events.append(("epoch", pl_module.env_steps // STEPS))
+
+    def on_validation_end(self, trainer, pl_module):
+        self.events.append(("validation", pl_module.env_steps // STEPS))
+
+    def rollouts(self, event):
+        return [rollouts for name, rollouts in self.events if name == event]
+
+
+def weights(module):
+    return torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach().clone()
+
+
+def rows_of(folder):
+    (path,) = folder.rglob("metrics.csv")
+    return list(csv.DictReader(path.open()))
+
+
+def test_an_epoch_is_a_stretch_of_rollouts_and_ends_with_a_validation(fit):
+    watch = Watch()
+    module = fit(EIGHT, MODEL, callbacks=[watch], **VALIDATED)
+    assert watch.rollouts("epoch") == watch.rollouts("validation") == [3, 6, 8]
+    assert module.trainer.current_epoch == 3
+    assert module.rollouts_done == 8
+
+
+def test_epochs_change_no_weight(fit):
+    results = [weights(fit(EIGHT | {"rollouts_per_epoch": count}, MODEL)) for count in (1, 3, 100)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs", "validations"),
+    [
+        ({"max_epochs": 2}, [3, 6], [3, 6]),
+        ({"check_val_every_n_epoch": 2}, [3, 6, 8], [6]),
+        ({"limit_train_batches": 2}, [2, 4, 6, 8], [2, 4, 6, 8]),
+        ({"limit_train_batches": 0.67, "max_epochs": 2}, [2, 4], [2, 4]),
+        ({"val_check_interval": 2}, [3, 6, 8], [2, 5, 8]),
+        ({"val_check_interval": 5, "check_val_every_n_epoch": None}, [3, 6, 8], [5, 8]),
+        ({"reload_dataloaders_every_n_epochs": 1}, [3, 6, 8], [3, 6, 8]),
+        ({"max_epochs": 99}, [3, 6, 8], [3, 6, 8]),
+        ({"fast_dev_run": 2}, [2], [2]),
+    ],
+    ids=str,
+)
+def test_trainer_options_mean_what_they_say(fit, options, epochs, validations):
+    watch = Watch()
+    fit(EIGHT, MODEL, callbacks=[watch], **VALIDATED | options)
+    assert watch.rollouts("epoch") == epochs
+    assert watch.rollouts("validation") == validations
+
+
+def test_max_steps_counts_optimizer_steps_and_says_so(fit):
+    with pytest.warns(
+        UserWarning, match=r"trainer.max_steps \(5\) counts optimizer steps: .* 128 of 512 environment steps"
+    ):
+        fit(EIGHT, MODEL, max_steps=5)
+
+
+def test_max_time_ends_a_run_that_is_validated_and_saved(fit, tmp_path):
+    data = EIGHT | {"total_timesteps": 10**6, "rollouts_per_epoch": 10}
+    watch = Watch()
+    module = fit(
+        data, MODEL, callbacks=[watch], max_time={"seconds": 1}, enable_checkpointing=True, **VALIDATED
+    )
+    assert 0 < module.env_steps < 10**6
+    assert watch.rollouts("validation")[-1] == module.rollouts_done
+    assert (
+        PPO.load_from_checkpoint(module.trainer.checkpoint_callback.best_model_path).env_steps
+        == module.env_steps
+    )
+
+
+# Callbacks
+
+
+def test_early_stopping_acts_on_training_returns_by_default(fit):
+    stop = EarlyStopping("charts/episodic_return", mode="max", stopping_threshold=1.0)
+    module = fit(EIGHT, MODEL, callbacks=[stop])
+    assert module.rollouts_done == 3
+    assert stop.stopped_epoch == 0
+
+
+def test_early_stopping_acts_on_evaluations(fit):
+    stop = EarlyStopping("eval/episodic_return", mode="max", patience=1, min_delta=1e9)
+    assert fit(EIGHT, MODEL, callbacks=[stop], **VALIDATED).rollouts_done == 6
+
+
+def test_the_best_checkpoints_are_kept(fit, tmp_path):
+    data = EIGHT | {"total_timesteps": STEPS * 15}
+    keep = ModelCheckpoint(tmp_path, monitor="eval/episodic_return", mode="max", save_top_k=3)
+    module = fit(data, MODEL, callbacks=[keep], enable_checkpointing=True, **VALIDATED)
+    saved = sorted(PPO.load_from_checkpoint(path).env_steps for path in tmp_path.glob("*.ckpt"))
+    assert len(saved) == 3
+    assert set(saved) <= {STEPS * 3 * epoch for epoch in range(1, 6)}
+    assert module.trainer.checkpoint_callback.best_model_score == max(keep.best_k_models.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"limit_val_batches": 0}])
+def test_checkpoints_are_named_by_environment_steps(fit, tmp_path, options):
+    keep = ModelCheckpoint(tmp_path, save_top_k=-1)
+    fit(EIGHT, MODEL, callbacks=[keep], enable_checkpointing=True, **VALIDATED | options)
+    assert {path.stem for path in tmp_path.glob("*.ckpt")} == {
+        "epoch=0-step=192",
+        "epoch=1-step=384",
+        "epoch=2-step=512",
+    }
+
+
+def test_checkpoints_by_optimizer_steps(fit, tmp_path):
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=2 * UPDATES, save_top_k=-1)
+    fit(EIGHT, MODEL, callbacks=[keep], enable_checkpointing=True)
+    saved = sorted(PPO.load_from_checkpoint(path).env_steps // STEPS for path in tmp_path.glob("*.ckpt"))
+    assert saved == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("callback", "model", "words"),
+    [
+        (
+            ModelCheckpoint(every_n_train_steps=6),
+            {},
+            r"every_n_train_steps \(6\) counts optimizer steps .* 4 of one rollout",
+        ),
+        (
+            ModelCheckpoint(every_n_train_steps=8),
+            {"target_kl": 0.01},
+            r"every_n_train_steps \(8\) needs the same number",
+        ),
+        (StochasticWeightAveraging(1e-3), {}, "use EMAWeightAveraging"),
+    ],
+)
+def test_callbacks_that_would_do_nothing_are_refused(fit, callback, model, words):
+    with pytest.raises(ConfigError, match=words):
+        fit(EIGHT, MODEL | model, callbacks=[callback], enable_checkpointing=True)
+
+
+def test_checkpoints_by_time_are_refused(fit):
+    callback = ModelCheckpoint(train_time_interval=datetime.timedelta(seconds=1))
+    with pytest.raises(
+        ConfigError, match="train_time_interval has no effect with manual optimization: set every_n_epochs"
+    ):
+        fit(EIGHT, MODEL, callbacks=[callback], enable_checkpointing=True)
+
+
+def test_weights_are_averaged(fit, tmp_path):
+    callbacks = [EMAWeightAveraging(decay=0.5), ModelCheckpoint(tmp_path)]
+    plain = fit(EIGHT, MODEL)
+    averaged = fit(EIGHT, MODEL, callbacks=callbacks, enable_checkpointing=True)
+    assert not torch.equal(weights(plain), weights(averaged))
+    (path,) = tmp_path.glob("*.ckpt")
+    torch.testing.assert_close(weights(PPO.load_from_checkpoint(path)), weights(averaged))
+
+
+def test_a_compiled_module_is_refused(make_trainer):
+    with pytest.raises(ConfigError, match=r"pass PPO\(compile=True\) instead"):
+        make_trainer().fit(torch.compile(PPO(**MODEL)), RolloutDataModule(**EIGHT))
+
+
+@pytest.mark.parametrize(
+    "options", [{"detect_anomaly": True}, {"deterministic": True}, {"profiler": "simple"}], ids=str
+)
+def test_trainer_options_that_change_nothing(fit, options):
+    assert torch.equal(weights(fit(EIGHT, MODEL, **options)), weights(fit(EIGHT, MODEL)))
+
+
+@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
+def test_lightnings_progress_bars(fit, bar):
+    assert fit(EIGHT, MODEL, callbacks=[bar()], enable_progress_bar=True, **VALIDATED).rollouts_done == 8
+
+
+# The x axis
+
+
+class Logs(PPO):
+    def training_step(self, rollout, batch_idx):
+        super().training_step(rollout, batch_idx)
+        self.log("mine", float(self.env_steps))
+
+
+def test_all_metrics_share_the_x_axis(fit, tmp_path):
+    callbacks = [LearningRateMonitor(), DeviceStatsMonitor()]
+    options = VALIDATED | {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1, "callbacks": callbacks}
+    fit(EIGHT, MODEL, ppo=Logs, **options)
+    rows = rows_of(tmp_path)
+    steps = [STEPS * rollout for rollout in range(1, 9)]
+    mine = [(int(row["step"]), float(row["mine"])) for row in rows if row["mine"]]
+    assert mine == [(step, step) for step in steps]
+    assert [int(row["step"]) for row in rows if row["charts/SPS"]] == steps
+    assert [int(row["step"]) for row in rows if row["eval/episodic_return"]] == [steps[2], steps[5], steps[7]]
+    rates = [int(row["step"]) for row in rows if row["lr-Adam"]]
+    assert rates == [0, *steps[:-1]]  # logged before each update
+    device = next(
+        name for name in rows[0] if name.startswith("DeviceStatsMonitor") and "on_train_batch_end" in name
+    )
+    assert [int(row["step"]) for row in rows if row[device]] == steps
+
+
+# Resuming
+
+
+class SaveAt(L.Callback):
+    """Saves after each rollout."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        trainer.save_checkpoint(self.folder / f"{pl_module.rollouts_done}.ckpt")
+
+
+def test_a_run_resumes_at_every_rollout_of_an_epoch(fit, tmp_path):
+    """In the middle of an epoch, at its last rollout, and at its end, from Lightning's own checkpoint."""
+    data = EIGHT | {"env_id": "Acrobot-v1", "total_timesteps": STEPS * 7}
+    model = MODEL | {"norm_reward": True, "desired_kl": 0.01, "anneal_lr": False}
+    keep = ModelCheckpoint(tmp_path, filename="end{epoch}", save_top_k=-1, auto_insert_metric_name=False)
+    whole = fit(data, model, callbacks=[SaveAt(tmp_path), keep], enable_checkpointing=True, **VALIDATED)
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    assert len(paths) == 7 + 3
+    for path in paths:
+        done = torch.load(path, weights_only=True)["env_steps"] // STEPS
+        watch = Watch()
+        resumed = fit(data, model, ckpt_path=path, callbacks=[watch], **VALIDATED)
+        assert resumed.rollouts_done == 7
+        assert torch.equal(weights(resumed), weights(whole)), path.name
+        ends = [end for end in (3, 6, 7) if end > done]
+        assert [rollouts for rollouts in watch.rollouts("epoch") if rollouts > done] == ends, path.name
+
+
+# Overrides
+
+
+def test_an_optimizer_without_a_schedule(fit):
+    class Own(PPO):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.agent.parameters(), lr=3e-3, weight_decay=0.1)
+
+    module = fit(EIGHT, MODEL, ppo=Own)
+    assert module.rollouts_done == 8
+    assert module.trainer.callback_metrics["charts/learning_rate"] == pytest.approx(3e-3)
+
+
+def test_a_schedule_of_a_subclass_is_stepped_once_a_rollout(fit):
+    class Own(PPO):
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.agent.parameters(), lr=1.0e-3)
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 0.5**count)]
+
+    module = fit(EIGHT, MODEL, ppo=Own)
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**8)
+
+
+# Fits of one module
+
+
+def test_a_second_fit_begins_a_new_run_with_the_trained_weights(make_trainer):
+    L.seed_everything(1, verbose=False)
+    module, data = PPO(**MODEL), RolloutDataModule(**EIGHT)
+    make_trainer().fit(module, data)
+    trained = weights(module)
+    data.total_timesteps = STEPS * 4
+    begun = []
+
+    class First(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            begun.append(
+                (pl_module.env_steps, weights(pl_module), trainer.optimizers[0].param_groups[0]["lr"])
+            )
+
+    make_trainer(callbacks=[First()]).fit(module, data)
+    (steps, start, learning_rate), *_ = begun
+    assert steps == 0
+    assert torch.equal(start, trained)
+    assert learning_rate == module.hparams.learning_rate
+    assert module.env_steps == STEPS * 4
+
+
+# Loggers that fail
+
+
+class Breaks(CSVLogger):
+    """Raises, as a full disk makes it, while ``broken``."""
+
+    broken = False
+    saves = 0
+
+    def save(self):
+        if self.broken:
+            raise OSError(28, "No space left on device")
+        type(self).saves += 1
+        super().save()
+
+
+def test_a_logger_that_fails_does_not_end_the_run(fit, tmp_path, capsys):
+    class Toggle(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            Breaks.broken = 2 <= pl_module.rollouts_done < 6
+
+    options = VALIDATED | {"logger": [Breaks(tmp_path), TensorBoardLogger(tmp_path)], "log_every_n_steps": 1}
+    module = fit(EIGHT, MODEL, ppo=Logs, callbacks=[Toggle()], **options)
+    errors = capsys.readouterr().err
+    assert module.rollouts_done == 8
+    assert (
+        errors.count(
+            "METRICS cannot be written by Breaks: [Errno 28] No space left on device. Training continues."
+        )
+        == 1
+    )
+    rows = rows_of(tmp_path)
+    assert [int(row["step"]) for row in rows if row["charts/SPS"]] == [
+        STEPS * rollout for rollout in range(1, 9)
+    ]
+
+
+def test_nothing_is_written_to_a_disk_that_is_nearly_full(fit, tmp_path, capsys, monkeypatch):
+    class Fill(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            full = 2 <= pl_module.rollouts_done < 6
+            monkeypatch.setattr(loggers, "SPARE", 2**60 if full else 2**20)
+
+    both = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path)]
+    fit(EIGHT, MODEL, callbacks=[Fill()], logger=both, log_every_n_steps=1, **VALIDATED)
+    errors = capsys.readouterr().err
+    for name in ("CSVLogger", "TensorBoardLogger"):
+        assert errors.count(f"METRICS cannot be written by {name}: the disk of") >= 1
+    rows = rows_of(tmp_path)
+    assert [int(row["step"]) for row in rows if row["charts/SPS"]] == [
+        STEPS * rollout for rollout in range(1, 9)
+    ]
+    curve = EventAccumulator(str(both[1].log_dir)).Reload().Scalars("charts/SPS")
+    assert [event.step for event in curve] == [STEPS * rollout for rollout in (1, 2, 7, 8)]

@@ -1,0 +1,193 @@
+"""Callbacks that show a run while it goes on, and the loggers."""
+
+import csv
+import json
+import struct
+from pathlib import Path
+
+import imageio.v2 as imageio
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ppo_lightning import ConfigError
+from ppo_lightning.callbacks import CaptureVideo, LivePlot, TerminalPanel
+from ppo_lightning.callbacks.live import SHOWN, sparkline
+from tests.checkpoints.test_resume import SaveAfter
+
+SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 6, "eval_episodes": 1}
+
+
+# Videos
+
+
+def test_videos_are_recorded_at_their_steps_and_are_in_tensorboard(fit, tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="run")
+    fit(SMALL, callbacks=[CaptureVideo(every=3, max_frames=7)], logger=logger)
+    videos = sorted(Path(logger.log_dir, "videos").iterdir())
+    assert [path.name for path in videos] == ["step=192.mp4", "step=384.mp4"]
+    frames = imageio.mimread(videos[0], memtest=False)
+    assert len(frames) == 8 and frames[0].shape == (400, 820, 3), "with the panel beside it, and bounded"
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    images = events.Images("videos/episode")
+    assert [image.step for image in images] == [192, 384]
+    assert images[0].encoded_image_string[:4] == b"GIF8"
+
+
+def test_videos_change_nothing(fit, tmp_path):
+    with_video, without = (
+        fit(SMALL, callbacks=callbacks, logger=CSVLogger(tmp_path, name=str(len(callbacks))))
+        for callbacks in ([CaptureVideo(every=2, max_frames=5)], [])
+    )
+    for a, b in zip(with_video.parameters(), without.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_environments_by_a_function_are_recorded_if_they_have_pictures(fit, tmp_path):
+    import gymnasium
+
+    def make(render_mode=None):
+        return gymnasium.make("CartPole-v1", render_mode=render_mode)
+
+    fit(SMALL | {"env_id": make}, callbacks=[CaptureVideo(every=2)])
+    assert list(tmp_path.rglob("*.mp4"))
+    with pytest.raises(ConfigError, match="The environment cannot be rendered: it has no picture"):
+        fit(SMALL | {"env_id": lambda: gymnasium.make("CartPole-v1")}, callbacks=[CaptureVideo(every=2)])
+
+
+def test_what_cannot_be_recorded_is_refused(fit):
+    from torchrl.envs import StepCounter
+
+    with pytest.raises(
+        ConfigError, match=r"Only environments of .* can be recorded, without data.transforms"
+    ):
+        fit(SMALL | {"transforms": [StepCounter(step_count_key="steps")]}, callbacks=[CaptureVideo(every=1)])
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        CaptureVideo(every=0)
+
+
+# Live
+
+
+def test_a_notebook_is_shown_one_picture_at_a_time(fit, monkeypatch):
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", shown.append)
+    monkeypatch.setattr(IPython.display, "clear_output", lambda wait: shown.clear())
+    plot = LivePlot(every=0.0)
+    module = fit(SMALL, callbacks=[plot])
+    (figure,) = shown
+    assert [axis.get_title() for axis in figure.axes] == list(SHOWN.values())
+    for axis, points in zip(figure.axes, plot.points.values(), strict=True):
+        (line,) = axis.lines
+        assert line.get_xydata().tolist() == [list(point) for point in points]
+    last = module.trainer.callback_metrics["losses/entropy"].item()
+    assert plot.points["losses/entropy"][-1] == (384, last)
+
+
+def test_a_terminal_has_a_panel(fit, capsys):
+    fit(SMALL, callbacks=[TerminalPanel(every=0.0)])
+    out = capsys.readouterr().out
+    assert "384 of 384 steps" in out
+    for title in SHOWN.values():
+        assert title in out
+
+
+def test_small_curves():
+    assert sparkline([]) == ""
+    assert sparkline([1, 1]) == "▁▁"
+    assert sparkline([0, 7, 3.5]) == "▁█▄"
+    line = sparkline([float(i) for i in range(1000)])
+    assert len(line) == 40 and line[0] == "▁" and line[-1] == "█" and list(line) == sorted(line)
+
+
+# Loggers
+
+
+def records(folder):
+    """The history of an offline run of W&B, as it would be sent: LevelDB's log format after seven bytes of its own."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = folder.rglob("*.wandb")
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # the rest of a block is empty
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # all of a record, or its last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def scalars(record):
+    items = {
+        item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+    }
+    return {key: value for key, value in items.items() if not key.startswith("_")}
+
+
+@pytest.mark.integration
+def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    csv_logger = CSVLogger(tmp_path, name="csv")
+    tensorboard = TensorBoardLogger(tmp_path, name="tensorboard", default_hp_metric=False)
+    wandb = WandbLogger(save_dir=tmp_path / "wandb", offline=True, project="test")
+    options = {"logger": [csv_logger, tensorboard, wandb], "log_every_n_steps": 1, "limit_val_batches": 1}
+    fit(
+        SMALL,
+        callbacks=[CaptureVideo(every=3, max_frames=5)],
+        val_check_interval=3,
+        check_val_every_n_epoch=None,
+        **options,
+    )
+    wandb.experiment.finish()
+    with Path(csv_logger.log_dir, "metrics.csv").open() as file:
+        in_csv = {}
+        for row in csv.DictReader(file):
+            for key, value in row.items():
+                if value and key not in ("step", "epoch"):
+                    in_csv.setdefault(key, {})[int(row["step"])] = float(value)
+    events = EventAccumulator(tensorboard.log_dir, size_guidance={"scalars": 0})
+    events.Reload()
+    in_tensorboard = {
+        tag: {e.step: e.value for e in events.Scalars(tag)}
+        for tag in events.Tags()["scalars"]
+        if tag != "epoch"
+    }
+    in_wandb, videos, config = {}, [], {}
+    for record in records(tmp_path / "wandb"):
+        for item in record.config.update:
+            config[item.key] = json.loads(item.value_json)
+        its = scalars(record)
+        step = its.pop("trainer/global_step", None)
+        for key, value in its.items():
+            if key.startswith("videos"):
+                videos.append(step)
+            elif key != "epoch":
+                in_wandb.setdefault(key, {})[step] = value
+    assert {"charts/SPS", "losses/approx_kl", "eval/episodic_return"} <= in_csv.keys()
+    assert in_csv.keys() == in_tensorboard.keys() == in_wandb.keys()
+    for key, points in in_csv.items():
+        assert points == pytest.approx(in_tensorboard[key], rel=1e-5), key
+        assert points == pytest.approx(in_wandb[key], rel=1e-5), key
+    assert list(in_csv["losses/entropy"]) == [64, 128, 192, 256, 320, 384]
+    assert list(in_csv["eval/episodic_return"]) == [192, 384]
+    assert list(dict.fromkeys(videos)) == [192, 384]
+    assert config["learning_rate"] == 2.5e-4 and config["num_envs"] == 2
+
+
+def test_steps_do_not_go_back_when_a_run_goes_on(fit, tmp_path):
+    path = tmp_path / "middle.ckpt"
+    loggers = [CSVLogger(tmp_path, name="csv", version=version) for version in (0, 1)]
+    fit(SMALL, callbacks=[SaveAfter(path, 2)], logger=loggers[0], log_every_n_steps=1)
+    fit(SMALL, ckpt_path=path, logger=loggers[1], log_every_n_steps=1)
+    with Path(loggers[1].log_dir, "metrics.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [192, 256, 320, 384]

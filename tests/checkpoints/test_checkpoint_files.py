@@ -1,0 +1,478 @@
+"""Checkpoints and Hub folders that are damaged, edited or malicious: one sentence, no import, no memory."""
+
+import contextlib
+import json
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppo_lightning import PPO, ConfigError, RolloutDataModule
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.commands import cli
+from ppo_lightning.export import load_from_hub
+
+ROOT = Path(__file__).parents[2]
+CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
+SMALL = ["--data.num_steps", "16", "--data.total_timesteps", "128", "--data.eval_episodes", "1"]
+DATA = "datamodule_hyper_parameters"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The checkpoint of a run of the command line, in the folder of the run."""
+    folder = tmp_path_factory.mktemp("run")
+    loggers = json.dumps(
+        [{"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(folder)}}]
+    )
+    cli.main(
+        [
+            "fit",
+            "--config",
+            CARTPOLE,
+            *SMALL,
+            "--trainer.logger",
+            loggers,
+            "--trainer.val_check_interval",
+            "2",
+        ]
+    )
+    return next(folder.rglob("*.ckpt"))
+
+
+@pytest.fixture(scope="module")
+def hub(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    cli.main(["export", "--ckpt_path", str(run), "--hub", str(folder), "--no_video"])
+    return folder
+
+
+@pytest.fixture
+def edited(run, tmp_path, monkeypatch):
+    """edited(*keys, value) saves the checkpoint with another entry, or without it, and returns the path."""
+    monkeypatch.chdir(tmp_path)
+
+    def save(*keys, name="edited.ckpt"):
+        *keys, last, value = keys
+        checkpoint = torch.load(run, weights_only=True)
+        part = checkpoint
+        for key in keys:
+            part = part[key]
+        if value is MISSING:
+            del part[last]
+        else:
+            part[last] = value
+        torch.save(checkpoint, name)
+        return name
+
+    return save
+
+
+MISSING = object()
+MALICIOUS = "a_module_of_the_attacker"
+
+
+@pytest.fixture
+def attacker(tmp_path, monkeypatch):
+    """A module that says so when it is imported; the function returns whether it was."""
+    text = f"open({str(tmp_path / 'imported')!r}, 'w')\nclass Evil:\n    pass\ndef make():\n    pass\n"
+    (tmp_path / f"{MALICIOUS}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield (tmp_path / "imported").exists
+    sys.modules.pop(MALICIOUS, None)
+
+
+def refused(capsys, *args):
+    """Runs a command that must end with code 2 and one sentence, and returns the sentence."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit:
+        cli.main([str(arg) for arg in args])
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert exit.value.code == 2 and len(errors) == 1
+    return errors[0]
+
+
+def deep(levels):
+    tree = []
+    for _ in range(levels):
+        tree = [tree]
+    return tree
+
+
+def endless():
+    tree = []
+    tree.append(tree)
+    return tree
+
+
+def laughs():
+    tree = ["ha"]
+    for _ in range(40):
+        tree = [tree, tree]
+    return tree
+
+
+WEIGHT = "agent.critic.weight"
+KEYS = [
+    "agent", "state_dict", "hyper_parameters", DATA, "seed", "details", "env_steps", "frames_per_rollout", "episode_returns",
+    "shuffle", "pytorch-lightning_version",
+]  # fmt: skip
+STRUCTURE = {f"no {key}": (key, MISSING) for key in KEYS} | {
+    "agent is a list": ("agent", []),
+    "agent without a class": ("agent", "class_path", MISSING),
+    "agent's class is a number": ("agent", "class_path", 1),
+    "agent's arguments are a list": ("agent", "init_args", [1]),
+    "agent's arguments have no names": ("agent", "init_args", {1: 2}),
+    "no hyperparameters": ("hyper_parameters", None),
+    "no data settings": (DATA, {}),
+    "env_kwargs is a list": (DATA, "env_kwargs", [1]),
+    "seed is a text": ("seed", "one"),
+    "negative steps": ("env_steps", -1),
+    "returns are texts": ("episode_returns", ["a"]),
+    "generator's state is short": ("shuffle", torch.zeros(3, dtype=torch.uint8)),
+    "weights are a list": ("state_dict", [1]),
+    "a weight is a text": ("state_dict", WEIGHT, "heavy"),
+    "optimizer's state is a list": ("optimizer_states", [[1]]),
+    "version is no version": ("pytorch-lightning_version", "new"),
+    "version is old": ("pytorch-lightning_version", "0.5.0"),
+    "deep": ("details", {"1": deep(60)}),
+    "endless": ("details", {"1": endless()}),
+    "exponential": ("details", {"1": laughs()}),
+    "not finite": ("state_dict", WEIGHT, torch.full((1, 64), torch.nan)),
+    "infinite statistics of the optimizer": (
+        "optimizer_states",
+        0,
+        "state",
+        0,
+        "exp_avg",
+        torch.tensor([torch.inf]),
+    ),
+    "a tensor larger than the file": ("state_dict", WEIGHT, torch.ones(1).expand(10**12)),
+    "a tensor without numbers": ("state_dict", WEIGHT, torch.empty(10**12, device="meta")),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURE)
+def test_a_checkpoint_with_another_structure_is_one_sentence(name, edited, capsys, make_trainer):
+    path = edited(*STRUCTURE[name])
+    assert "cannot be read as a checkpoint: " in refused(capsys, "validate", "--ckpt_path", path)
+    assert "cannot be read as a checkpoint: " in refused(
+        capsys, "fit", "--config", CARTPOLE, *SMALL, "--ckpt_path", path
+    )
+    assert "cannot be read as a checkpoint: " in refused(
+        capsys, "export", "--ckpt_path", path, "--onnx", "a.onnx"
+    )
+    for load in (
+        PPO.load_from_checkpoint,
+        lambda path: make_trainer().validate(PPO(), RolloutDataModule(), ckpt_path=path),
+    ):
+        with pytest.raises(ConfigError, match="cannot be read as a checkpoint: ") as error:
+            load(path)
+        assert str(error.value).count("\n") == 0
+
+
+OBSERVATION, ACTION = (("agent", f"{kind}_spec") for kind in ("observation", "action"))
+AGENTS = {
+    "giant layers": ("agent", "init_args", "hidden_sizes", [10**6, 10**6]),
+    "large layers": ("agent", "init_args", "hidden_sizes", [8192, 8192]),
+    "a giant observation": (*OBSERVATION, "shape", [10**12]),
+    "a large observation": (*OBSERVATION, "shape", [10**8]),
+    "giant bounds": (
+        *OBSERVATION,
+        {"kind": "Bounded", "shape": [10**12], "dtype": "float32", "low": 0, "high": 1},
+    ),
+    "giant choices": (*ACTION, "n", 10**12),
+    "giant bits": (*ACTION, {"kind": "Binary", "n": 10**12}),
+    "giant one-hot choices": (*OBSERVATION, {"kind": "MultiCategorical", "n": [10**12]}),
+    "negative sizes": (*OBSERVATION, "shape", [-1]),
+    "a function for a type": (*OBSERVATION, "dtype", "load"),
+    "no such type": (*OBSERVATION, "dtype", "float33"),
+    "no such kind": (*OBSERVATION, "kind", "Sphere"),
+    "a spec without a shape": (*OBSERVATION, "shape", MISSING),
+    "an unknown argument": ("agent", "init_args", {"colour": 1}),
+    "an argument of another type": ("agent", "init_args", "hidden_sizes", "wide"),
+    "other layers": ("agent", "init_args", "hidden_sizes", [32, 32]),
+    "no such class": ("agent", "class_path", "ppo_lightning.models.mlp.MLPAgents"),
+    "another class of ours": ("agent", "class_path", "ppo_lightning.models.mlp.MLP"),
+    "no class": ("agent", "class_path", ""),
+    "a missing weight": ("state_dict", WEIGHT, MISSING),
+    "a weight of another shape": ("state_dict", WEIGHT, torch.ones(2)),
+}
+
+
+SENTENCES = {
+    "giant layers": "hidden_sizes is",
+    "an argument of another type": "hidden_sizes is",
+    "large layers": "names an agent or spaces of more than",
+    **dict.fromkeys(("a function for a type", "negative sizes"), "names a space of"),
+    **dict.fromkeys((name for name in AGENTS if "observation" in name), "names a space of"),
+    **dict.fromkeys(
+        ("giant bounds", "giant choices", "giant bits", "giant one-hot choices"), "names a space of"
+    ),
+    **dict.fromkeys(
+        ("other layers", "a missing weight", "a weight of another shape"), "where the module has"
+    ),
+    **dict.fromkeys(("no such class", "another class of ours", "no class"), "import"),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_that_does_not_fit_its_weights_is_one_sentence_and_takes_no_memory(
+    name, edited, hub, capsys
+):
+    path, before = edited(*AGENTS[name]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sentence = SENTENCES.get(name, "cannot be built from its settings")
+    for command in ("validate", "play"):
+        found = refused(capsys, command, "--ckpt_path", path)
+        assert re.search(sentence, found)
+    with pytest.raises(ConfigError, match=sentence):
+        PPO.load_from_checkpoint(path)
+    if AGENTS[name][0] == "agent":
+        folder = Path("hub")
+        folder.mkdir()
+        config = json.loads((hub / "config.json").read_text()) | {
+            "agent": torch.load(path, weights_only=True)["agent"]
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").write_bytes((hub / "model.safetensors").read_bytes())
+        with pytest.raises(ConfigError, match=sentence):
+            load_from_hub(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "kB"
+
+
+def test_flipped_bits_are_refused_or_without_effect(run, tmp_path):
+    """PyTorch does not look at the checksums: without them, half of the copies loaded other weights."""
+    whole, generator, refusals = read_checkpoint(run), random.Random(1), 0
+    for copy in range(60):
+        data = bytearray(run.read_bytes())
+        for _ in range((1, 4, 30)[copy % 3]):
+            data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        (tmp_path / "flipped.ckpt").write_bytes(data)
+        try:
+            read = read_checkpoint(tmp_path / "flipped.ckpt")
+        except ConfigError:
+            refusals += 1
+            continue
+        assert all(torch.equal(read["state_dict"][key], value) for key, value in whole["state_dict"].items())
+        assert repr({**read, "state_dict": 0}) == repr({**whole, "state_dict": 0})
+    assert refusals > 30
+
+
+def test_a_tensor_larger_than_the_file_is_named(edited):
+    with pytest.raises(ConfigError, match="a tensor is larger than the file"):
+        read_checkpoint(edited(*STRUCTURE["a tensor larger than the file"]))
+
+
+def test_cut_checkpoints_are_refused(run, tmp_path):
+    data, generator = run.read_bytes(), random.Random(2)
+    for length in [0, 1, len(data) - 1, *(generator.randrange(len(data)) for _ in range(20))]:
+        (tmp_path / "cut.ckpt").write_bytes(data[:length])
+        with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
+            PPO.load_from_checkpoint(tmp_path / "cut.ckpt")
+
+
+HUB = {
+    "no weights": ("model.safetensors", None),
+    "cut weights": ("model.safetensors", lambda data: data[:-100]),
+    "a text for weights": ("model.safetensors", lambda data: b"weights"),
+    "NaN for weights": ("model.safetensors", lambda data: data[:-400] + b"\xff" * 400),
+    "half a configuration": ("config.json", lambda data: data[: len(data) // 2]),
+    "deep JSON": ("config.json", lambda data: b"[" * 100_000),
+    "a list": ("config.json", lambda data: b"[1]"),
+    "no agent": ("config.json", lambda data: b"{}"),
+    "an agent that is a list": ("config.json", lambda data: b'{"agent": []}'),
+    "bytes": ("config.json", lambda data: b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_damaged_hub_folder_is_one_sentence(name, hub, tmp_path):
+    damaged, change = HUB[name]
+    for file in ("config.json", "model.safetensors"):
+        data = (hub / file).read_bytes()
+        if file != damaged or change is not None:
+            (tmp_path / file).write_bytes(change(data) if file == damaged else data)
+    with pytest.raises(
+        ConfigError, match="has no model.safetensors" if change is None else "cannot be read as a Hub folder"
+    ):
+        load_from_hub(tmp_path)
+
+
+# What a checkpoint names
+
+CLASS = {"class_path": f"{MALICIOUS}.Evil"}
+CODE = {
+    "a function that makes environments": (DATA, "env_id", f"{MALICIOUS}.make"),
+    "a module of environments": (DATA, "env_id", f"{MALICIOUS}:CartPole-v1"),
+    "a class that is an environment": (DATA, "env_id", CLASS),
+    "transforms": (DATA, "transforms", [CLASS]),
+    "an object for the environment": (DATA, "env_kwargs", {"x": [CLASS]}),
+    "an algorithm": ("hyper_parameters", "_class_path", f"{MALICIOUS}.Evil"),
+    "an instantiator": ("hyper_parameters", "_instantiator", f"{MALICIOUS}.make"),
+    "an agent": ("agent", "class_path", f"{MALICIOUS}.Evil"),
+    "an agent among the hyperparameters": ("hyper_parameters", "agent", CLASS),
+    "an agent's name among the hyperparameters": ("hyper_parameters", "agent", f"{MALICIOUS}.Evil"),
+    "a hyperparameter": ("hyper_parameters", "gamma", f"{MALICIOUS}.make"),
+    "an argument of the agent": ("agent", "init_args", "head", CLASS),
+}
+COMMANDS = {
+    "fit": ("--data.total_timesteps", "256"),
+    "validate": (),
+    "test": (),
+    "predict": ("--data.predict_observations", "x.npy"),
+    "play": (),
+    "export": ("--onnx", "a.onnx"),
+    "details": (),
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_checkpoint_imports_and_calls_nothing(name, edited, attacker, capsys, make_trainer):
+    path = edited(*CODE[name])
+    for command, flags in COMMANDS.items():
+        if command in ("fit", "validate", "test", "predict") and name != "an instantiator":
+            assert "pass --trust_checkpoint" in refused(capsys, command, "--ckpt_path", path, *flags)
+        else:
+            try:
+                cli.main(
+                    [
+                        command,
+                        "--ckpt_path",
+                        path,
+                        *flags,
+                        *(["--trainer.logger", "false"] * (command == "fit")),
+                    ]
+                )
+            except SystemExit:
+                assert "error: " in capsys.readouterr().err
+        assert not attacker(), command
+    refusal = pytest.raises(ConfigError, match="give these settings")
+    with refusal if CODE[name][0] == DATA else contextlib.nullcontext():
+        RolloutDataModule.load_from_checkpoint(path)
+    given = {"env_id": "CartPole-v1", "transforms": None, "env_kwargs": None}
+    assert RolloutDataModule.load_from_checkpoint(path, **given).num_steps == 16
+    assert not attacker()
+    try:
+        PPO.load_from_checkpoint(path)
+    except ConfigError:
+        assert name in ("an agent", "an argument of the agent", "a hyperparameter")
+    make_trainer(limit_val_batches=1).validate(PPO(), RolloutDataModule(eval_episodes=1), ckpt_path=path) if name not in (
+        "an agent", "an argument of the agent",
+    ) else None  # fmt: skip
+    assert not attacker()
+
+
+def test_a_function_without_arguments_is_not_called(edited, capsys):
+    """``os.abort`` would end this process."""
+    for command in ("fit", "validate", "export", "play"):
+        assert "data.env_id 'os.abort'" in refused(capsys, command, "--ckpt_path", edited(DATA, "env_id", "os.abort"),
+                                                   *(["--hub", "hub"] if command == "export" else []))  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["validate", "play", "export"])
+def test_trust_lets_a_checkpoint_import(command, edited, attacker, capsys):
+    path = edited(DATA, "env_id", f"{MALICIOUS}:CartPole-v1")
+    cli.main([command, "--ckpt_path", path, "--trust_checkpoint", *COMMANDS[command]])
+    assert attacker()
+
+
+def test_a_users_own_agent_needs_trust_or_the_users_import(edited, attacker, tmp_path, capsys):
+    text = "from ppo_lightning import MLPAgent\nclass Mine(MLPAgent):\n    pass\n"
+    (tmp_path / f"{MALICIOUS}.py").write_text(text)
+    path = edited("agent", "class_path", f"{MALICIOUS}.Mine")
+    with pytest.raises(ConfigError, match="import that class before loading the checkpoint"):
+        PPO.load_from_checkpoint(path)
+    assert f"model.agent '{MALICIOUS}.Mine'" in refused(capsys, "play", "--ckpt_path", path)
+    cli.main(["validate", "--ckpt_path", path, "--trust_checkpoint"])
+    assert type(PPO.load_from_checkpoint(path).agent).__name__ == "Mine", "imported now"
+
+
+def test_a_recipes_environment_of_ours_needs_no_trust(edited, capsys):
+    cli.main(["validate", "--ckpt_path", edited(DATA, "env_id", "ppo_lightning.envs.tasks:CartPole-v1")])
+    assert "eval/episodic_return" in capsys.readouterr().out
+
+
+def test_the_users_own_flags_take_the_place_of_what_a_checkpoint_names(edited, attacker, capsys):
+    path = edited(DATA, "env_id", f"{MALICIOUS}.make")
+    cli.main(["validate", "--ckpt_path", path, "--data.env_id", "CartPole-v1"])
+    assert "eval/episodic_return" in capsys.readouterr().out
+    cli.main(["play", "--ckpt_path", path, "--env_id", "CartPole-v1", "--output", "a.mp4"])
+    assert not attacker()
+
+
+def test_settings_of_the_trainer_are_read_with_trust_only(run, tmp_path, attacker, monkeypatch, capsys):
+    """They may name callbacks; without them, the run says where they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    path, settings = tmp_path / "run/checkpoints/x.ckpt", tmp_path / "run/cli_config.yaml"
+    path.write_bytes(run.read_bytes())
+    text = (run.parent.parent / "cli_config.yaml").read_text()
+    settings.write_text(text.replace("callbacks: null", f"callbacks: [{{class_path: {MALICIOUS}.Evil}}]"))
+    longer = ["--data.total_timesteps", "256"]
+    cli.main(["fit", "--ckpt_path", str(path), *longer])
+    assert f"(the run's own: --config {settings})" in capsys.readouterr().out
+    assert not attacker()
+    assert MALICIOUS in refused(capsys, "fit", "--ckpt_path", path, *longer, "--trust_checkpoint")
+    assert attacker()
+
+
+# Names of files
+
+
+def test_a_name_with_a_colon_is_a_name(edited, capsys):
+    path = edited(DATA, "eval_episodes", 3, name="step:1.ckpt")
+    cli.main(["validate", "--ckpt_path", path, "--data.env_kwargs", '{"max_episode_steps": 7}'])
+    assert "7.0" in capsys.readouterr().out
+    for name in ("C:\\x.ckpt", "hpc", "best", "step:2.ckpt"):
+        assert "is not a file" in refused(capsys, "validate", "--ckpt_path", name)
+    assert "cannot be read as a checkpoint" in refused(
+        capsys, "validate", "--ckpt_path", "http://127.0.0.1:9/x.ckpt"
+    )
+    cli.main(["validate", "--ckpt_path", f"file://{Path(path).resolve()}"])
+
+
+def test_the_last_of_several_paths_counts(edited, capsys):
+    edited("seed", 1)
+    assert "'other.ckpt' is not a file" in refused(
+        capsys, "validate", "--ckpt_path", "edited.ckpt", "--ckpt_path=other.ckpt"
+    )
+
+
+def test_a_run_is_not_resumed_from_weights_only(edited, capsys, make_trainer):
+    for key in ("optimizer_states", "lr_schedulers", "loops"):
+        path = edited(key, MISSING)
+        assert PPO.load_from_checkpoint(path).env_steps == 128
+        assert f"it has no {key}" in refused(
+            capsys, "fit", "--ckpt_path", path, "--trainer.logger", "false", "--data.total_timesteps", "256"
+        )
+
+
+WRITER = """
+import os, sys, signal, torch
+from ppo_lightning.checkpoints import io as checkpoint_io
+os.fsync = lambda file: (print("writes", flush=True), signal.pause())
+checkpoint_io.CheckedCheckpointIO().save_checkpoint({"a": torch.ones(9)}, "last.ckpt")
+"""
+
+
+def test_what_a_killed_writer_left_is_overwritten(tmp_path, monkeypatch):
+    """And what the file of the same name held before the kill is whole."""
+    monkeypatch.chdir(tmp_path)
+    CheckedCheckpointIO().save_checkpoint({"a": torch.zeros(1)}, "last.ckpt")
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True, env=env
+    ) as writer:
+        assert writer.stdout.readline() == "writes\n"
+        writer.send_signal(signal.SIGKILL)
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", ".unfinished.part"}
+    assert torch.load("last.ckpt", weights_only=True) == {"a": torch.zeros(1)}
+    CheckedCheckpointIO().save_checkpoint({"a": torch.zeros(1)}, "other.ckpt")
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "other.ckpt"}

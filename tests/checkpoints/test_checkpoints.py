@@ -1,0 +1,257 @@
+"""Checkpoints: plain types, no environment needed, and runs that go on where they stopped."""
+
+import subprocess
+import sys
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torchrl.envs import InitTracker
+
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
+from ppo_lightning.rollouts.datamodule import RolloutDataModule as Data
+from ppo_lightning.rollouts.make_collector import make_collector
+
+SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
+EVERY_2 = {
+    "enable_checkpointing": True, "limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def saved(fit, tmp_path):
+    """A run that saved itself every two rollouts."""
+    callback = ModelCheckpoint(dirpath=tmp_path / "saved", save_top_k=-1, filename="{step}")
+    module = fit(SMALL, callbacks=[callback], **EVERY_2)
+    paths = sorted((tmp_path / "saved").iterdir(), key=lambda path: int(path.stem.split("=")[1]))
+    assert [path.name for path in paths] == ["step=128.ckpt", "step=256.ckpt", "step=384.ckpt"]
+    return module, paths
+
+
+def test_checkpoints_hold_plain_types_only(saved):
+    for path in saved[1]:
+        checkpoint = torch.load(path, weights_only=True)
+        assert checkpoint["agent"]["class_path"] == "ppo_lightning.models.mlp.MLPAgent"
+        assert checkpoint["datamodule_hyper_parameters"]["env_id"] == "CartPole-v1"
+        assert {key.split(".")[0] for key in checkpoint["state_dict"]} == {"agent"}
+
+
+@pytest.mark.integration
+def test_loading_needs_no_environment_and_gives_the_same_actions(saved):
+    """In a fresh process that cannot make environments, to the bit."""
+    module, paths = saved
+    observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    code = f"""
+import gymnasium
+gymnasium.make = None
+import torch
+from ppo_lightning import PPO
+model = PPO.load_from_checkpoint({str(paths[-1])!r})
+observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+action = model.predict(observation)
+torch.save((action, model.agent.evaluate(observation, action)), {str(paths[-1]) + ".out"!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={"OMP_NUM_THREADS": "1"})
+    action, evaluated = torch.load(str(paths[-1]) + ".out")
+    assert torch.equal(action, module.predict(observation))
+    for a, b in zip(evaluated, module.agent.evaluate(observation, action), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_resumed_run_counts_on(saved, fit):
+    whole, paths = saved
+    resumed = fit(SMALL, ckpt_path=paths[0], **EVERY_2)
+    assert resumed.trainer.global_step == whole.trainer.global_step == 6 * 16
+    assert resumed.env_steps == whole.env_steps == 384
+    assert resumed.rollouts_done == 6
+    assert resumed.lr_schedulers().get_last_lr() == whole.lr_schedulers().get_last_lr()
+    last = [module.trainer.callback_metrics["charts/learning_rate"] for module in (whole, resumed)]
+    assert last[0] == last[1] > 0
+    assert resumed._shuffle.get_state().equal(whole._shuffle.get_state())
+    assert resumed.trainer.train_dataloader.collector._generator.get_state().equal(
+        whole.trainer.train_dataloader.collector._generator.get_state()
+    )
+
+
+def test_validating_a_checkpoint_repeats_the_logged_return_and_changes_nothing(saved, make_trainer):
+    module, paths = saved
+    logged = {key: value for key, value in module.trainer.callback_metrics.items() if key.startswith("eval/")}
+    assert len(logged) == 8
+    L.seed_everything(1, verbose=False)
+    again = PPO()
+    result = make_trainer(limit_val_batches=1.0).validate(
+        again, RolloutDataModule(**SMALL), ckpt_path=paths[-1]
+    )[0]
+    assert result == pytest.approx({key: value.item() for key, value in logged.items()})
+    checkpoint = torch.load(paths[-1], weights_only=True)["state_dict"]
+    assert all(torch.equal(value, checkpoint[key]) for key, value in again.state_dict().items())
+
+
+def test_evaluation_plays_one_whole_episode_in_each_environment():
+    env = make_env("Script-v0", 20, seed=3)
+    agent = PPO().make_agent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    state = torch.get_rng_state()
+    episodes = evaluate(agent, env, num_steps=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    fresh = make_env("Script-v0", 20, seed=3)
+    fresh.reset_arrays()
+    lengths = [one.unwrapped.length for one in fresh.envs]
+    assert episodes["step_count"].tolist() == lengths
+    # rewards are action + 0.5: the mode's
+    assert ((episodes["episode_reward"] - 0.5 * episodes["step_count"]) % 1 == 0).all()
+
+
+def test_evaluation_is_the_same_through_both_collectors(fit):
+    """The same fresh environments and the same untouched agent, once with a transform that changes nothing."""
+    options = {"limit_val_batches": 1, "val_check_interval": 3, "check_val_every_n_epoch": None}
+    runs = [
+        fit({**SMALL, "transforms": t}, {"learning_rate": 1e-12}, **options) for t in (None, [InitTracker()])
+    ]
+    plain, wrapped = (run.trainer.callback_metrics for run in runs)
+    keys = [key for key in plain if key.startswith("eval/")]
+    assert len(keys) == 8
+    assert {key: plain[key] for key in keys} == {key: wrapped[key] for key in keys}
+
+
+def test_an_episode_of_the_evaluation_that_never_ends_counts_as_it_is(monkeypatch):
+    monkeypatch.setattr("ppo_lightning.rollouts.evaluation.MAX_EPISODE_STEPS", 200)
+    env = make_env("Counter-v0", 2)
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    with pytest.warns(UserWarning, match="2 episodes of the evaluation have not ended within 256 steps"):
+        episodes = evaluate(agent, env)
+    assert episodes["step_count"].tolist() == [256, 256]
+    assert episodes["episode_reward"].tolist() == [256, 256]
+
+
+def test_a_resumed_run_takes_the_new_learning_rate_and_epsilon(saved, fit):
+    options = {"learning_rate": 0.5, "adam_eps": 1e-3}
+    for model, first in ((options, 0.5 * 4 / 6), ({**options, "anneal_lr": False}, 0.5)):
+        seen = []
+
+        class Watch(PPO):
+            def training_step(self, rollout, batch_idx):
+                group = self.trainer.optimizers[0].param_groups[0]
+                seen.append((group["lr"], group["eps"]))  # noqa: B023
+                return super().training_step(rollout, batch_idx)
+
+        fit(SMALL, model, ppo=Watch, ckpt_path=saved[1][0])
+        assert seen[0] == pytest.approx((first, 1e-3))
+        assert len(seen) == 4
+
+
+def test_a_finished_run_can_be_made_longer(saved, fit):
+    longer = {**SMALL, "total_timesteps": 4 * 16 * 9}
+    assert fit(longer, ckpt_path=saved[1][-1], max_epochs=-1).env_steps == 4 * 16 * 9
+
+
+def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
+    fit(
+        SMALL,
+        enable_checkpointing=True,
+        callbacks=[ModelCheckpoint(dirpath=tmp_path / "end", filename="end")],
+    )
+    with pytest.raises(ConfigError, match=r"max_epochs .* 64 steps to go"):
+        fit({**SMALL, "total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt", max_epochs=1)
+
+
+def test_a_run_does_not_go_on_with_rollouts_of_another_size(saved, fit):
+    with pytest.raises(ConfigError, match=r"num_envs \* data.num_steps = 64, and now it is 128"):
+        fit({**SMALL, "num_envs": 8}, ckpt_path=saved[1][0])
+
+
+def test_the_collectors_count_is_the_same_on_any_number_of_ranks():
+    agent = MLPAgent(
+        make_env("CartPole-v1").observation_spec_unbatched["observation"],
+        make_env("CartPole-v1").action_spec_unbatched,
+    )
+    whole, half = (make_collector(make_env("CartPole-v1", n), agent, 8, 4) for n in (4, 2))
+    next(iter(whole))
+    half.load_state_dict(whole.state_dict())
+    assert len(list(half)) == 3
+
+
+def test_a_loaded_agent_is_checked_against_new_environments_and_starts_a_new_count(saved, make_trainer):
+    module = PPO.load_from_checkpoint(saved[1][-1])
+    with pytest.raises(ConfigError, match=r"data\.env_id has"):
+        make_trainer().fit(module, RolloutDataModule(**{**SMALL, "env_id": "Acrobot-v1"}))
+    module = PPO.load_from_checkpoint(saved[1][-1])
+    assert module.env_steps == 384
+    make_trainer().fit(module, RolloutDataModule(**SMALL))
+    assert module.env_steps == 384, "not 768"
+
+
+def test_an_interrupted_data_module_starts_afresh(fit, make_trainer):
+    class Interrupted(PPO):
+        def training_step(self, rollout, batch_idx):
+            first.append(rollout["observation"][:, 0].clone())
+            raise RuntimeError("interrupted")
+
+    data, first = RolloutDataModule(**SMALL), []
+    for _ in range(2):
+        L.seed_everything(1, verbose=False)
+        with pytest.raises(RuntimeError, match="interrupted"):
+            make_trainer().fit(Interrupted(), data)
+    assert torch.equal(*first)
+
+
+def test_other_environments_checkpoints_are_refused(saved, make_trainer):
+    data = Data(**{**SMALL, "env_id": "Acrobot-v1"})
+    with pytest.raises(ConfigError, match=r"trained on observations .*\[4\].* and data.env_id has .*\[6\]"):
+        make_trainer().fit(PPO(), data, ckpt_path=saved[1][0])
+
+
+def test_an_agents_class_inside_a_function_trains_and_resumes_but_no_file_can_name_it(
+    fit, make_trainer, tmp_path
+):
+    class Inner(MLPAgent):
+        pass
+
+    callback = ModelCheckpoint(dirpath=tmp_path / "saved", save_top_k=-1, filename="{step}")
+    with pytest.warns(
+        UserWarning, match=r"inside a function: .* define the class at the top level of a module"
+    ):
+        module = fit(SMALL, {"agent": Inner}, callbacks=[callback], **EVERY_2)
+    make_trainer().fit(module, RolloutDataModule(**SMALL))
+    resumed = fit(SMALL, {"agent": Inner}, ckpt_path=tmp_path / "saved/step=128.ckpt", **EVERY_2)
+    assert resumed.env_steps == 384
+    with pytest.raises(ConfigError, match=r"Inner, a class inside a function, which no file can name"):
+        PPO.load_from_checkpoint(tmp_path / "saved/step=128.ckpt")
+
+
+def test_an_algorithm_of_ones_own_is_loaded_as_the_class_that_is_asked(fit, tmp_path):
+    """Hyperparameters come from the file, or from the call; a class's ``**kwargs`` takes the rest."""
+    callback = ModelCheckpoint(dirpath=tmp_path / "saved", filename="mine")
+    fit(SMALL, {"gamma": 0.5, "bonus": 2.0}, ppo=Mine, callbacks=[callback], enable_checkpointing=True)
+    loaded = Mine.load_from_checkpoint(tmp_path / "saved/mine.ckpt", clip_coef=0.1)
+    assert type(loaded) is Mine
+    assert (loaded.hparams.gamma, loaded.hparams.bonus, loaded.hparams.clip_coef) == (0.5, 2.0, 0.1)
+    assert loaded.training and loaded.agent.training
+    with open(tmp_path / "saved/mine.ckpt", "rb") as file:
+        assert PPO.load_from_checkpoint(file, map_location="meta").device.type == "meta", (
+            "on the device that is asked"
+        )
+
+
+class Mine(PPO):
+    def __init__(self, bonus=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.save_hyperparameters(ignore=["agent"])
+
+
+def test_actions_for_observations_that_are_not_finite_are_refused(saved):
+    with pytest.raises(ConfigError, match="predict takes finite observations"):
+        saved[0].predict(torch.full((2, 4), torch.nan))
+
+
+def test_early_stopping_and_monitors_see_the_training_metrics(fit):
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    class Stop(EarlyStopping):
+        def on_train_batch_end(self, trainer, *args):
+            self._run_early_stopping_check(trainer)
+
+    module = fit(
+        SMALL, callbacks=[Stop("losses/entropy", stopping_threshold=10.0, check_on_train_epoch_end=False)]
+    )
+    assert module.rollouts_done == 1

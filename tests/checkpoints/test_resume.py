@@ -1,0 +1,335 @@
+"""Runs that go on: with the episodes they were in, and after being asked to end or killed."""
+
+import contextlib
+import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from ppo_lightning import MLPAgent
+from ppo_lightning.callbacks.preemption import EXIT_CODE
+from ppo_lightning.models import CNNAgent
+from tests.algorithms.test_distributed import finish, start
+
+
+class SaveAfter(L.Callback):
+    """Saves in the middle of a run, as ``ModelCheckpoint`` and a preemption do."""
+
+    def __init__(self, path, rollouts):
+        self.path, self.rollouts = path, rollouts
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if pl_module.rollouts_done == self.rollouts:
+            trainer.save_checkpoint(self.path)
+
+
+RUNS = {
+    "CartPole-v1": {},
+    "CartPole-v1 x 8": {"num_envs": 8},
+    "Acrobot-v1": {"env_kwargs": {"max_episode_steps": 30}},
+    "Pendulum-v1": {},
+    "MountainCarContinuous-v0": {},
+    "Hopper-v5": {},
+    "HalfCheetah-v5": {"env_kwargs": {"max_episode_steps": 30}},
+    "Humanoid-v5": {},
+    "Pusher-v5": {},
+    "ALE/Breakout-v5": {"env_kwargs": {"screen_size": 36, "repeat_action_probability": 0.25}},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, tmp_path, capsys):
+    env_id = name.split()[0]
+    data = {"env_id": env_id, "num_envs": 3, "num_steps": 20} | RUNS[name]
+    data["total_timesteps"] = data["num_envs"] * 20 * 5
+    atari = env_id.startswith("ALE/")
+    agent = functools.partial(CNNAgent) if atari else functools.partial(MLPAgent, norm_obs=True)
+    model = {
+        "agent": agent,
+        "norm_reward": not atari,
+        "num_minibatches": 2,
+        "update_epochs": 2,
+        "learning_rate": 1e-3,
+    }
+    whole = fit(data, model, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
+    resumed = fit(data, model, ckpt_path=tmp_path / "middle.ckpt")
+    assert "resumes its episode, to the bit" in capsys.readouterr().out
+    assert resumed.rollouts_done == whole.rollouts_done == 5
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+    assert list(resumed.episode_returns) == list(whole.episode_returns)
+    metrics = [
+        {k: v for k, v in run.trainer.callback_metrics.items() if k != "charts/SPS"}
+        for run in (whole, resumed)
+    ]
+    assert metrics[0] == metrics[1] or not whole.episode_returns
+
+
+class NoEpoch(L.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        raise AssertionError("the run is done")
+
+
+def test_a_run_that_is_done_and_was_interrupted_on_its_way_has_nothing_to_do(fit, tmp_path):
+    """Lightning's own count of batches is behind by one for each checkpoint inside of an iteration."""
+    data, model = (
+        {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 4, "eval_episodes": 1},
+        {"num_minibatches": 2},
+    )
+    paths = [tmp_path / f"{name}.ckpt" for name in ("middle", "end")]
+    options = {
+        "max_epochs": -1,
+        "limit_val_batches": 1,
+        "check_val_every_n_epoch": None,
+        "val_check_interval": 3,
+    }
+    fit(data, model, callbacks=[SaveAfter(paths[0], 2)], **options)
+    end = fit(data, model, ckpt_path=paths[0], callbacks=[SaveAfter(paths[1], 4)], **options)
+    again = fit(data, model, ckpt_path=paths[1], callbacks=[NoEpoch()], **options)
+    assert again.env_steps == end.env_steps == 128
+    for a, b in zip(again.parameters(), end.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_another_backend_starts_fresh_episodes(fit, tmp_path, capsys):
+    data = {"num_envs": 3, "num_steps": 20, "total_timesteps": 240}
+    fit(data, {"num_minibatches": 2}, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
+    resumed = fit(data | {"backend": "envpool"}, {"num_minibatches": 2}, ckpt_path=tmp_path / "middle.ckpt")
+    assert "the environments start fresh episodes" in capsys.readouterr().out
+    assert resumed.rollouts_done == 4
+
+
+ROOT = Path(__file__).parents[2]
+RUN = [
+    "--config", str(ROOT / "configs/classic/cartpole.yaml"), "--data.eval_episodes", "1", "--data.rollouts_per_epoch", "3",
+]  # fmt: skip
+
+
+def left_of(group):
+    """The processes of a group that still run, number to command."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
+    return found
+
+
+def environment_of(number):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{number}/environ").read_text()
+    return ""
+
+
+class Runs:
+    """Real processes of the command line in a folder."""
+
+    def __init__(self, folder):
+        self.folder, self.processes = folder, []
+        folder.mkdir()
+
+    def start(self, *flags, total=15_360, devices=1, **environment):
+        ranks = ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"] if devices > 1 else []
+        command = [
+            sys.executable,
+            "-m",
+            "ppo_lightning",
+            "fit",
+            *RUN,
+            "--data.total_timesteps",
+            str(total),
+            *ranks,
+            *flags,
+        ]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+        pipes = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "start_new_session": True,
+        }
+        self.processes.append(subprocess.Popen(command, cwd=self.folder, env=env, **pipes))
+        return self.processes[-1]
+
+    def wait(self, process, timeout=120):
+        """Returns exit code and output; no process of the run may be left."""
+        out, errors = process.communicate(timeout=timeout)
+        end = time.time() + 10
+        while left_of(process.pid) and time.time() < end:
+            time.sleep(0.1)
+        assert not left_of(process.pid)
+        return process.returncode, out + errors
+
+    def newest(self):
+        """The checkpoint that was written last, if any."""
+        paths = self.folder.glob("runs/cartpole/*/checkpoints/*.ckpt")
+        return max(paths, key=lambda path: path.stat().st_mtime, default=None)
+
+    def final(self, steps):
+        """The state that the last checkpoint holds."""
+        checkpoint = torch.load(self.newest(), weights_only=True)
+        assert checkpoint["env_steps"] == steps
+        return checkpoint
+
+
+@pytest.fixture
+def runs(tmp_path):
+    made = []
+
+    def make(name):
+        made.append(Runs(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for process in each.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for_a_checkpoint(runs, process, timeout=120):
+    """Waits until the run has saved itself; returns whether it still runs."""
+    end = time.time() + timeout
+    while time.time() < end and process.poll() is None and runs.newest() is None:
+        time.sleep(0.02)
+    return process.poll() is None
+
+
+def same(a, b):
+    return all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices):
+    """Sent to one process of the run; the run that goes on ends as the uninterrupted one, to the bit."""
+    whole, broken = runs("whole"), runs("broken")
+    uninterrupted = whole.start(devices=devices)
+    process = broken.start(devices=devices)
+    assert wait_for_a_checkpoint(broken, process)
+    process.send_signal(signal.SIGTERM)
+    code, said = broken.wait(process)
+    assert code == EXIT_CODE == 143, said
+    assert "Asked to end after" in said
+    assert "preempted.ckpt" in said
+    code, said = broken.wait(broken.start("--auto_resume", devices=devices))
+    assert code == 0, said
+    assert "preempted.ckpt: each environment resumes its episode, to the bit" in said
+    code, said = whole.wait(uninterrupted)
+    assert code == 0, said
+    assert same(whole.final(15_360), broken.final(15_360))
+
+
+@pytest.mark.integration
+def test_under_slurm_sigusr1_does_the_same(runs):
+    """Lightning would save inside of the handler and call ``scontrol``."""
+    job = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+    }
+    broken = runs("broken")
+    process = broken.start(**job, SLURM_NODEID="0", SLURM_NODELIST="localhost", SLURM_NTASKS_PER_NODE="1")
+    assert wait_for_a_checkpoint(broken, process)
+    process.send_signal(signal.SIGUSR1)
+    code, said = broken.wait(process)
+    assert code == EXIT_CODE, said
+    assert "preempted.ckpt" in said
+    assert "scontrol" not in said
+
+
+@pytest.mark.integration
+def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(runs):
+    broken = runs("broken")
+    process = broken.start(devices=2)
+    while len([each for each in left_of(process.pid).values() if "ppo_lightning" in each]) < 2:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.kill()
+    broken.wait(process, timeout=20)
+
+
+def waits(number, seconds=3):
+    """Whether a process does nothing for some seconds."""
+    used = [Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13]]
+    time.sleep(seconds)
+    used.append(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13])
+    return used[0] == used[1]
+
+
+@pytest.mark.integration
+def test_no_rank_of_a_users_script_outlives_its_launcher(tmp_path):
+    """It is killed while it hangs, and the other rank, which has imported everything, waits for it."""
+    process, ranks = start(tmp_path / "run", 2), []
+    while not ranks:
+        time.sleep(0.01)
+        ranks = [number for number in left_of(process.pid) if "LOCAL_RANK" in environment_of(number)]
+    process.send_signal(signal.SIGSTOP)
+    while not waits(ranks[0]):
+        pass
+    process.kill()
+    process.wait()
+    time.sleep(1)
+    left = left_of(process.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    finish(process)
+    assert not left
+
+
+@pytest.mark.integration
+def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
+    broken = runs("broken")
+    process = broken.start("--auto_resume")
+    assert wait_for_a_checkpoint(broken, process)
+    process.kill()
+    process.communicate()
+    newest = broken.newest()
+    (newest.parent / "torn.ckpt").write_bytes(newest.read_bytes()[:1000])
+    code, said = broken.wait(broken.start("--auto_resume"))
+    assert code == 0, said
+    assert "passed over: ckpt_path" in said
+    assert f"Resumed from {newest.relative_to(broken.folder)}" in said
+    broken.final(15_360)
+    code, said = broken.wait(broken.start("--ckpt_path", "last", "--seed_everything", "2"))
+    assert code == 2
+    assert "finds no checkpoint of this recipe and seed" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "devices"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)]
+)
+def test_twenty_signals_at_random_moments(runs, number, devices):
+    """At any moment, from the first import on, to any rank: the run goes on, and ends as if nothing had been."""
+    whole, broken = runs("whole"), runs("broken")
+    total, generator, codes = 500_000, random.Random(devices), []
+    uninterrupted = whole.start(total=total, devices=devices)
+    while len(codes) < 20:
+        process = broken.start("--auto_resume", total=total, devices=devices)
+        time.sleep(generator.uniform(0, 20))
+        if living := [each for each, command in left_of(process.pid).items() if "ppo_lightning" in command]:
+            os.kill(generator.choice(living) if devices > 1 else process.pid, number)
+        code, said = broken.wait(process)
+        codes.append(code)
+        print(code, broken.newest(), flush=True)
+        assert code != 0 or "checkpoint: /" in said, said  # a signal may come when all is done
+    code, said = broken.wait(broken.start("--auto_resume", total=total, devices=devices), timeout=600)
+    assert code == 0, said
+    code, said = whole.wait(uninterrupted, timeout=600)
+    steps = total // 512 * 512
+    ends = whole.final(steps), broken.final(steps)
+    assert same(*ends)
+    assert ends[0]["episode_returns"] == ends[1]["episode_returns"]
+    assert sum(ends[1]["episode_returns"]) / 100 > 450

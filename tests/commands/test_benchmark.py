@@ -1,0 +1,470 @@
+"""Benchmarks of recipes by seeds: real processes, what they leave, and the comparison of two."""
+
+import contextlib
+import csv
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ppo_lightning import ConfigError
+from ppo_lightning.commands import benchmark as command
+from ppo_lightning.commands import cli, provenance, report
+from ppo_lightning.commands.compare import compare, p_worse, probability_of_improvement, smallest_difference
+from ppo_lightning.commands.report import (
+    curve,
+    interquartile_mean,
+    interval,
+    published,
+    read_csv,
+    table,
+    write_csv,
+    write_report,
+)
+from ppo_lightning.commands.runner import Runner, jobs_of, metrics_of
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "configs/classic/cartpole.yaml"
+SHORT = ["--data.total_timesteps", "8192", "--data.eval_episodes", "1"]
+
+
+def start(folder, *flags, seeds=("1", "2")):
+    """Starts a benchmark in a process of its own."""
+    own = ["--recipes", str(RECIPE), "--seeds", *seeds, "--workers", "2", "--output", str(folder)]
+    command = [sys.executable, "-m", "ppo_lightning", "benchmark", *own, *SHORT, *flags]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    return subprocess.Popen(command, **pipes)
+
+
+def trained_in(folder):
+    """The processes whose working folder is below this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found += [process.name] * (process / "cwd").readlink().is_relative_to(folder)
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("benchmark") / "whole"
+    process = start(folder)
+    out, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    return folder, out, errors
+
+
+@pytest.mark.integration
+def test_it_leaves_runs_curves_a_table_and_pictures(finished):
+    folder, out, errors = finished
+    runs, curves = read_csv(folder / "runs.csv"), read_csv(folder / "curves.csv")
+    assert [(run["recipe"], run["env_id"], run["seed"], run["env_steps"]) for run in runs] == [
+        ("cartpole", "CartPole-v1", "1", "8192"),
+        ("cartpole", "CartPole-v1", "2", "8192"),
+    ]
+    assert all(10 < float(run["episodic_return"]) < 200 and float(run["eval_return"]) >= 8 for run in runs)
+    assert {point["seed"] for point in curves} == {"1", "2"}
+    steps, seconds = (
+        [float(point[key]) for point in curves if point["seed"] == "1"] for key in ("env_steps", "seconds")
+    )
+    assert steps == sorted(steps) and steps[-1] == 8192
+    assert seconds == sorted(seconds) and 0 < seconds[-1] <= float(runs[0]["wall_seconds"])
+    for name in ("curves_env_steps", "curves_seconds"):
+        assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (folder / f"{name}.svg").read_text()[:1000]
+    report = (folder / "report.md").read_text()
+    mean = np.mean([float(run["episodic_return"]) for run in runs])
+    assert f"| cartpole | CartPole-v1 | 2 | 8 192 | {mean:.1f} ±" in report
+    assert "490.0 ± 6.1 (500 000 steps)" in report, "CleanRL's"
+    for part in ("--total_timesteps", "commit ", "torch ", "processors", "ppo-lightning benchmark --recipes"):
+        assert part.replace("--total", "--data.total") in report
+    assert report.startswith(out.split("\n\n")[0].rstrip()[:200])
+    assert "2 of 2 runs done" in errors
+
+
+def arguments(folder, *flags, recipe=RECIPE, threads="1"):
+    own = ["--recipes", str(recipe), "--seeds", "1", "2", "--threads", threads, "--output", str(folder)]
+    return [*own, *SHORT, *flags]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"flags": ["--model.gamma", "0.5"]}, r"flags \('.*_episodes 1', now '.* --model.gamma 0.5'\)"),
+        ({"threads": "2"}, r"threads \(1, now 2\)"),
+        ({"recipe": {"gamma: 0.99": "gamma: 0.98"}}, r"recipe.model.init_args.gamma \(0.99, now 0.98\)"),
+    ],
+)
+def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finished, tmp_path, capsys):
+    """A report of these runs with the present command would be false."""
+    folder, recipe, flags = finished[0], RECIPE, changed.pop("flags", [])
+    if "recipe" in changed:
+        recipe, text = tmp_path / RECIPE.name, RECIPE.read_text()
+        for old, new in changed.pop("recipe").items():
+            assert old in text
+            text = text.replace(old, new)
+        recipe.write_text(text)
+    before = (folder / "report.md").read_text()
+    with pytest.raises(ConfigError, match=rf"cartpole-1 .*other settings: {named}.*--output"):
+        command.main(arguments(folder, *flags, recipe=recipe, **changed))
+    assert capsys.readouterr().out == "" and (folder / "report.md").read_text() == before
+
+
+def test_a_comment_in_a_recipe_is_no_other_setting(finished, tmp_path):
+    recipe = tmp_path / RECIPE.name
+    recipe.write_text(f"# A comment.\n{RECIPE.read_text()}")
+    Runner(finished[0], 1, 1).require_same_settings(jobs_of([recipe], [1, 2], [], tuple(SHORT)))
+
+
+def test_a_run_without_a_record_of_its_settings_is_refused(finished, tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(finished[0], folder)
+    (folder / "runs/cartpole-2/job.json").unlink()
+    with pytest.raises(ConfigError, match=r"cartpole-2 .*no record of its settings; .*--output"):
+        command.main(arguments(folder))
+
+
+def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, monkeypatch):
+    """Seed 2 was interrupted and resumed by another version of the package."""
+    folder, jobs = tmp_path / "resumed", jobs_of([RECIPE], [1, 2], [], tuple(SHORT))
+    shutil.copytree(finished[0], folder)
+    first = json.loads((folder / "runs/cartpole-2/job.json").read_text())["sources"][0]["commit"]
+    monkeypatch.setattr(provenance, "commit", lambda: "c0ffee0000")
+    runner = Runner(folder, 1, 1)
+    runner.record(jobs[1])
+    write_report(runner, jobs, ["ppo-lightning", "benchmark"])
+    both, one = (line for line in (folder / "report.md").read_text().splitlines() if "commit" in line)
+    assert both.startswith(f"- cartpole-1, cartpole-2: commit {first}; Python ")
+    assert "; 2 runs at a time" in both
+    assert one.startswith("- cartpole-2: commit c0ffee0000; Python ") and "; 1 run at a time" in one
+    commits = [run["commit"] for run in read_csv(folder / "runs.csv")]
+    assert commits == [first, f"{first} + c0ffee0000"]
+    digest = hashlib.sha256(RECIPE.read_bytes()).hexdigest()
+    assert f"cartpole {digest[:10]}" in (folder / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_same_command_again_trains_nothing(finished):
+    folder, out, _ = finished
+    began = time.monotonic()
+    again, _ = start(folder).communicate(timeout=60)
+    assert again == out
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_benchmark_goes_on(number, finished, tmp_path):
+    """Its runs are asked to save themselves, and end as those that were not interrupted, to the bit."""
+    flags = ["--data.total_timesteps", "8192", "--data.rollouts_per_epoch", "2"]
+    process = start(tmp_path / "broken", *flags)
+    while not list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/*.ckpt")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    end = time.monotonic() + 20
+    while (left := trained_in(tmp_path)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left, "no run goes on by itself"
+    assert list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/preempted.ckpt"))
+    if number == signal.SIGTERM:
+        assert process.returncode == 143
+        return
+    again = start(tmp_path / "broken", *flags)
+    _, errors = again.communicate(timeout=180)
+    assert again.returncode == 0, errors
+    broken, whole = (read_csv(folder / "runs.csv") for folder in (tmp_path / "broken", finished[0]))
+    for a, b in zip(broken, whole, strict=True):
+        assert a["episodic_return"] == b["episodic_return"] and a["env_steps"] == b["env_steps"]
+    curves = read_csv(tmp_path / "broken/curves.csv")
+    for seed in "12":
+        steps, seconds = (
+            [float(p[key]) for p in curves if p["seed"] == seed] for key in ("env_steps", "seconds")
+        )
+        assert steps == sorted(set(steps)), "each step once"
+        assert seconds == sorted(seconds)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_named_and_the_others_are_reported(tmp_path):
+    flags = ["--env_ids", "CartPole-v1", "Nonsense-v1", "--data.total_timesteps", "1024"]
+    process = start(tmp_path / "fails", *flags, seeds=["1"])
+    out, errors = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert "failed with code 2: error: env_id 'Nonsense-v1' is not an environment" in errors
+    assert "| cartpole CartPole-v1 | CartPole-v1 | 1 |" in out
+    assert "1 of 2 runs have not finished." in (tmp_path / "fails/report.md").read_text()
+
+
+def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no file .*nothing.yaml"):
+        jobs_of([tmp_path / "nothing.yaml"], [1], [], ())
+    other = tmp_path / "cartpole.yaml"
+    other.write_text(RECIPE.read_text())
+    with pytest.raises(ConfigError, match="two are called cartpole"):
+        jobs_of([RECIPE, other], [1], [], ())
+
+
+def test_flags_count_over_the_recipe():
+    (job,) = jobs_of([RECIPE], [3], ["Acrobot-v1"], ("--data.total_timesteps=10", "--data.num_envs", "7"))
+    assert job.name == "cartpole_Acrobot-v1-3"
+    settings = job.settings
+    assert (settings["env_id"], settings["total_timesteps"], settings["num_envs"]) == ("Acrobot-v1", 10, 7)
+
+
+def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
+    """The first try was killed after 300 steps, and its checkpoint was of step 200."""
+    for version, rows in enumerate(([(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)])):
+        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
+        path.parent.mkdir(parents=True)
+        with path.open("w") as file:
+            writer = csv.writer(file)
+            writer.writerows([("step", "charts/SPS"), *rows])
+    found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
+    assert found == [(100, 2.0), (200, 4.0), (300, 5.0), (400, 6.0)]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "family", "mean"),
+    [
+        ("CartPole-v1", "classic", 490.04),
+        ("HalfCheetah-v4", "mujoco", 1442.64),
+        ("ALE/Breakout-v5", "atari", 414.66),
+        ("ALE/Pong-v5", "elsewhere", 20.36),
+        ("starpilot", "procgen", 30.99),
+    ],
+)
+def test_published_results_are_found(env_id, family, mean):
+    found = published(env_id, family)
+    assert float(found["mean"]) == mean
+    assert "CleanRL" in found["source"]
+
+
+@pytest.mark.parametrize(
+    ("returns", "shown"),
+    [((0.9712, 0.9765), "0.974 ± 0.004"), ((7.5, 8.0), "7.75 ± 0.35"), ((486.9, 454.4), "470.6 ± 23.0")],
+)
+def test_a_table_shows_three_digits(returns, shown):
+    run = {"recipe": "mine", "env_id": "Mine-v0", "env_steps": "1000", "wall_seconds": "9"}
+    runs = [run | {"episodic_return": str(value)} for value in returns]
+    assert f"| {shown} [" in table(runs, {"mine": "classic"})
+
+
+def test_there_is_no_published_result_for_anything_else():
+    assert published("MyEnv-v0", "classic") is None
+
+
+def test_interquartile_means():
+    assert interquartile_mean(np.array([100.0, 1, 2, 3, 4, 5, 6, -100])) == 3.5
+    assert interquartile_mean(np.array([1.0, 2, 6])) == 3
+
+
+@pytest.mark.parametrize("count", [3, 5, 10])
+def test_an_interval_covers_the_mean_in_95_percent(count):
+    """Also with three runs, the default of `benchmark`, where the percentile bootstrap covers 76 %."""
+    draws = np.random.default_rng(count).normal(7, 2, (2000, count))
+    bounds = np.array([interval(runs) for runs in draws])
+    covered = ((bounds[:, 0] <= 7) & (bounds[:, 1] >= 7)).mean()
+    assert 0.93 <= covered <= 0.97
+
+
+@pytest.mark.parametrize(("counts", "stds"), [((3, 3), (1, 1)), ((5, 5), (1, 3)), ((10, 4), (2, 1))])
+def test_an_interval_covers_the_difference_of_two_means(counts, stds):
+    generator = np.random.default_rng(3)
+    samples = zip((7, 4), stds, counts, strict=True)
+    old, new = (generator.normal(mean, std, (2000, count)) for mean, std, count in samples)
+    bounds = np.array([interval(runs, reference) for reference, runs in zip(old, new, strict=True)])
+    covered = ((bounds[:, 0] <= -3) & (bounds[:, 1] >= -3)).mean()
+    assert 0.93 <= covered <= 0.98, "Welch's is a little wide for equal spreads and three runs"
+
+
+def test_an_interval_needs_two_runs_and_may_be_a_point():
+    assert np.isnan(interval([1.0])).all() and np.isnan(interval([1.0, 2.0], [1.0])).all()
+    assert interval([5.0, 5.0], [3.0, 3.0]) == (2, 2)
+
+
+# Pictures
+
+
+def test_a_learning_curve_is_whole_though_few_episodes_end():
+    """Acrobot's first episodes are longer than the window of the mean; the curve was in pieces there."""
+    rows = [{"env_steps": step, "episodic_return": step / 10} for step in (100, 300, 1000)]
+    found = curve(rows, "env_steps", np.linspace(0, 1000, 101))
+    assert found.mask[:10].all(), "nothing before the first episode"
+    assert not found.mask[10:].any()
+    assert found[[10, 30, 100]].tolist() == [10, 30, 100]
+    assert (np.diff(found[14:31]) > 0).all(), "it leads from one point to the next"
+    assert (np.diff(found[34:]) > 0).all()
+
+
+@pytest.mark.parametrize("labels", [["one"], ["one", "two", "three", "four"]])
+def test_the_legend_covers_no_curve(labels, tmp_path, monkeypatch):
+    """It stands beside the panels; a curve that stays low, as CartPole's at first, was below it."""
+    shown = {}
+    monkeypatch.setattr(report, "save", lambda figure, path: shown.update(figure=figure))
+    points = [
+        {"recipe": label, "seed": seed, "env_steps": step, "episodic_return": -step}
+        for label in labels
+        for seed in (1, 2)
+        for step in range(100, 1100, 100)
+    ]
+    report.draw(points, "env_steps", {labels[-1]: 3.0}, tmp_path / "curves")
+    figure = shown["figure"]
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box, renderer = legend.get_window_extent(), figure.canvas.get_renderer()
+    panels = [axis for axis in figure.axes if axis.get_visible()]
+    assert len(panels) == len(labels)
+    assert not any(box.overlaps(axis.get_tightbbox(renderer)) or axis.get_legend() for axis in panels)
+    assert figure.bbox.contains(*box.min) and figure.bbox.contains(*box.max)
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["ppo_lightning: mean, and each seed", "CleanRL, at the end"]
+
+
+# Comparing
+
+
+FOUR_AND_FOUR = {"a": [10, 11, 12, 13], "b": [11, 12, 10, 13]}
+
+
+def runs_file(path, **recipes):
+    path.parent.mkdir(exist_ok=True)
+    rows = [
+        {"recipe": recipe, "seed": seed, "episodic_return": value}
+        for recipe, its in recipes.items()
+        for seed, value in enumerate(its)
+    ]
+    write_csv(path, rows)
+    return path
+
+
+def exit_code(before, after):
+    """Of the command."""
+    try:
+        cli.main(["compare", str(before), str(after)])
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def test_a_recipe_that_became_worse_is_found_and_the_command_says_so(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    before = runs_file(
+        tmp_path / "a.csv", good=generator.normal(100, 10, 5), bad=generator.normal(100, 10, 5)
+    )
+    after = runs_file(
+        tmp_path / "b.csv", good=generator.normal(100, 10, 5), bad=generator.normal(50, 10, 5), new=[1, 2]
+    )
+    text, code = compare(before, after)
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    assert "**worse**" in rows["bad"] and "| 0.00 |" in rows["bad"]
+    assert "worse" not in rows["good"]
+    assert "not compared: new" in text
+    assert code == exit_code(before, after) == 1
+    assert text in capsys.readouterr().out
+    returns = {"good": generator.normal(100, 10, 5), "bad": generator.normal(150, 10, 5)}
+    better = runs_file(tmp_path / "c.csv", **returns)
+    assert exit_code(before, better) == 0
+
+
+def test_folders_are_compared_by_their_runs(tmp_path, capsys):
+    files = [runs_file(tmp_path / name / "runs.csv", one=values) for name, values in FOUR_AND_FOUR.items()]
+    assert exit_code(*(file.parent for file in files)) == exit_code(*files) == 0
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        ({"kept": range(10, 15)}, "lost has 0 of 5 runs in .*b.csv: train as many."),
+        ({"kept": range(10, 15), "lost": [1, 1, 1]}, r"lost has 3 of 5 runs in .* \(without seeds 3, 4\)"),
+    ],
+)
+def test_recipes_and_seeds_lost_in_the_second_file_are_a_failure(after, sentence, tmp_path):
+    """Every seed of a recipe crashed, or some did, and the rest is as good as before."""
+    before = runs_file(tmp_path / "a.csv", kept=range(10, 15), lost=[1, 1, 1, 1, 1])
+    text, code = compare(before, runs_file(tmp_path / "b.csv", **after))
+    assert code == 1 and re.search(sentence, text)
+
+
+def test_other_seeds_may_be_used_if_they_are_as_many(tmp_path):
+    before, after = (runs_file(tmp_path / name, one=values) for name, values in FOUR_AND_FOUR.items())
+    after.write_text(after.read_text().replace("one,", "one,10"))
+    assert compare(before, after)[1] == 0
+
+
+@pytest.mark.parametrize(("name", "bad"), [("a", "nan"), ("b", "inf")])
+def test_a_value_that_is_not_finite_is_refused_by_name(name, bad, tmp_path):
+    """A NaN in the first file made an improvement worse."""
+    files = {name: runs_file(tmp_path / f"{name}.csv", one=[10, 11, 12, 13]) for name in "ab"}
+    files[name].write_text(files[name].read_text().replace("one,2,12", f"one,2,{bad}"))
+    where = rf"{name}.csv, line 4 \(recipe one, seed 2\)"
+    with pytest.raises(ConfigError, match=f"{where}: episodic_return is {bad}"):
+        compare(*files.values())
+
+
+def test_the_share_of_false_alarms_is_what_it_shall_be():
+    """Two samples of one distribution, a bimodal one as HalfCheetah's, with four runs each."""
+    generator = np.random.default_rng(1)
+    draws = generator.normal(1700, 200, (200, 8)) + 2500 * (generator.random((200, 8)) < 0.3)
+    alarms = np.mean([p_worse(its[:4], its[4:]) <= 0.05 for its in draws])
+    assert alarms < 0.1
+
+
+def test_so_large_a_difference_is_seen_in_four_cases_of_five():
+    generator = np.random.default_rng(2)
+    reference = generator.normal(0, 1, 5000)
+    needed = smallest_difference(reference[:2500], reference[2500:], 0.05) * np.sqrt(
+        2500 / 6
+    )  # with six runs each
+    draws = generator.normal(0, 1, (100, 12))
+    seen = np.mean([p_worse(its[:6] + needed, its[6:]) <= 0.05 for its in draws])
+    assert 0.6 < seen < 0.92
+
+
+def test_the_probability_of_improvement():
+    assert probability_of_improvement([1, 2], [3, 4]) == 1
+    assert probability_of_improvement([1, 2], [1, 2]) == 0.5
+    assert probability_of_improvement([3, 3], [1, 4]) == 0.5
+
+
+@pytest.mark.parametrize(("count", "recipes", "needed"), [(2, 1, 3), (3, 2, 4), (1, 1, 3)])
+def test_runs_too_few_for_a_test_have_an_exit_code_of_their_own(count, recipes, needed, tmp_path):
+    """Three seeds and two recipes: the smallest possible p is 0.05, and 0.025 would be needed."""
+    names = ["one", "two"][:recipes]
+    before = runs_file(tmp_path / "a.csv", **{name: 101.0 + np.arange(count) for name in names})
+    after = runs_file(tmp_path / "b.csv", **{name: -999.0 - np.arange(count) for name in names})
+    text, code = compare(before, after)
+    assert code == exit_code(before, after) == 3
+    sentence = f"has too few runs for a test ({count} and {count}): train {needed} seeds each."
+    assert f"{names[-1]} {sentence}" in text
+    enough = []
+    for level in (101.0, -999.0):
+        values = level - np.arange(needed)
+        enough.append(runs_file(tmp_path / f"{level}.csv", **dict.fromkeys(names, values)))
+    assert compare(*enough)[1] == 1, "so many seeds show it"
+
+
+def test_files_that_are_no_runs_are_refused(tmp_path):
+    good, twice = (runs_file(tmp_path / f"{name}.csv", one=[1, 2]) for name in ("a", "twice"))
+    twice.write_text(f"{twice.read_text()}one,1,3\n")
+    for bad, message in (
+        (tmp_path / "none.csv", "cannot be read as runs"),
+        (runs_file(tmp_path / "b.csv", two=[1, 2]), "share no"),
+        (twice, "line 4 .recipe one, seed 1.: an earlier line"),
+        (tmp_path, "runs.csv cannot be read as runs"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            compare(good, bad)
+    with pytest.raises(ConfigError, match="columns recipe, seed and eval_return"):
+        compare(good, good, "eval_return")

@@ -1,0 +1,495 @@
+"""The command line as a user meets it: help, wrong input, the other subcommands."""
+
+import importlib
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torchrl.envs import EnvBase, SerialEnv
+from torchrl.envs.libs.gym import GymEnv
+
+import ppo_lightning
+from ppo_lightning import PPO, MLPAgent, RolloutDataModule
+from ppo_lightning.commands import cli, options
+from ppo_lightning.envs import EnvFactory
+
+ROOT = Path(__file__).parents[2]
+CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
+SHORT = ["--data.total_timesteps", "1024", "--data.eval_episodes", "2"]
+
+
+@pytest.fixture
+def run_cli(tmp_path, monkeypatch, capsys):
+    """Runs the command line in this process; returns exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
+
+    def run(*args):
+        code = 0
+        try:
+            cli.main([str(arg) for arg in args])
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def trained(run_cli):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
+    assert code == 0, err
+    return Path(out.split("checkpoint: ")[1].strip())
+
+
+def metric(out, name):
+    """Reads a number from the table that Lightning prints, with rich or without."""
+    return float(re.search(rf"{name}\s[\s│]*([\d.]+)", out).group(1))
+
+
+def edited(tmp_path, old, new):
+    path = tmp_path / "edited.yaml"
+    text = Path(CARTPOLE).read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--data.env_id", "CartPol-v1"],
+            "env_id 'CartPol-v1' is not an environment of Gymnasium: did you mean CartPole-v1",
+        ),
+        (
+            ["--data.env_id", "Pendulum-v1", "--model.agent.init_args.head", "categorical"],
+            "continuous actions .* categorical head",
+        ),
+        (["--data.env_id", "tests.nowhere"], "env_id 'tests.nowhere' cannot be imported"),
+        (["--model.agent.init_args.head", "gaussian"], "2 discrete actions and the Gaussian head"),
+        (
+            ["--model.num_minibatches", "3"],
+            "= 512 is not divisible by model.num_minibatches = 3: change one of the three",
+        ),
+        (["--model.num_minibatches", "512"], "model.num_minibatches = 512 makes minibatches of one step"),
+        (["--model.gamma", "1.5"], "model.gamma is 1.5: it must be between 0 and 1"),
+        (["--model.gamma", "high"], "gamma: Expected a float. Got value: high"),
+        (["--trainer.gradient_clip_val", "0.5"], "trainer.gradient_clip_val .* set model.max_grad_norm"),
+        (["--data.backend", "jax"], "data.backend: .*'gymnasium', 'vectorized', 'envpool'.* jax"),
+        (["--data.num_env", "3"], r"data\.num_env"),
+        (["--data.env_kwargs.foo", "1"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
+        (
+            ["--data.backend", "envpool", "--data.env_kwargs.foo", "1"],
+            "data.env_kwargs does not fit env_id 'CartPole-v1'",
+        ),
+        (
+            ["--trainer.precision", "bf16-true"],
+            "trainer.precision is 'bf16-true': PPO takes '32-true' or 'bf16-mixed'",
+        ),
+        (["--model.agent.hidden_sizes", "[0]"], "model.agent.hidden_sizes"),
+        (["--ckpt_path", "nowhere.ckpt"], "ckpt_path 'nowhere.ckpt' is not a file"),
+        (["--data.env_kwargs.max_episode_steps", "0"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
+        (
+            ["--data.env_id", "Ant-v5", "--data.env_kwargs.xml_file", "no.xml"],
+            "data.env_kwargs does not fit env_id 'Ant-v5'",
+        ),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(run_cli, flags, message):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags)
+    last = err.strip().splitlines()[-1]
+    assert code == 2
+    assert last.startswith("error: ")
+    assert re.search(message, last), last
+    assert "Traceback" not in err
+    assert "return over" not in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("gamma:", "gama:", "the key 'gama' is unknown: did you mean gamma?"),
+        ("env_id:", "envid:", "the key 'data.envid' is unknown: did you mean data.env_id"),
+        (
+            "hidden_sizes:",
+            "hiden_sizes:",
+            "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes?",
+        ),
+        ("gamma:", "rpo_alpha:", "did you mean rpo_alpha of model ppo_lightning.RPO"),
+        ("gamma:", "norm_obs:", "did you mean model.agent.norm_obs"),
+        ("rollouts_per_epoch:", "rollouts_per_epochs:", "unknown: did you mean data.rollouts_per_epoch"),
+        ("seed_everything:", "seed_everythin:", "unknown: did you mean seed_everything?"),
+    ],
+)
+def test_a_misspelt_key_names_the_right_one(run_cli, tmp_path, old, new, message):
+    code, _, err = run_cli("fit", "--config", edited(tmp_path, old, new))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_a_finished_run_says_so_and_makes_no_new_version(run_cli, trained, tmp_path):
+    for flags in (["--config", CARTPOLE, *SHORT, "--auto_resume"], ["--ckpt_path", trained]):
+        code, out, err = run_cli("fit", *flags)
+        assert code == 0, err
+        *_, last = out.splitlines()
+        assert (
+            last
+            == "The run is already at data.total_timesteps (1024): raise data.total_timesteps to train longer."
+        )
+        assert [path.name for path in (tmp_path / "runs/cartpole").iterdir()] == ["version_0"]
+
+
+def test_a_run_without_a_recipe_writes_where_others_do(run_cli, tmp_path):
+    code, _, err = run_cli("fit", *SHORT)
+    assert code == 0, err
+    written = {path.name for path in (tmp_path / "runs/ppo/version_0").iterdir()}
+    assert {"metrics.csv", "checkpoints", "cli_config.yaml"} <= written
+    assert not (tmp_path / "lightning_logs").exists()
+    code, _, err = run_cli(
+        "fit", *SHORT, "--trainer.logger", "false", "--trainer.enable_checkpointing", "false"
+    )
+    assert code == 0, err
+    assert [path.name for path in (tmp_path / "runs/ppo").iterdir()] == ["version_0"]
+
+
+def test_the_screen_shows_no_noise(run_cli, monkeypatch):
+    code, out, err = run_cli("fit", *SHORT)
+    assert code == 0
+    for noise in ("FLOPs", "LeafSpec", "Deprecat", "litlogger"):
+        assert noise not in out + err
+    assert out.splitlines()[0] == "MLPAgent: 9155 parameters"
+
+
+@pytest.mark.integration
+def test_a_video_and_an_export_show_no_noise(run_cli, trained, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    play = in_a_process(tmp_path, "play", "--ckpt_path", trained, "--output", "video.gif")
+    assert play.returncode == 0 and "XDG_RUNTIME_DIR" not in play.stderr, play.stderr
+    export = in_a_process(tmp_path, "export", "--ckpt_path", trained, "--onnx", "agent.onnx")
+    assert export.returncode == 0 and "torchvision" not in export.stderr, export.stderr
+
+
+def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    code, _, err = run_cli("fit", "--config", CARTPOLE, "--data.backend", "envpool")
+    assert code == 2
+    assert err == (
+        "error: The package 'envpool' is missing: run pip install 'ppo-lightning[envpool]', or, in a clone,"
+        " pip install -c constraints.txt -e '.[envpool]'.\n"
+    )
+
+
+@pytest.mark.integration
+def test_an_exit_code_reaches_the_shell():
+    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", CARTPOLE, "--model.gamma", "2"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr.strip() == "error: model.gamma is 2.0: it must be between 0 and 1."
+
+
+def in_a_process(tmp_path, *args):
+    """Runs the console script, as pip writes it, in a process of its own; says whether PyTorch was imported."""
+    script = tmp_path / "bin/ppo-lightning"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(
+        "import sys\nfrom ppo_lightning.__main__ import main\nmain()\nprint('torch' in sys.modules)"
+    )
+    command = [sys.executable, str(script), *map(str, args)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+
+
+def answered(capsys, *args):
+    assert options.answer([str(arg) for arg in args])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(capsys, command):
+    out = answered(capsys, command, "--config", CARTPOLE, "--help")
+    for owner, prefix in (
+        (PPO, "model"),
+        (MLPAgent, "model.agent"),
+        (RolloutDataModule, "data"),
+        (L.Trainer, "trainer"),
+    ):
+        for name, parameter in inspect.signature(owner.__init__).parameters.items():
+            if name != "self" and parameter.default is not inspect.Parameter.empty:
+                assert f" --{prefix}.{name} " in out, name
+    assert "Discount of future rewards. (type: float from 0 to 1, default: 0.99)" in " ".join(out.split())
+    assert "unlimited epochs" in out or "default: -1" in out
+    for option in ("--ckpt_path", "--config", "--seed_everything", "--auto_resume", "--print_config"):
+        assert option in out
+
+
+def test_a_full_disk_is_one_sentence_before_training(run_cli, tmp_path, monkeypatch):
+    """TensorBoard's writer would end the run with a traceback."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    code, _, err = run_cli("fit", "--config", CARTPOLE)
+    assert code == 2
+    assert re.search(r"error: The folder of the run, \S+, cannot be written: No space left on device\.", err)
+
+
+def test_the_list_of_commands_is_whole(capsys):
+    out = answered(capsys, "--help")
+    assert re.findall(r"^  (\w+) ", out, flags=re.MULTILINE) == [
+        *options.SUBCOMMANDS,
+        *options.OTHER_COMMANDS,
+    ]
+    assert answered(capsys) == out
+    for module in options.OTHER_COMMANDS:
+        assert callable(importlib.import_module(f"ppo_lightning.commands.{module}").main)
+
+
+def test_an_unknown_command_is_one_sentence(capsys):
+    for name, message in (
+        ("train", "did you mean fit?"),
+        ("benchmrk", "did you mean benchmark?"),
+        ("xyz", "'xyz'."),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            options.answer([name])
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: there is no command {name!r}")
+        assert message in err and "fit, validate, test, predict, play, " in err
+
+
+@pytest.mark.integration
+def test_help_and_version_import_neither_pytorch_nor_lightning(tmp_path):
+    """They took five seconds of a processor; now a sixth of one."""
+    for args, said in (
+        (["fit", "--help"], "--data.num_envs"),
+        (["--version"], f"ppo-lightning {ppo_lightning.__version__}"),
+    ):
+        run = in_a_process(tmp_path, *args)
+        assert run.returncode == 0, run.stderr
+        assert said in run.stdout
+        assert run.stdout.splitlines()[-1] == "False", "PyTorch was imported"
+
+
+@pytest.mark.integration
+def test_a_compiler_cache_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
+    """PyTorch makes the folder when it is imported, with or without ``model.compile``."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
+    run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, "--model.compile", "true")
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert run.stderr.startswith(
+        "error: PyTorch cannot be imported ([Errno 2] No such file or directory: '/proc/nowhere')"
+    )
+
+
+@pytest.mark.integration
+def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
+    """As ``python -m ppo_lightning`` does; the script's own folder is on the path instead."""
+    shutil.copy(ROOT / "tests/environments.py", tmp_path / "my_own.py")
+    flags = ["--data.env_id", "my_own:Counter-v0", *SHORT, "--trainer.logger", "false"]
+    run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, *flags)
+    assert run.returncode == 0, run.stderr
+    assert "wall time" in run.stdout
+
+
+def test_a_bug_keeps_its_traceback(run_cli, monkeypatch):
+    monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.advantages", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_cli("fit", "--config", CARTPOLE, *SHORT)
+
+
+def test_the_last_lines_tell_what_was_reached(run_cli):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
+    assert code == 0
+    lines = out.strip().splitlines()[-4:]
+    assert lines[0].startswith("return over the last ")
+    assert lines[1].startswith("evaluation, deterministic: return ")
+    assert lines[2].startswith("wall time: ")
+    assert lines[3].startswith("checkpoint: ")
+    assert Path(lines[3].removeprefix("checkpoint: ")).is_file()
+    assert "SPS" in err and "return" in err and "/1.02k steps" in err, "the progress bar"
+
+
+def test_the_progress_bar_can_be_switched_off(run_cli):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.enable_progress_bar", "false")
+    assert code == 0
+    assert "SPS" not in err
+    assert "wall time" in out
+
+
+def test_validate_and_test_need_only_the_checkpoint(run_cli, trained):
+    for command, prefix in (("validate", "eval"), ("test", "test")):
+        code, out, err = run_cli(command, "--ckpt_path", trained)
+        assert code == 0, err
+        assert f"{prefix}/episodic_return_std" in out
+
+
+def test_only_training_writes_its_settings(run_cli, trained, tmp_path, monkeypatch):
+    run = trained.parent.parent
+    settings = (run / "cli_config.yaml").read_text()
+    monkeypatch.chdir(run)
+    for command in ("validate", "test"):
+        assert run_cli(command, "--ckpt_path", trained)[0] == 0
+    assert (run / "cli_config.yaml").read_text() == settings
+
+
+@pytest.mark.parametrize("place", ["mine.ckpt", "kept/mine.ckpt"])
+def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, tmp_path, place):
+    """A file in the current folder is another run's, unless the checkpoint lies in that run's ``checkpoints``."""
+    (tmp_path / "kept").mkdir()
+    shutil.copy(trained, tmp_path / place)
+    settings = (trained.parent.parent / "cli_config.yaml").read_text()
+    (tmp_path / "cli_config.yaml").write_text(settings.replace("gamma: 0.99", "gamma: 0.5"))
+    flags = ["--data.total_timesteps", "1536", "--trainer.logger", "false"]
+    code, out, err = run_cli("fit", "--ckpt_path", place, *flags)
+    assert code == 0, err
+    checkpoint = torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)
+    assert checkpoint["hyper_parameters"]["gamma"] == 0.99
+
+
+def test_without_evaluation_the_end_of_the_run_is_saved(run_cli):
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.limit_val_batches", "0")
+    assert code == 0, err
+    assert torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)["env_steps"] == 1024
+
+
+def test_flags_count_over_what_the_checkpoint_holds(run_cli, trained):
+    code, out, _ = run_cli("validate", "--ckpt_path", trained, "--data.env_kwargs.max_episode_steps", "5")
+    assert code == 0
+    assert metric(out, "eval/episodic_length") == 5
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_resumed_run_takes_the_flags(run_cli, trained, trust):
+    settings = ["--trust_checkpoint"] if trust else ["--config", trained.parent.parent / "cli_config.yaml"]
+    code, out, err = run_cli(
+        "fit", *settings, "--ckpt_path", trained, "--data.total_timesteps", "2048",
+        "--model.learning_rate", "1e-3", "--model.anneal_lr", "false",
+    )  # fmt: skip
+    assert code == 0, err
+    checkpoint = torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)
+    assert checkpoint["env_steps"] == 2048
+    assert checkpoint["hyper_parameters"]["learning_rate"] == 1e-3
+    assert checkpoint["lr_schedulers"][0]["last_epoch"] == 4
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 1e-3
+    assert "runs/cartpole/version_1" in out, "with the run's own trainer settings, as a new version"
+
+
+def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(run_cli):
+    _, out, _ = run_cli("fit", "--config", CARTPOLE, *SHORT, "--seed_everything", "7")
+    logged = re.search(r"deterministic: return ([\d.]+)", out).group(1)
+    _, out, _ = run_cli("validate", "--ckpt_path", out.split("checkpoint: ")[1].strip())
+    assert metric(out, "eval/episodic_return") == pytest.approx(float(logged), abs=0.05)
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_evaluation_needs_a_checkpoint(run_cli, command):
+    code, _, err = run_cli(command, "--config", CARTPOLE)
+    assert code == 2
+    assert "--ckpt_path" in err
+    code, _, err = run_cli(command, "--config", CARTPOLE, "--ckpt_path", "best")
+    assert code == 2
+    assert "'best' is not a file" in err
+
+
+def test_predict_writes_actions_without_an_environment(run_cli, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(EnvFactory, "make", lambda *args, **kwargs: pytest.fail("an environment was made"))
+    observations = np.random.default_rng(0).normal(size=(2500, 4))  # float64, NumPy's default
+    np.save(tmp_path / "observations.npy", observations)
+    code, out, err = run_cli(
+        "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy"
+    )
+    assert code == 0, err
+    actions = np.load(out.split("actions: ")[1].strip())
+    expected = PPO.load_from_checkpoint(trained).predict(torch.from_numpy(observations))
+    np.testing.assert_array_equal(actions, expected.numpy())
+
+
+def test_predict_says_what_it_lacks(run_cli, trained, tmp_path):
+    code, _, err = run_cli("predict", "--ckpt_path", trained)
+    assert code == 2 and "data.predict_observations" in err
+    np.save(tmp_path / "observations.npy", np.zeros((3, 4), np.float32))
+    code, _, err = run_cli("predict", "--config", CARTPOLE, "--data.predict_observations", "observations.npy")
+    assert code == 2 and "ckpt_path" in err
+    np.save(tmp_path / "observations.npy", np.zeros((3, 5), np.float32))
+    code, _, err = run_cli(
+        "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy"
+    )
+    assert code == 2 and "observations of shape [B, 4], not [3, 5]" in err
+    for odd in (np.zeros(()), np.array(["a", "b"]), np.zeros((3, 4), dtype="M8[s]")):
+        np.save(tmp_path / "observations.npy", odd)
+        code, _, err = run_cli(
+            "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy"
+        )
+        assert code == 2, err
+        assert (
+            f"predict_observations holds an array of shape {odd.shape} and dtype {odd.dtype}: it must" in err
+        )
+    np.savez(tmp_path / "observations.npz", np.zeros((3, 4)))
+    code, _, err = run_cli(
+        "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npz"
+    )
+    assert code == 2 and "data.predict_observations" in err
+
+
+def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, trained, tmp_path):
+    code, _, err = run_cli("fit", "--config", ROOT / "configs/classic/acrobot.yaml", "--ckpt_path", trained)
+    assert code == 2
+    assert (
+        "trained on observations {'kind': 'Box', 'shape': [4]" in err
+        and "has {'kind': 'Box', 'shape': [6]" in err
+    )
+    code, _, err = run_cli(
+        "validate", "--config", CARTPOLE, "--ckpt_path", trained, "--model.agent.hidden_sizes", "[32]"
+    )
+    assert code == 2
+    assert "model.agent" in err
+    (tmp_path / "notes.ckpt").write_text("hello")
+    code, _, err = run_cli("validate", "--ckpt_path", "notes.ckpt")
+    assert code == 2 and "not a checkpoint of ppo_lightning" in err
+    torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.6"}, tmp_path / "foreign.ckpt")
+    for config in ([], ["--config", CARTPOLE]):
+        code, _, err = run_cli("validate", *config, "--ckpt_path", "foreign.ckpt")
+        assert code == 2, err
+        assert err.startswith("error: ") and "ppo_lightning" in err
+
+
+def four_torchrl_cartpoles() -> EnvBase:
+    return SerialEnv(4, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+
+
+def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli, tmp_path):
+    recipe = edited(
+        tmp_path,
+        "  env_id: CartPole-v1\n",
+        "  env_id: tests.commands.test_cli.four_torchrl_cartpoles\n  transforms:\n    - class_path: torchrl.envs.InitTracker\n",
+    )
+    code, out, err = run_cli("fit", "--config", recipe, "--data.total_timesteps", "1024")
+    assert code == 0, err
+    assert "evaluation" in out
+    assert "Exception ignored" not in err
+    recipe.write_text(recipe.read_text().replace("four_torchrl", "one_hot_torchrl"))
+    code, _, err = run_cli("fit", "--config", recipe)
+    assert code == 2
+    assert "categorical_action_encoding=True" in err
+
+
+def one_hot_torchrl_cartpoles() -> EnvBase:
+    return GymEnv("CartPole-v1")
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("a file")
+    with pytest.raises(SystemExit):
+        cli.main(["fit", "--config", str(Path(__file__).parents[2] / "configs/classic/cartpole.yaml")])
+    assert capsys.readouterr().err == "error: The folder of the run, runs, cannot be written: File exists.\n"

@@ -1,0 +1,134 @@
+"""The manifest of the implementation details, and the ablation of some."""
+
+from pathlib import Path
+
+import pytest
+
+from ppo_lightning import ConfigError
+from ppo_lightning.commands import cli
+from ppo_lightning.commands.ablate import FULL, draw, jobs_without
+from ppo_lightning.commands.details import DETAILS, of_recipe, places
+from ppo_lightning.commands.report import write_csv
+from tests.checkpoints.test_resume import SaveAfter
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+RECIPES = {
+    "classic/cartpole.yaml": [],
+    "mujoco/hopper.yaml": [],
+    "atari/breakout.yaml": ["--data.num_envs", "1"],
+}
+
+
+@pytest.fixture(scope="module")
+def manifests():
+    return {name: of_recipe(["--config", str(CONFIGS / name), *flags]) for name, flags in RECIPES.items()}
+
+
+def test_every_comment_in_the_code_has_an_entry_and_every_entry_a_comment():
+    assert places().keys() == {detail.number for detail in DETAILS}
+    for place in places().values():
+        path, line = place.rsplit(":", 1)
+        assert (CONFIGS.parent / path).read_text().splitlines()[int(line) - 1].strip(), (
+            "points at the code, not at the comment"
+        )
+
+
+def test_recipes_have_the_details_that_concern_them(manifests):
+    cartpole, hopper, breakout = manifests.values()
+    assert (
+        cartpole["1"] == 4 and cartpole["7"] is True and cartpole["13"] is True and cartpole["6"] == "4 x 4"
+    )
+    assert cartpole["14"] is cartpole["21"] is cartpole["23"] is None
+    assert cartpole["28"] is cartpole["30"] is False
+    assert hopper["23"] == "GaussianHead" and hopper["28"] is True and hopper["29"] == hopper["31"] == 10.0
+    assert (
+        breakout["14"] == 30
+        and breakout["15"] == breakout["20"] == 4
+        and breakout["21"] is breakout["16"] is True
+    )
+    assert breakout["13"] is breakout["P1"] is False
+    for manifest in manifests.values():
+        assert manifest.keys() == {detail.number for detail in DETAILS}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_switch_changes_its_detail(name, manifests):
+    """All switches of a recipe at once, but for those that share an option."""
+    manifest, flags, switched = manifests[name], [], []
+    for detail in DETAILS:
+        if detail.off and manifest[detail.number] not in (None, False) and detail.off[0] not in flags:
+            flags += detail.off
+            switched.append(detail.number)
+    without = of_recipe(["--config", str(CONFIGS / name), *RECIPES[name], *flags])
+    assert len(switched) >= 8
+    for number in switched:
+        assert without[number] != manifest[number], number
+
+
+def test_two_runs_are_told_apart(fit, tmp_path, capsys):
+    paths = []
+    for name, model in (("a", {}), ("b", {"norm_adv": False, "gae_lambda": 0.9})):
+        paths.append(str(tmp_path / f"{name}.ckpt"))
+        fit(
+            {"num_envs": 2, "num_steps": 16, "total_timesteps": 32},
+            model,
+            callbacks=[SaveAfter(paths[-1], 1)],
+        )
+    cli.main(["details", "--ckpt_path", *paths])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [[cell.strip() for cell in row[:1] + row[2:4]] for row in rows] == [
+        ["5", "0.95", "0.9"],
+        ["7", "on", "off"],
+    ]
+    cli.main(["details", "--ckpt_path", paths[0]])
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(DETAILS)
+
+
+def test_the_command_prints_the_table_of_a_recipe(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli.main(["details", "--config", str(CONFIGS / "classic/cartpole.yaml"), "--model.norm_adv", "false"])
+    out = capsys.readouterr().out
+    assert "| 7 | advantage normalisation | off | ppo_lightning/algorithms/losses.py:" in out
+    assert list(tmp_path.iterdir()) == [], "and leaves no file"
+
+
+# Ablation
+
+
+def test_what_is_trained_without_a_detail():
+    jobs = jobs_without(CONFIGS / "classic/cartpole.yaml", [1, 2], ["7", "9"], ("--data.num_envs", "2"))
+    assert [(job.label, job.seed, job.flags) for job in jobs[:3]] == [
+        (FULL, 1, ("--data.num_envs", "2")),
+        ("without 7, advantage normalisation", 1, ("--data.num_envs", "2", "--model.norm_adv", "false")),
+        ("without 9, clipped value loss", 1, ("--data.num_envs", "2", "--model.clip_vloss", "false")),
+    ]
+    assert [job.seed for job in jobs] == [1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        ("99", "there is no such detail"),
+        ("28", "is off in this recipe"),
+        ("2", "has no switch"),
+        ("14", "has no place in this recipe"),
+    ],
+)
+def test_what_cannot_be_switched_off_is_refused(number, message):
+    with pytest.raises(ConfigError, match=message):
+        jobs_without(CONFIGS / "classic/cartpole.yaml", [1], [number], ())
+
+
+def test_the_picture(tmp_path):
+    labels = (FULL, "without 7")
+    write_csv(
+        tmp_path / "runs.csv",
+        [{"recipe": it, "seed": s, "episodic_return": 10 * s} for it in labels for s in (1, 2)],
+    )
+    points = [(it, s, 100 * t) for it in labels for s in (1, 2) for t in range(1, 9)]
+    write_csv(
+        tmp_path / "curves.csv",
+        [{"recipe": a, "seed": b, "env_steps": c, "episodic_return": c} for a, b, c in points],
+    )
+    draw(tmp_path)
+    assert (tmp_path / "ablation.png").stat().st_size > 10_000

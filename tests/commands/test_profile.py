@@ -1,0 +1,112 @@
+"""Where the time goes, and what the parts take alone."""
+
+import time
+
+import pytest
+
+from ppo_lightning import CNNAgent, ConfigError
+from ppo_lightning.callbacks import speed
+from ppo_lightning.commands import cli, profile
+from ppo_lightning.commands.profile import StageClock
+
+SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 10**9}
+REACH = SMALL | {"env_id": "Reach-v0"}
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_stages_add_up_and_the_run_ends(fit, compile):
+    clock = StageClock(0.5)
+    module = fit(REACH, {"norm_reward": True, "compile": compile}, max_epochs=-1, callbacks=[clock])
+    assert 0 < module.env_steps < 10**7
+    assert sum(clock.shares.values()) == pytest.approx(1, abs=1e-6)
+    assert all(0 <= share < 1 for share in clock.shares.values())
+    assert clock.shares["updates"] > clock.shares["advantages"] > 0
+    assert clock.changes[0] == (("--num_threads", "2") if compile else ("--model.compile", "true"))
+    assert clock.changes[-1] == ("--data.num_envs", "4")
+
+
+def test_a_slow_stage_is_seen_as_such(fit, monkeypatch):
+    from ppo_lightning import PPO
+
+    advantages = PPO.advantages
+
+    def slow(self, rollout):
+        time.sleep(0.3)
+        return advantages(self, rollout)
+
+    monkeypatch.setattr(PPO, "advantages", slow)
+    clock = StageClock(0.5)
+    fit(SMALL, {}, max_epochs=-1, callbacks=[clock])
+    assert clock.shares["advantages"] > 0.5
+
+
+def test_pictures_may_be_computed_in_bf16(fit):
+    data = SMALL | {"env_id": "ALE/Breakout-v5", "backend": "envpool", "num_steps": 8}
+    clock = StageClock(0.1)
+    fit(data, {"agent": CNNAgent, "num_minibatches": 2, "update_epochs": 1}, max_epochs=-1, callbacks=[clock])
+    assert ("--trainer.precision", "bf16-mixed") in clock.changes
+    assert clock.shares["values and log-probabilities"] == 0, "they come with the actions"
+
+
+@pytest.mark.integration
+def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--data.num_envs", "4")]
+    monkeypatch.setattr(profile, "changes", lambda module: tried)
+    cli.main(
+        [
+            "profile",
+            "--seconds",
+            "0.2",
+            "--data.num_envs",
+            "2",
+            "--data.env_id",
+            "Reach-v0",
+            "--model.num_minibatches",
+            "2",
+        ]
+    )
+    out = capsys.readouterr().out
+    assert "environment steps a second." in out and "| updates |" in out
+    for change in ("--model.num_minibatches 2", "--data.num_envs 4"):
+        sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
+        assert int(sps) > 0 and float(ratio) > 0
+    assert "--data.backend envpool | does not work: env_id 'Reach-v0' is not an environment of EnvPool" in out
+    assert "\nSet --" in out or "\nNone of these settings" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+ONE_THREAD, COMPILED = ("--num_threads", "1"), ("--model.compile", "true")
+MORE = ("--data.num_envs", "8")
+
+
+@pytest.mark.parametrize(
+    ("tried", "sentence"),
+    [
+        ({ONE_THREAD: 250.0, COMPILED: 180.0}, "Set --num_threads 1: 2.5 times as fast."),
+        ({ONE_THREAD: 105.0}, "None of these settings is more than 10 % faster."),
+        ({COMPILED: 120.0, MORE: 400.0}, "Set --model.compile true: 1.2 times as fast."),
+        ({}, "None of these settings is more than 10 % faster."),
+    ],
+)
+def test_the_fastest_setting_is_recommended(tried, sentence):
+    """Not more environments, which are another algorithm."""
+    assert speed.recommendation(100.0, tried) == sentence
+
+
+@pytest.mark.parametrize(("load", "shown"), [(1.5, False), (2.5, True), (None, False)])
+def test_a_busy_machine_is_named(load, shown, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(speed, "load_average", lambda: load)
+    monkeypatch.setattr(speed, "processors", lambda: 2)
+    small = ["--data.num_envs", "2", "--data.num_steps", "32"]
+    cli.main(["profile", "--seconds", "0.1", "--no_changes", *small])
+    sentence = "Other processes use this machine (load average 2.5 on 2 processors)"
+    assert (sentence in capsys.readouterr().out) == shown
+
+
+def test_what_it_cannot_look_into_is_refused(fit):
+    from torchrl.envs import StepCounter
+
+    with pytest.raises(ConfigError, match="profile times natively batched environments only"):
+        fit(SMALL | {"transforms": [StepCounter(step_count_key="steps")]}, {}, callbacks=[StageClock(0.1)])

@@ -1,0 +1,170 @@
+"""Every recipe in ``configs/`` runs, begins with ratio 1, and is repeated by the configuration it saves."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.commands import cli
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
+QUICK = ("configs/classic/", "configs/spaces/")
+
+
+@pytest.fixture
+def run_cli(tmp_path, monkeypatch, capsys):
+    """Runs the command line in this process, in a folder of its own, and returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
+
+    def run(*args):
+        cli.main([str(arg) for arg in args])
+        return capsys.readouterr().out
+
+    return run
+
+
+def short(recipe):
+    data = yaml.safe_load((ROOT / recipe).read_text())["data"]
+    options = ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
+    if "/atari" in recipe:
+        options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
+        options[1] //= 8
+    if "/procgen/" in recipe:
+        options += ["--data.num_envs", 16, "--data.num_steps", 8]
+        options[1] = 2 * 16 * 8
+    # RPO's noise moves the ratio from 1; without it, RPO is PPO.
+    return options + (["--model.rpo_alpha", 0] if "/rpo/" in recipe else [])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(it, marks=() if it.startswith(QUICK) else pytest.mark.integration) for it in RECIPES],
+)
+def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_path):
+    if "/procgen/" in recipe:
+        pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
+    seen = []
+    update = PPO.update
+    monkeypatch.setattr(
+        PPO, "update", lambda self, minibatch: seen.append(update(self, minibatch)) or seen[-1]
+    )
+    # What is compiled has tests of its own.
+    out = run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.compile", "false")
+    assert abs(seen[0]["approx_kl"]) < 1e-6, "also with bfloat16"
+    assert seen[0]["clipfrac"] == 0
+    assert all(torch.isfinite(value) for metrics in seen for value in metrics.values())
+    assert "wall time:" in out
+    checkpoint = Path(out.split("checkpoint: ")[1].strip())
+    assert checkpoint.is_relative_to(tmp_path)
+    torch.load(checkpoint, weights_only=True)
+    files = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"metrics", "events", "hparams", "cli_config"} <= files
+
+
+def test_the_recipes_have_the_reference_hyperparameters():
+    """CleanRL's ppo.py, ppo_continuous_action.py, ppo_atari.py, ... : https://docs.cleanrl.dev/rl-algorithms/ppo/."""
+    reference = {
+        "learning_rate": 2.5e-4, "anneal_lr": True, "gamma": 0.99, "gae_lambda": 0.95, "num_minibatches": 4,
+        "update_epochs": 4, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01, "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+    }  # fmt: skip
+    defaults = PPO().hparams
+    assert {key: defaults[key] for key in reference} == reference
+    assert (defaults["target_kl"], defaults["adam_eps"]) == (None, 1e-5)
+    continuous = reference | {
+        "learning_rate": 3e-4, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "norm_reward": True,
+        "clip_reward": 10.0,
+    }  # fmt: skip
+    procgen = reference | {
+        "learning_rate": 5e-4, "anneal_lr": False, "gamma": 0.999, "num_minibatches": 8, "update_epochs": 3,
+        "norm_reward": True, "clip_reward": 10.0,
+    }  # fmt: skip
+    expected = {
+        "classic": (reference, (4, 128, 500_000)),
+        "mujoco": (continuous, (1, 2048, 1_000_000)),
+        "dm_control": (continuous, (1, 2048, 1_000_000)),
+        "rpo": (continuous, (1, 2048, 8_000_000)),
+        "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
+        "atari_lstm": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
+        "procgen": (procgen, (64, 256, 25_000_000)),
+        "memory": (
+            reference | {"learning_rate": 1e-3, "num_minibatches": 16, "ent_coef": 0.015, "target_kl": 0.02},
+            (64, 64, 1_000_000),
+        ),
+        "spaces": (reference | {"learning_rate": 1e-3, "ent_coef": 0.05}, (4, 128, 100_000)),
+    }
+    pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
+    for recipe in RECIPES:
+        hyperparameters, sizes = expected[Path(recipe).parent.name]
+        config = yaml.safe_load((ROOT / recipe).read_text())
+        if recipe.endswith("masked_velocity.yaml"):
+            hyperparameters, sizes = (
+                hyperparameters | {"learning_rate": 1e-3, "norm_reward": True},
+                (8, *sizes[1:]),
+            )
+        if recipe.endswith("pong_fast.yaml"):
+            hyperparameters, sizes = hyperparameters | pong_in_5_minutes, (16, *sizes[1:])
+        model = {
+            key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()
+        }
+        assert {key: model[key] for key in hyperparameters} == hyperparameters, recipe
+        data = config["data"]
+        if recipe.endswith("halfcheetah_fast.yaml"):
+            assert model["compile"]
+            assert data["num_envs"] * data["num_steps"] == sizes[0] * sizes[1], "minibatches of the same size"
+        else:
+            assert (data["num_envs"], data["num_steps"], data["total_timesteps"]) == sizes, recipe
+        if hyperparameters is continuous:
+            agent = {
+                "hidden_sizes": [64, 64],
+                "shared": False,
+                "head": "gaussian",
+                "norm_obs": True,
+                "clip_obs": 10.0,
+            }
+            assert model["agent"]["init_args"] == agent, recipe
+
+
+def rows(path):
+    with path.open() as file:
+        return [
+            {key: value for key, value in row.items() if key != "charts/SPS"} for row in csv.DictReader(file)
+        ]
+
+
+def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
+    recipe = RECIPES[[Path(r).stem for r in RECIPES].index("cartpole")]
+    run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.gamma", 0.9, "--seed_everything", 7)
+    run_cli("fit", "--config", "runs/cartpole/version_0/cli_config.yaml")
+    first, second = (rows(tmp_path / f"runs/cartpole/version_{version}/metrics.csv") for version in (0, 1))
+    assert len(first) == 3, "two rollouts and an evaluation"
+    assert first == second
+    assert [row["step"] for row in first] == ["512", "1024", "1024"]
+
+
+def test_a_checkpoint_knows_its_environment(run_cli, tmp_path):
+    recipe = "configs/classic/acrobot.yaml"
+    out = run_cli("fit", "--config", ROOT / recipe, *short(recipe))
+    checkpoint = Path(out.split("checkpoint: ")[1].strip())
+    assert torch.load(checkpoint, weights_only=True)["datamodule_hyper_parameters"]["env_id"] == "Acrobot-v1"
+    assert (
+        yaml.safe_load((checkpoint.parent.parent / "cli_config.yaml").read_text())["data"]["env_id"]
+        == "Acrobot-v1"
+    )
+    trained = float(out.split("deterministic: return ")[1].split()[0])
+    assert f"{trained}" in run_cli("validate", "--ckpt_path", checkpoint)
+
+
+@pytest.mark.integration
+def test_the_module_is_runnable():
+    out = subprocess.run(
+        [sys.executable, "-m", "ppo_lightning", "--help"], capture_output=True, text=True, check=True
+    )
+    assert all(command in out.stdout for command in ("fit", "validate", "test", "predict"))

@@ -1,0 +1,238 @@
+"""Settings that cannot work end in one sentence, from Python as from the command line."""
+
+import functools
+import inspect
+import math
+import re
+
+import gymnasium as gym
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.tuner import Tuner
+
+from ppo_lightning import PPO, RPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
+from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.utils.arguments import Range
+from tests.commands.test_cli import CARTPOLE, SHORT, run_cli  # noqa: F401  (a fixture)
+from tests.environments import Counter
+
+SMALL = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32}
+
+
+def owners():
+    return [
+        (PPO, "model"),
+        (RPO, "model"),
+        (RolloutDataModule, "data"),
+        (MLPAgent, "model.agent"),
+        (CNNAgent, "model.agent"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", 1e10),
+        ("learning_rate", float("nan")),
+        ("adam_eps", 1e300),
+        ("vf_coef", -1.0),
+        ("ent_coef", 1e30),
+        ("clip_coef", 1e-300),
+        ("max_grad_norm", 1e-30),
+        ("num_minibatches", 2.5),
+        ("gamma", None),
+        ("gamma", "0.9"),
+        ("agent", "x"),
+        ("agent", None),
+    ],
+)
+def test_a_setting_that_cannot_learn_is_refused(name, value):
+    with pytest.raises(
+        ConfigError, match=rf"^model\.{name} is {re.escape(repr(value))}: it must be [^.]*(\.\d[^.]*)*\.$"
+    ):
+        PPO(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_envs", 1_000_000),
+        ("num_steps", 1_000_000_000),
+        ("eval_episodes", 1_000_000_000),
+        ("total_timesteps", -512),
+        ("max_restarts", -1),
+        ("step_timeout", math.inf),
+        ("backend", None),
+        ("local_num_envs", 0),
+    ],
+)
+def test_a_size_that_cannot_be_held_is_refused(name, value):
+    with pytest.raises(ConfigError, match=rf"^data\.{name} is {value}: it must be "):
+        RolloutDataModule(**{name: value})
+
+
+@pytest.mark.parametrize("hidden_sizes", [(1_000_000, 1_000_000), (64, 0), 64])
+def test_widths_that_cannot_be_held_are_refused(fit, hidden_sizes):
+    with pytest.raises(ConfigError, match=r"^model\.agent\.hidden_sizes is .*: (each entry|it) must be "):
+        fit(SMALL, {"agent": functools.partial(MLPAgent, hidden_sizes=hidden_sizes)})
+
+
+def test_what_means_no_limit_is_allowed():
+    PPO(
+        max_grad_norm=math.inf,
+        clip_coef=math.inf,
+        clip_reward=math.inf,
+        target_kl=None,
+        ent_coef=-0.01,
+        vf_coef=0,
+    )
+    RolloutDataModule(step_timeout=None, local_num_envs=None)
+
+
+def test_every_number_has_a_range_and_its_default_lies_in_it():
+    ranges = 0
+    for owner, _ in owners():
+        for parameter in inspect.signature(owner.__init__).parameters.values():
+            annotation = str(parameter.annotation)
+            found = [
+                entry
+                for entry in getattr(parameter.annotation, "__metadata__", ())
+                if isinstance(entry, Range)
+            ]
+            assert found or not re.search(r"\b(int|float)\b", annotation), (
+                f"{owner.__name__}.{parameter.name}"
+            )
+            defaults = parameter.default if isinstance(parameter.default, tuple) else (parameter.default,)
+            for value in defaults if found else ():
+                assert value is None or found[0].low <= value <= found[0].high, parameter.name
+            ranges += len(found)
+    assert ranges > 25
+
+
+def test_a_rollout_larger_than_the_memory_is_refused(fit):
+    """The environments themselves need little of it."""
+    data = {"num_envs": 4096, "num_steps": 10_000_000, "total_timesteps": 4096 * 10_000_000}
+    with pytest.raises(
+        ConfigError, match=r"^data\.num_envs \* data\.num_steps = 40960000000 steps take .* GB .*lower"
+    ):
+        fit(data, {"num_minibatches": 4})
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"min_steps": 100_000}, "min_steps"),
+        ({"min_epochs": 2}, "min_epochs"),
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
+        ({"callbacks": [GradientAccumulationScheduler({0: 2})]}, "accumulate_grad_batches"),
+        ({"overfit_batches": 2}, "overfit_batches"),
+        ({"val_check_interval": 0, "limit_val_batches": 1}, "val_check_interval"),
+        ({"log_every_n_steps": 0}, "log_every_n_steps"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"max_epochs": 0}, "max_epochs"),
+        ({"limit_train_batches": 0}, "limit_train_batches"),
+        ({"gradient_clip_val": 0.5}, "gradient_clip_val"),
+        ({"precision": "bf16-true"}, "precision"),
+    ],
+)
+def test_a_trainer_option_that_cannot_work_is_refused(fit, options, name):
+    with pytest.raises(ConfigError, match=rf"^trainer\.{name} [^.]*(\w\.\w[^.]*)*\.$"):
+        fit(SMALL, **options)
+
+
+@pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
+def test_lightnings_tuner_is_refused(make_trainer, method):
+    with pytest.raises(ConfigError, match=r"Tuner.*model\.learning_rate"):
+        getattr(Tuner(make_trainer()), method)(PPO(), datamodule=RolloutDataModule(**SMALL))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seed_everything", "-1"], r"seed_everything is -1: it must be between 0 and 4294967295"),
+        (
+            ["--seed_everything", "4294967296"],
+            r"seed_everything is 4294967296: it must be between 0 and 4294967295",
+        ),
+        (["--trainer.min_steps", "100"], r"trainer\.min_steps"),
+        (["--trainer.val_check_interval", "0"], r"trainer\.val_check_interval is 0"),
+        (["--trainer.log_every_n_steps", "0"], r"trainer\.log_every_n_steps is 0"),
+        (["--trainer.devices", "true"], "`devices` selected with `CPUAccelerator`"),
+        (["--trainer.devices", "[0,0]"], "`devices` selected with `CPUAccelerator`"),
+        (["--trainer.num_nodes", "0"], "`num_nodes` must be a positive integer"),
+        (["--trainer.strategy", "fsdp"], "The strategy `fsdp` requires a GPU accelerator"),
+        (["--trainer.accelerator", "tpu"], "torch_xla"),
+        (["--trainer.barebones", "true"], "barebones"),
+        (["--trainer.default_root_dir", "/proc/nowhere", "--trainer.logger", "false"], "/proc/nowhere"),
+        (["--ckpt_path", "hpc"], "hpc"),
+        (
+            ["--model.learning_rate", "1e10"],
+            r"model\.learning_rate is 10000000000\.0: it must be between 1e-15 and 10",
+        ),
+        (
+            ["--model.agent.hidden_sizes", "[1000000,1000000]"],
+            r"model\.agent\.hidden_sizes is .*: each entry must be",
+        ),
+        (["--model.lr", "1e-3"], "the key 'lr' is unknown: did you mean learning_rate"),
+        (["--model.n_steps", "8"], r"the key 'n_steps' is unknown: did you mean data\.num_steps"),
+        (["--model.agent", "null"], r"model\.agent is None: it must be a class or a function"),
+    ],
+)
+def test_wrong_flags_are_one_sentence(run_cli, flags, message):  # noqa: F811
+    code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags)
+    last = err.strip().splitlines()[-1]
+    assert code == 2
+    assert last.startswith("error: ")
+    assert re.search(message, last), last
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bytes(range(256)), "cannot be read as text"),
+        ("model: 1".encode("utf-16"), "cannot be read as text"),
+        (b"data:\n  num_envs: 4\n  num_envs: 8\n", r"has the key 'num_envs' twice \(line 3\)"),
+        (b"data: {num_envs: 4, seed: [}\n", r"is not YAML"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_one_sentence(run_cli, tmp_path, content, message):  # noqa: F811
+    (tmp_path / "odd.yaml").write_bytes(content)
+    code, _, err = run_cli("fit", "--config=odd.yaml", *SHORT)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert re.search(rf"error: .*odd\.yaml.* {message}", err), err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("9 TiB"), torch.OutOfMemoryError("9 TiB"), RuntimeError("can't allocate memory: 9 TiB")],
+)
+def test_memory_that_does_not_suffice_is_one_sentence(run_cli, monkeypatch, error):  # noqa: F811
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.advantages", fail)
+    code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
+    assert code == 2
+    assert re.search(r"error: The run does not fit into memory \(.*9 TiB\): lower data\.num_envs, ", err)
+
+
+def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):  # noqa: F811
+    """Only what Lightning itself refuses is a sentence: here a method of the module raises on the way."""
+    monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.configure_optimizers", lambda self: int("x"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        run_cli("fit", "--config", CARTPOLE, *SHORT)
+
+
+def test_huge_rewards_are_advised_to_be_normalized(fit):
+    """The loss overflows, and no learning rate mends that."""
+    gym.register("Huge-v0", lambda: gym.wrappers.TransformReward(Counter(4), lambda reward: 1e25 * reward))
+    data = SMALL | {"env_id": "Huge-v0"}
+    with pytest.raises(
+        NonFiniteError,
+        match=r"losses/\w+ is \w+ after .*: set model\.norm_reward to true if rewards are large",
+    ):
+        fit(data, {"norm_adv": False})
+    fit(data, {"norm_reward": True})

@@ -1,0 +1,376 @@
+"""The adapters: specs, seeds, and episode ends without dummy transitions."""
+
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.envs import check_env_specs
+from torchrl.envs.utils import step_mdp
+
+from ppo_lightning import ConfigError, make_env
+from ppo_lightning.envs.cartpole import CartPoleEnv
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs.single import QuickDiscrete
+from ppo_lightning.spaces.specs import spec_from_plain, spec_from_space, spec_to_plain
+from ppo_lightning.utils.seeding import derive_seed
+
+BACKENDS = ("gymnasium", "envpool")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
+def test_specs_are_what_the_environment_does(env, backend, env_id):
+    check_env_specs(env(env_id, 3, backend), break_when_any_done="both")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_closing_an_environment_closes_what_it_steps_once(backend, monkeypatch):
+    batch = make_env("CartPole-v1", 1, backend)
+    batch.reset_arrays()
+    closed = []
+    stepped = batch.envs[0] if isinstance(batch.envs, list) else batch.envs
+    monkeypatch.setattr(stepped, "close", lambda: closed.append(True))
+    assert not batch.is_closed
+    batch.close()
+    batch.close(raise_if_closed=False)
+    assert batch.is_closed and closed == [True]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_transition_ignores_its_action_or_loses_its_last_observation(env, backend):
+    """With a limit of 7, EnvPool's autoreset would show as a reward of 0 and a repeated observation (pitfall A1)."""
+    batch = env("CartPole-v1", 2, backend, env_kwargs={"max_episode_steps": 7})
+    observation = batch.reset_arrays().copy()
+    rewards, steps, last = 0.0, 0, None
+    for _ in range(40):
+        following, reward, terminated, truncated = batch.step_arrays(np.array([0, 1]))
+        rewards += reward.sum()
+        steps += 2
+        # the cart's position integrates its velocity in every true transition
+        np.testing.assert_allclose(following[:, 0], observation[:, 0] + 0.02 * observation[:, 1], atol=1e-5)
+        done = terminated | truncated
+        observation = following.copy()
+        if done.any():
+            last = following[done].copy()
+            observation = batch.reset_arrays(done).copy()
+            assert np.abs(observation[done]).max() <= 0.05, "a fresh episode starts near 0"
+            assert not np.allclose(last, observation[done]), "the last observation is not the reset one"
+    assert last is not None
+    assert rewards == steps
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reset_by_mask_leaves_the_others_alone(env, backend):
+    batch = env("CartPole-v1", 3, backend)
+    batch.reset_arrays()
+    for _ in range(3):
+        before = batch.step_arrays(np.array([1, 0, 1]))[0].copy()
+    after = batch.reset_arrays(np.array([False, True, False]))
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert not np.allclose(after[1], before[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_partial_reset_through_torchrl(env, backend):
+    batch = env("CartPole-v1", 3, backend, env_kwargs={"max_episode_steps": 5})
+    rollout = batch.rollout(17, break_when_any_done=False)
+    done = rollout["next", "done"].squeeze(-1)
+    assert done[:, 4].all() and done[:, 9].all() and not done[:, 5].any()
+    assert rollout["next", "truncated"][:, 4].all() and not rollout["next", "terminated"][:, 4].any()
+    following, observation = rollout["next", "observation"][:, :-1], rollout["observation"][:, 1:]
+    assert torch.equal(following[~done[:, :-1]], observation[~done[:, :-1]])
+    assert not torch.isclose(following[done[:, :-1]], observation[done[:, :-1]]).all(-1).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_seeds_decide_the_episodes(env, backend):
+    first, same, other = (
+        env("CartPole-v1", 4, backend, seed=seed).reset_arrays().copy() for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, same)
+    assert not np.intersect1d(first, other).size
+    assert len(np.unique(first[:, 0])) == 4
+    # environment 2 of one rank is environment 0 of the rank that begins there
+    np.testing.assert_array_equal(
+        env("CartPole-v1", 2, backend, seed=1, first_env=2).reset_arrays(), first[2:]
+    )
+    assert not np.intersect1d(
+        env("CartPole-v1", 4, backend, seed=1, stream="eval").reset_arrays(), first
+    ).size
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_set_seed_changes_the_stream(env, backend):
+    batch = env("CartPole-v1", 2, backend, seed=1)
+    before = batch.reset()["observation"].clone()
+    batch.set_seed(5)
+    changed = batch.reset()["observation"].clone()
+    batch.set_seed(5)
+    assert torch.equal(batch.reset()["observation"], changed)
+    assert not torch.equal(before, changed)
+
+
+def test_nothing_random_shares_a_seed_within_or_between_runs():
+    streams = ("train", "eval", "noise", "shuffle")
+    seeds = [
+        derive_seed(run, stream, index) for run in range(20) for stream in streams for index in range(50)
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.integration
+def test_envpool_needs_neither_gym_nor_treevalue():
+    code = """
+import sys
+sys.modules["gym"] = sys.modules["treevalue"] = sys.modules["procgen"] = None
+from ppo_lightning import make_env
+env = make_env("CartPole-v1", 2, "envpool")
+assert env.rollout(5).batch_size[0] == 2
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_unknown_environment_is_refused_with_the_nearest_names(backend):
+    with pytest.raises(ConfigError, match=r"env_id 'CartPol-v1' .*did you mean .*CartPole-v1"):
+        make_env("CartPol-v1", 1, backend)
+
+
+def test_a_missing_extra_names_the_pip_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ConfigError, match=r"pip install 'ppo-lightning\[envpool\]'"):
+        make_env("CartPole-v1", 1, "envpool")
+
+
+def test_an_environment_whose_package_is_missing_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    import gymnasium
+
+    gymnasium.register("NeedsPackage-v0", "a_package_that_is_not_there:Env")
+    with pytest.raises(ConfigError, match="needs a package that is missing"):
+        make_env("NeedsPackage-v0")
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (spaces.Discrete(3), Categorical),
+        (spaces.Box(-1, 1, (2,), np.float32), Bounded),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float64), Unbounded),
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), Bounded),
+        (spaces.Box(np.array([-1, -2.0]), np.array([1, 3.0])), Bounded),
+    ],
+)
+def test_specs_survive_as_plain_data(space, kind):
+    spec = spec_from_space(space)
+    assert isinstance(spec, kind)
+    assert spec.dtype == {np.dtype("int64"): torch.int64, np.dtype("uint8"): torch.uint8}.get(
+        space.dtype, torch.float32
+    )
+    plain = spec_to_plain(spec)
+    assert len(str(plain)) < 200, "a bound that is equal everywhere is one number"
+    assert spec_from_plain(plain) == spec
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(3, start=1), spaces.MultiDiscrete([3], start=[1]), spaces.Text(4)]
+)
+def test_other_spaces_are_refused(space):
+    with pytest.raises(ConfigError, match="space"):
+        spec_from_space(space)
+
+
+def test_stepping_as_an_envbase_gives_the_arrays(env):
+    one, two = (env("Script-v0", 3, seed=4) for _ in range(2))
+    two.reset_arrays()
+    td = one.reset()
+    for t in range(6):
+        action = torch.tensor([t % 3, 1, 2])
+        td = one.step(td.set("action", action))
+        observation, reward, terminated, truncated = two.step_arrays(action.numpy())
+        following = td["next"]
+        np.testing.assert_array_equal(following["observation"], observation)
+        np.testing.assert_array_equal(following["reward"].squeeze(-1), reward)
+        np.testing.assert_array_equal(following["terminated"].squeeze(-1), terminated)
+        done = terminated | truncated
+        td = one.maybe_reset(step_mdp(td))
+        if done.any():
+            np.testing.assert_array_equal(td["observation"], two.reset_arrays(done))
+
+
+# MuJoCo and dm_control
+
+
+def play(env, steps, seed=0):
+    """The observations and rewards of random actions, [T, N, ...]."""
+    generator = np.random.default_rng(seed)
+    shape = (env.num_envs, *env.action_spec_unbatched.shape)
+    observations, rewards, ends = [np.array(env.reset_arrays())], [], []
+    for _ in range(steps):
+        observation, reward, terminated, truncated = env.step_arrays(generator.uniform(-1, 1, shape))
+        rewards.append(np.array(reward))
+        done = terminated | truncated
+        ends.append((terminated.copy(), truncated.copy()))
+        observations.append(np.array(env.reset_arrays(done) if done.any() else observation))
+    env.close()
+    return np.array(observations), np.array(rewards), np.array(ends)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "other"),
+    [
+        ("HalfCheetah-v4", "HalfCheetah-v4"),
+        ("HalfCheetah-v5", "HalfCheetah-v5"),
+        ("Hopper-v4", "Hopper-v4"),
+        ("dm_control/walker-walk-v0", "WalkerWalk-v1"),
+        ("dm_control/cartpole-balance-v0", "CartpoleBalance-v1"),
+    ],
+)
+def test_both_backends_are_the_same_task(env_id, other):
+    """Random actions: first and second moments of observations and rewards agree within the noise of the seeds."""
+    ours, theirs = play(make_env(env_id, 8, "gymnasium"), 300), play(make_env(other, 8, "envpool"), 300)
+    assert ours[0].shape == theirs[0].shape
+    for a, b in zip(ours[:2], theirs[:2], strict=True):
+        means = [x.reshape(len(x), 8, -1).mean(0) for x in (a, b)]  # a mean for each of the 8 environments
+        spread = np.sqrt(sum(mean.var(0, ddof=1) for mean in means) / 8) + 1e-2
+        assert (np.abs(means[0].mean(0) - means[1].mean(0)) < 5 * spread).all()
+        scale = [x.reshape(len(x), 8, -1).std((0, 1)) for x in (a, b)]
+        np.testing.assert_allclose(*scale, rtol=0.35, atol=0.05)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_episode_steps": 12}])
+def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
+    many, single = (
+        env("CartPole-v1", 16, "vectorized", seed=3, env_kwargs=options),
+        GymnasiumEnv("CartPole-v1", many_seeds(3, 16), **options),
+    )
+    assert isinstance(many, CartPoleEnv)
+    assert not isinstance(env("CartPole-v1", 16), CartPoleEnv), "only where it is asked for"
+    with pytest.raises(
+        ConfigError, match=r"data.backend 'vectorized' has CartPole-v0 and CartPole-v1, not 'Acrobot-v1'"
+    ):
+        make_env("Acrobot-v1", 16, "vectorized")
+    assert np.array_equal(many.reset_arrays(), single.reset_arrays())
+    rng, ends = np.random.default_rng(0), np.zeros(2, int)
+    for _ in range(300):
+        action = rng.integers(2, size=16)
+        steps = [each.step_arrays(action) for each in (many, single)]
+        for one, other in zip(*steps, strict=True):
+            assert np.array_equal(one, other)
+        *_, terminated, truncated = steps[0]
+        ends += terminated.sum(), truncated.sum()
+        if (done := terminated | truncated).any():
+            assert np.array_equal(many.reset_arrays(done), single.reset_arrays(done))
+    assert ends[0] > 50 and (ends[1] > 50) == bool(options)
+    many.reseed(many_seeds(4, 16))
+    single.reseed(many_seeds(4, 16))
+    assert np.array_equal(many.reset_arrays(), single.reset_arrays())
+    single.close()
+
+
+def many_seeds(seed, count):
+    return [derive_seed(seed, "train", index) for index in range(count)]
+
+
+@pytest.mark.parametrize("start", [0, -2, 5])
+def test_the_quick_check_of_actions_is_gymnasiums(start):
+    quick, plain = QuickDiscrete(3, start=start), spaces.Discrete(3, start=start)
+    numbers = [
+        n
+        for k in range(-4, 10)
+        for n in (k, np.int64(k), np.uint8(k % 256), float(k), np.array(k), np.array([k]))
+    ]
+    every = [*numbers, 2**70, True, None, "1"]
+    assert [quick.contains(x) for x in every] == [plain.contains(x) for x in every]
+
+
+SHARED = spaces.Discrete(9, seed=5, dtype=np.int32)
+
+
+class Drawing(gymnasium.Env):
+    """Draws from its action space."""
+
+    observation_space = spaces.Box(-9, 9, (1,))
+
+    def __init__(self):
+        self.action_space = SHARED
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.full(1, self.action_space.sample(), np.float32), 0.0, False, False, {}
+
+
+class DrawingFromItsOwn(Drawing):
+    """Has a space that cannot be replaced."""
+
+    action_space = property(lambda self: self._space)
+
+    def __init__(self):
+        self._space = spaces.Discrete(9, seed=5, dtype=np.int32)
+
+
+@pytest.mark.parametrize("kind", [Drawing, DrawingFromItsOwn])
+def test_the_quick_check_leaves_the_space_of_an_environment_as_it_is(env, kind):
+    gymnasium.register(f"{kind.__name__}-v0", kind)
+    batch, plain = env(f"{kind.__name__}-v0", 1), spaces.Discrete(9, seed=5, dtype=np.int32)
+    batch.reset_arrays()
+    drawn = [batch.step_arrays(np.array([0]))[0].item() for _ in range(20)]
+    assert drawn == [plain.sample() for _ in range(20)]
+    (single,) = batch.envs
+    assert isinstance(single.action_space, QuickDiscrete) == (kind is Drawing)
+    assert single.action_space == plain and single.action_space.dtype == np.int32
+    assert type(SHARED) is spaces.Discrete, "another environment may have it"
+
+
+def test_a_wrong_action_is_refused_by_the_environment(env):
+    batch = env("CartPole-v1", 2)
+    batch.reset_arrays()
+    with pytest.raises(AssertionError, match=r"2 .* invalid"):
+        batch.step_arrays(np.array([0, 2]))
+
+
+def test_a_wrong_option_of_many_cartpoles_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"data\.env_kwargs does not fit env_id 'CartPole-v1'"):
+        make_env("CartPole-v1", 16, env_kwargs={"max_episode_steps": "many"})
+
+
+def test_dictionaries_are_flattened_alphabetically():
+    env = make_env("dm_control/walker-walk-v0", 2)
+    raw = env.envs[0].unwrapped
+    flat = env.reset_arrays()[0]
+    task = raw._env.task.get_observation(raw._env.physics)
+    assert list(task) == ["orientations", "height", "velocity"], "dm_control's own order is another one"
+    np.testing.assert_allclose(flat, np.concatenate([np.ravel(task[key]) for key in sorted(task)]), rtol=1e-6)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend"),
+    [("dm_control/cartpole-balance-v0", "gymnasium"), ("CartpoleBalance-v1", "envpool")],
+)
+def test_the_end_of_a_dm_control_episode_is_a_time_limit(env_id, backend):
+    _, _, ends = play(make_env(env_id, 1, backend), 1000)
+    assert not ends[:999].any()
+    assert ends[999].tolist() == [[False], [True]], "truncated, not terminated"
+
+
+def test_an_environment_that_never_ends_trains(fit):
+    data = {"env_id": "dm_control/lqr-lqr_2_1-v0", "num_envs": 1, "num_steps": 2048, "total_timesteps": 4096}
+    module = fit(data, {"num_minibatches": 32, "norm_reward": True})
+    assert module.env_steps == 4096
+    assert not module.episode_returns
+
+
+def test_pusher_v4_without_its_old_mujoco_says_so():
+    with pytest.raises(ConfigError, match=r"Pusher-v4.*mujoco<3"):
+        make_env("Pusher-v4", 1)

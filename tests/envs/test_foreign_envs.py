@@ -1,0 +1,507 @@
+"""Environments as users bring them: each trains, or one sentence says why not."""
+
+import functools
+import re
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torchrl.envs import CatTensors, StepCounter, TransformedEnv, UnsqueezeTransform
+from torchrl.envs.custom import PendulumEnv
+from torchrl.envs.libs.gym import GymWrapper
+
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
+from ppo_lightning.commands import cli
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.spaces.specs import mask_columns
+from tests.checkpoints.test_resume import SaveAfter
+from tests.environments import Counter
+
+SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
+ZEROS = np.zeros(3, np.float32)
+
+
+class Plain(gym.Env):
+    """Nothing is wrong with it."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.see(), {}
+
+    def see(self):
+        return ZEROS
+
+    def step(self, action):
+        self.time += 1
+        return self.see(), 1.0, self.time % 50 == 0, False, {}
+
+
+def changed(space=None, late=False, **methods):
+    """Returns a class as Plain with other methods; with ``late``, ``step`` is the other one from step 20 on only."""
+    wrong = methods.get("step")
+    if late:
+        methods["step"] = lambda self, action: (
+            Plain.step(self, action) if self.time < 19 else wrong(self, action)
+        )
+    if space is not None:
+        methods["observation_space"] = space
+    return type("Changed", (Plain,), methods)
+
+
+def steps(*answer, **options):
+    return changed(step=lambda self, action: answer, **options)
+
+
+def resets(answer, **options):
+    return changed(reset=lambda self, *, seed=None, options=None: answer, **options)
+
+
+def sees(observation, space):
+    return changed(space, see=lambda self: observation)
+
+
+def stop(env, action):
+    return next(iter(()))
+
+
+def leave(env, action):
+    sys.exit(0)
+
+
+OK = (1.0, False, False, {})
+PAIR = spaces.Tuple((spaces.Discrete(2),) * 2)
+PARTS = spaces.Dict(place=spaces.Discrete(3), speed=spaces.Box(-1, 1, (2,), np.float32))
+FINE = {"place": 1, "speed": np.zeros(2, np.float32)}
+PICTURE = spaces.Dict(it=spaces.Box(0, 1, (3, 8, 4)))
+STEP = r"step\(\) must take an action and return \(observation, reward, terminated, truncated, info\): "
+RESET = r"reset\(\) must take seed and options and return \(observation, info\): "
+# What is wrong, the environment, and what the sentence says after the environment's id and number.
+WRONG = {
+    "shape": (steps(np.zeros(4), *OK), r"the observation has shape \(4,\) and must have shape \(3,\)"),
+    "shape at reset": (resets((np.zeros(4), {})), r"the observation has shape \(4,\)"),
+    "scalar": (steps(0.5, *OK), r"the observation has shape \(\) and must have shape \(3,\)"),
+    "scalar at reset": (resets((0.5, {})), r"the observation has shape \(\)"),
+    "no observation": (steps(None, *OK), "the observation is None and must consist of numbers"),
+    "text": (steps(["1", "2", "3"], *OK), "the observation is .* numbers"),
+    "4-tuple": (steps(ZEROS, 1.0, False, {}), STEP + "not enough values"),
+    "nothing": (changed(step=lambda self, action: None), STEP + "cannot unpack"),
+    "no action": (changed(step=lambda self: (ZEROS, *OK)), STEP + ".*takes 1 positional argument"),
+    "array reward": (steps(ZEROS, np.array([1.0]), *OK[1:]), r"the reward is array\(\[1.\]\): .* a number"),
+    "text reward": (steps(ZEROS, "1.0", *OK[1:]), "the reward is '1.0': .* a number"),
+    "no reward": (steps(ZEROS, None, *OK[1:]), "the reward is None: .* a number"),
+    "text flag": (steps(ZEROS, 1.0, "no", False, {}), "terminated is 'no': .* True or False"),
+    "no flag": (steps(ZEROS, 1.0, False, None, {}), "truncated is None: .* True or False"),
+    "old reset": (resets(ZEROS), RESET + "too many values"),
+    "old reset of 2": (resets(np.zeros(2), space=spaces.Box(-1, 1, (2,))), r"the observation has shape \(\)"),
+    "no seed": (changed(reset=lambda self: (ZEROS, {})), RESET + ".*'seed'"),
+    "no dictionary": (sees(ZEROS, PARTS), "the observation is array.* a dictionary"),
+    "entry missing": (sees({"place": 1}, PARTS), "the observation has no entry 'speed'"),
+    "entry's shape": (
+        sees(FINE | {"speed": ZEROS}, PARTS),
+        r"the observation\['speed'\] has shape \(3,\).* \(2,\)",
+    ),
+    "picture's axes": (
+        sees({"it": np.zeros((8, 4, 3))}, PICTURE),
+        r"the observation\['it'\] has shape \(8, 4, 3\)",
+    ),
+    "length of a tuple": (sees((1,), PAIR), "the observation has 1 entries, .* 2"),
+    "late 4-tuple": (steps(ZEROS, 1.0, False, {}, late=True), STEP + "not enough values"),
+    "late shape": (steps(np.zeros(4), *OK, late=True), STEP + ".*shape"),
+    "late reward": (steps(ZEROS, np.array([1.0]), *OK[1:], late=True), STEP),
+    "late entry": (
+        changed(PARTS, late=True, step=lambda self, action: ({"place": 1}, *OK), see=lambda self: FINE),
+        STEP + "'speed'",
+    ),
+}
+RIGHT = {
+    "lists": changed(see=lambda self: [0.0, 0.0, 0.0]),
+    "(1, 3) for (3,)": changed(see=lambda self: np.zeros((1, 3))),
+    "integers": changed(see=lambda self: np.zeros(3, np.int64)),
+    "NumPy's numbers": steps(ZEROS, np.float64(1), np.bool_(False), np.bool_(False), {}),
+    "an array without axes": steps(ZEROS, np.array(1.0), *OK[1:]),
+    "tensors": steps(torch.zeros(3), torch.tensor(1.0), torch.tensor(False), False, {}),
+    "parts": sees(FINE | {"place": np.array([1])}, PARTS),
+}
+
+
+def collect(env):
+    """Collects a rollout of 32 steps, by the collector that the environment gets."""
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    return next(iter(make_collector(env, agent, 32, 1)))
+
+
+def registered(cls, **options):
+    gym.register("Brought-v0", cls, disable_env_checker=True, **options)
+    return "Brought-v0"
+
+
+def make_and_collect(cls, **options):
+    env = make_env(registered(cls, **options), 2, first_env=5)
+    return next(iter(make_collector(env, MLPAgent(*env.agent_specs), 32, 1)))
+
+
+@pytest.fixture(autouse=True)
+def registry():
+    before = dict(gym.registry)
+    yield
+    gym.registry.clear()
+    gym.registry.update(before)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_answer_is_one_sentence_that_names_the_environment(name):
+    cls, said = WRONG[name]
+    with pytest.raises(ConfigError, match=f"^Brought-v0, environment 5: {said}") as raised:
+        make_and_collect(cls)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["shape", "4-tuple", "array reward", "no seed", "late 4-tuple"])
+@pytest.mark.parametrize("through", ["a time limit", "TorchRL's collector", "Gymnasium's checker"])
+def test_the_sentence_is_the_same_through_wrappers_and_transforms(name, through):
+    cls, said = WRONG[name]
+    with pytest.raises(ConfigError, match=f"environment 0: {said}"):
+        if through == "Gymnasium's checker":
+            registered(cls)
+            env = make_env(lambda: gym.make("Brought-v0", disable_env_checker=False), 2)
+        else:
+            env = make_env(registered(cls, max_episode_steps=90), 2)
+        if through == "TorchRL's collector":
+            env = TransformedEnv(env, StepCounter())
+        collect(env)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_means_the_same_trains(name):
+    make_and_collect(RIGHT[name])
+
+
+def test_what_an_environment_raises_stays_and_says_where():
+    class Raises(Plain):
+        def step(self, action):
+            if self.time == 9:
+                raise KeyError("wheel")
+            return super().step(action)
+
+    with pytest.raises(KeyError, match="wheel") as raised:
+        make_and_collect(Raises)
+    assert raised.value.__notes__ == ["Brought-v0, environment 5: step() raised this."]
+
+
+def test_a_reset_that_needs_options_says_that_it_gets_none():
+    class Needs(Plain):
+        def reset(self, *, seed=None, options=None):
+            return ZEROS * options["level"], {}
+
+    with pytest.raises(TypeError, match="subscriptable") as raised:
+        make_and_collect(Needs)
+    assert re.search(
+        "environment 5: reset.. raised this.*without options.*wrapper", raised.value.__notes__[0]
+    )
+
+
+@pytest.mark.parametrize(("step", "what"), [(stop, r"StopIteration\(\)"), (leave, r"SystemExit\(0\)")])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_environment_cannot_end_the_run_as_if_all_were_well(step, what, late):
+    with pytest.raises(RuntimeError, match=rf"^Brought-v0, environment 5: step\(\) raised {what}") as raised:
+        make_and_collect(changed(late=late, step=step))
+    assert isinstance(raised.value.__cause__, StopIteration | SystemExit), "the traceback leads to its line"
+
+
+def torchrl_that_leaves():
+    return GymWrapper(changed(late=True, step=leave)(), categorical_action_encoding=True)
+
+
+def not_made():
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("env_id", [torchrl_that_leaves, not_made, "Brought-v0"])
+def test_sys_exit_in_torchrls_environments_and_while_they_are_made_is_an_error(fit, env_id):
+    registered(not_made)
+    with pytest.raises(RuntimeError, match=r"environment.* SystemExit\(0\)"):
+        fit(SMALL | {"env_id": env_id})
+
+
+# Made by a function
+
+
+def test_a_function_trains_as_the_id_does_to_the_bit(fit):
+    by_id = fit(SMALL)
+    by_function = fit(SMALL | {"env_id": lambda: gym.make("CartPole-v1")}, limit_val_batches=1)
+    for a, b in zip(by_id.agent.parameters(), by_function.agent.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Plain, lambda: Plain(), functools.partial(Counter, terminate_at=9), lambda: gym.make("Pendulum-v1")],
+)
+def test_whatever_makes_a_gymnasium_environment_trains(fit, make):
+    assert fit(SMALL | {"env_id": make}).env_steps == 96
+
+
+def test_a_function_gets_env_kwargs_and_the_environments_can_restart(fit):
+    made = []
+
+    def make(limit):
+        made.append(gym.wrappers.TimeLimit(changed(late=True, step=lambda self, action: 1 / 0)(), limit))
+        return made[-1]
+
+    with pytest.warns(UserWarning, match="Environment 0 raised ZeroDivisionError"):
+        fit(SMALL | {"env_id": make, "env_kwargs": {"limit": 30}, "max_restarts": 9})
+    assert len(made) > 2
+    assert len({id(env.unwrapped) for env in made}) == len(made)
+
+
+def test_transforms_act_on_environments_made_by_a_function(fit):
+    fit(SMALL | {"env_id": Plain, "transforms": [StepCounter(10)]})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "said"),
+    [
+        (gym.make("CartPole-v1"), r"data.env_id is an environment .TimeLimit.*function.*lambda: "),
+        (gym.make_vec("CartPole-v1", 2), r"data.env_id is an environment .CartPoleVectorEnv.*function"),
+        (PendulumEnv(), r"data.env_id is an environment .PendulumEnv.*function"),
+        (None, "data.env_id is None"),
+        (lambda: gym.make_vec("CartPole-v1", 2), "makes a vectorized environment .*CartPoleVectorEnv.*one"),
+        (lambda: "CartPole-v1", "makes a str: .*Gymnasium environment or a TorchRL environment"),
+        (lambda number: Plain(), "env_id.*missing 1 required positional argument: 'number'"),
+        (functools.partial(lambda env: env, Plain()), "same environment"),
+    ],
+)
+def test_what_is_no_function_of_an_environment_is_one_sentence(make_trainer, env_id, said):
+    with pytest.raises(ConfigError, match=said):
+        make_trainer().fit(PPO(), RolloutDataModule(**SMALL | {"env_id": env_id}))
+
+
+def test_a_function_needs_the_backend_that_steps_its_environments():
+    with pytest.raises(ConfigError, match=r"data.backend .*'envpool'.*gymnasium"):
+        make_env(Plain, 2, "envpool")
+
+
+@pytest.mark.parametrize("name", ["lambda", "local", "partial", "object"])
+def test_a_run_of_a_function_resumes_from_python_and_not_from_the_command_line(
+    fit, tmp_path, capsys, monkeypatch, name
+):
+    def local():
+        return gym.make("CartPole-v1")
+
+    class Maker:
+        def __call__(self):
+            return gym.make("CartPole-v1")
+
+    makers = {
+        "lambda": lambda: lambda: gym.make("CartPole-v1"),
+        "local": lambda: local,
+        "partial": lambda: functools.partial(gym.make, "CartPole-v1"),
+        "object": Maker,
+    }
+    path = tmp_path / "middle.ckpt"
+    whole = fit(SMALL | {"env_id": makers[name]()}, callbacks=[SaveAfter(path, 1)])
+    resumed = fit(SMALL | {"env_id": makers[name]()}, ckpt_path=path)
+    assert "to the bit" in capsys.readouterr().out
+    for a, b in zip(whole.agent.parameters(), resumed.agent.parameters(), strict=True):
+        assert torch.equal(a, b)
+    monkeypatch.chdir(tmp_path)
+    quiet = (
+        "--trainer.enable_progress_bar",
+        "false",
+        "--data.eval_episodes",
+        "1",
+        "--trainer.logger",
+        "false",
+    )
+    if name != "partial":
+        with pytest.raises(SystemExit):
+            cli.main(["validate", "--ckpt_path", str(path), *quiet, "--trust_checkpoint"])
+        error = capsys.readouterr().err
+        assert re.fullmatch(r"error: data.env_id '.*' cannot be imported .*: give .*\n", error), error
+    cli.main(["validate", "--ckpt_path", str(path), *quiet, "--data.env_id", "CartPole-v1"])
+    assert "eval/episodic_return" in capsys.readouterr().out
+
+
+def test_wrappers_whose_state_is_unknown_are_not_resumed_in_the_middle(fit, tmp_path, capsys):
+    data = SMALL | {"env_id": lambda: gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 4)}
+    fit(data, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
+    fit(data, ckpt_path=tmp_path / "middle.ckpt")
+    assert "fresh episodes" in capsys.readouterr().out
+
+
+def made_for_yaml(**options) -> gym.Env:
+    return gym.make("CartPole-v1", **options)
+
+
+@pytest.mark.parametrize(
+    "env_id", ["tests.envs.test_foreign_envs.made_for_yaml", "tests.environments.Counter"]
+)
+def test_a_function_and_a_class_can_be_named_in_yaml(env_id, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(f"data:\n  env_id: {env_id}\n  total_timesteps: 1024\n")
+    quiet = (
+        "--trainer.logger",
+        "false",
+        "--trainer.enable_progress_bar",
+        "false",
+        "--trainer.enable_checkpointing",
+        "false",
+    )
+    cli.main(["fit", "--config", "recipe.yaml", *quiet, "--trainer.limit_val_batches", "0"])
+    assert "1024 environment steps" in capsys.readouterr().out
+
+
+def test_an_id_for_vectorized_environments_only_says_so():
+    gym.register(
+        "OnlyVector-v0", vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
+    )
+    with pytest.raises(
+        ConfigError, match=r"env_id 'OnlyVector-v0' .*vector_entry_point.*entry_point of one environment"
+    ):
+        make_env("OnlyVector-v0", 2)
+
+
+def test_play_cannot_make_the_environment_of_a_function():
+    with pytest.raises(ConfigError, match=r"env_id '__main__.<lambda>' is a function: give the id"):
+        make_env("__main__.<lambda>")
+
+
+# Masks in info
+
+
+def test_a_mask_in_the_info_is_used():
+    env = make_env("Taxi-v4", 4, seed=3)
+    where = mask_columns(env.agent_specs[0])
+    agent = MLPAgent(*env.agent_specs)
+    rollout = make_collector(env, agent, 64, 1).rollout()
+    allowed = rollout["observation"][..., where]
+    assert not allowed.all(), "or there is nothing to forbid"
+    assert allowed.gather(-1, rollout["action"][..., None].long()).all()
+    again = gym.make("Taxi-v4")
+    _, info = again.reset(seed=int(env._seeds[0]))
+    assert rollout["observation"][0, 0, where].tolist() == info["action_mask"].tolist(), (
+        "the episode of the seed"
+    )
+
+
+def test_looking_for_a_mask_costs_no_episode_and_no_environment():
+    class Counting(Plain):
+        made = resets = 0
+
+        def __init__(self):
+            Counting.made += 1
+
+        def reset(self, *, seed=None, options=None):
+            Counting.resets += 1
+            return super().reset(seed=seed)
+
+    env = make_env(registered(Counting), 3)
+    env.reset_arrays()
+    assert (Counting.made, Counting.resets) == (3, 3)
+    env.reseed([1, 2, 3])
+    env.reset_arrays()
+    assert Counting.resets == 6
+
+
+class Masked(Plain):
+    """Gives a mask of two of three actions in its info, and without one as ``without`` says."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, without=()):
+        self.without = without
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([1, 0, 1], np.int8)}
+
+    def step(self, action):
+        assert action != 1
+        *answer, _ = super().step(action)
+        return *answer, {} if self.time in self.without else {"action_mask": [1, 0, 1]}
+
+
+def test_a_mask_may_be_missing_only_where_an_episode_ends():
+    env = make_env(registered(Masked), 2, env_kwargs={"without": [50, 100]})
+    make_collector(env, MLPAgent(*env.agent_specs), 128, 1).rollout()
+    env = make_env("Brought-v0", 2, env_kwargs={"without": [7]})
+    with pytest.raises(ConfigError, match=r"Brought-v0, environment 0: .*info has no 'action_mask'"):
+        make_collector(env, MLPAgent(*env.agent_specs), 128, 1).rollout()
+
+
+def test_an_environment_with_masks_in_its_info_restarts():
+    class Fails(Masked):
+        def step(self, action):
+            if self.time == 9:
+                raise RuntimeError
+            return super().step(action)
+
+    env = make_env(registered(Fails), 2)
+    env.max_restarts = 100
+    with pytest.warns(UserWarning, match="Environment 1 raised RuntimeError"):
+        rollout = make_collector(env, MLPAgent(*env.agent_specs), 64, 1).rollout()
+    assert (~rollout["valid"]).sum() == 2 * 60, "6 failed episodes of 10 steps each, in both"
+
+
+def test_a_mask_of_another_size_in_the_info_is_one_sentence():
+    with pytest.raises(
+        ConfigError, match=r"environment 0: the observation\['action_mask'\] has shape \(3,\).* \(4,\)"
+    ):
+        make_env(registered(type("Four", (Masked,), {"action_space": spaces.Discrete(4)})), 2).reset_arrays()
+
+
+# EnvPool
+
+
+def test_envpool_gives_only_truncated_where_the_pole_falls_at_the_limit():
+    """Gymnasium gives both flags. As docs/environments.md says, EnvPool does not tell."""
+    both = {}
+    for backend in ("gymnasium", "envpool"):
+        env = make_env("CartPole-v1", 32, backend, env_kwargs={"max_episode_steps": 9})
+        env.reset_arrays()
+        for _ in range(9):
+            observation, _, terminated, truncated = env.step_arrays(np.zeros(32, int))
+            if (early := terminated & ~truncated).any():
+                env.reset_arrays(early)
+        fallen = truncated & (np.abs(observation[:, 2]) > 0.2095)
+        assert 4 < fallen.sum() < truncated.sum()
+        both[backend] = terminated[fallen]
+        env.close()
+    assert both["gymnasium"].all()
+    assert not both["envpool"].any()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "size"),
+    [("Go1JoystickFlatTerrain-v1", 48), ("LeapCubeReorient-v1", 57), ("PandaPickCube-v1", 66)],
+)
+def test_the_actor_of_playgrounds_tasks_sees_no_privileged_state(env, env_id, size):
+    batch = env(env_id, 2, "envpool")
+    assert batch.observation_spec_unbatched["observation"].shape == (size,)
+    assert batch.reset_arrays().shape == (2, size)
+    plain = batch.envs.reset()[0]
+    state = plain if isinstance(plain, np.ndarray) else plain["state"]
+    np.testing.assert_array_equal(batch.reset_arrays(np.ones(2, bool)).shape, state.shape)
+
+
+# TorchRL
+
+
+def test_the_lines_in_the_message_train_torchrls_pendulum(fit):
+    with pytest.raises(ConfigError, match="it needs the key 'observation'") as raised:
+        fit(SMALL | {"env_id": PendulumEnv})
+    lines = [line.strip() for line in str(raised.value).splitlines()[1:]]
+    assert len(lines) == 3
+    known = {"UnsqueezeTransform": UnsqueezeTransform, "CatTensors": CatTensors, "StepCounter": StepCounter}
+    transforms = [eval(line, known) for line in lines]
+    module = fit(
+        SMALL | {"env_id": PendulumEnv, "num_steps": 256, "total_timesteps": 1024, "transforms": transforms}
+    )
+    assert module.env_steps == 1024
+    assert len(module.episode_returns) == 4, "and an episode ends after 200 steps"

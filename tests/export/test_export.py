@@ -1,0 +1,205 @@
+"""What leaves the package: ONNX, and folders for the Hugging Face Hub."""
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import ppo_lightning
+from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO
+from ppo_lightning.checkpoints.agent import trained_agent
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.commands import cli
+from ppo_lightning.export import load_from_hub, push_to_hub, to_onnx
+from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, recorded_observations
+from ppo_lightning.spaces.specs import spec_from_plain
+from tests.checkpoints.test_resume import SaveAfter
+
+pytest.importorskip("onnxruntime")
+ATARI = {"env_id": "ALE/Breakout-v5", "backend": "gymnasium", "num_steps": 16}
+AGENTS = {
+    "MLP, categorical": ({}, MLPAgent),
+    "MLP, shared": ({}, functools.partial(MLPAgent, shared=True, norm_obs=True)),
+    "MLP, Gaussian": ({"env_id": "Hopper-v5"}, functools.partial(MLPAgent, norm_obs=True)),
+    "MLP, tanh-Gaussian": ({"env_id": "Pendulum-v1"}, functools.partial(MLPAgent, head="tanh_gaussian")),
+    "Nature": (ATARI, CNNAgent),
+    "IMPALA": (ATARI, functools.partial(CNNAgent, body="impala")),
+}
+
+
+@pytest.fixture
+def checkpoint(fit, tmp_path):
+    def train(kind):
+        data, agent = AGENTS[kind]
+        data = {"num_envs": 2, "num_steps": 64} | data
+        data["total_timesteps"] = data["num_envs"] * data["num_steps"] * 2
+        save = ModelCheckpoint(tmp_path, filename="trained", every_n_train_steps=1)
+        module = fit(
+            data, {"agent": agent, "learning_rate": 0.01}, callbacks=[save], enable_checkpointing=True
+        )
+        return module, tmp_path / "trained.ckpt"
+
+    return train
+
+
+@pytest.mark.parametrize("kind", AGENTS)
+def test_onnx_gives_what_pytorch_gives(kind, checkpoint, tmp_path):
+    _, path = checkpoint(kind)
+    read = read_checkpoint(str(path))
+    agent, spec = trained_agent(read), spec_from_plain(read["agent"]["observation_spec"])
+    onnx = to_onnx(agent, spec, tmp_path / "out" / "agent.onnx")
+    for folder in (Path(ppo_lightning.__file__).parent, Path(torch.__file__).parent, Path.home()):
+        assert str(folder).encode() not in onnx.read_bytes(), "no paths of this machine"
+    recorded = recorded_observations(agent, spec, read["datamodule_hyper_parameters"], seed=1)
+    for observation in (random_observations(spec), recorded):
+        assert observation.shape == (256, *spec.shape)
+        assert largest_difference(agent, onnx, observation) < 1e-5
+    assert recorded.std() > 0
+    with torch.no_grad():  # and the measure sees a difference
+        agent.critic.bias += 0.1
+    assert largest_difference(agent, onnx, recorded) > 1e-3
+
+
+def test_the_exported_action_is_the_one_that_the_environment_gets(checkpoint):
+    module, path = checkpoint("MLP, Gaussian")
+    agent, observation = trained_agent(read_checkpoint(str(path))), torch.randn(8, 11) * 5
+    action, value = Deployed(agent)(observation)
+    assert torch.equal(action, module.predict(observation))
+    assert action.abs().max() <= 1 and value.shape == (8,)
+
+
+def test_the_command_writes_both_and_says_how_far_off_they_are(checkpoint, tmp_path, capsys):
+    module, path = checkpoint("MLP, shared")
+    cli.main(
+        [
+            "export",
+            "--ckpt_path",
+            str(path),
+            "--onnx",
+            str(tmp_path / "a.onnx"),
+            "--hub",
+            str(tmp_path / "hub"),
+        ]
+    )
+    out = capsys.readouterr().out
+    for kind in ("random", "recorded"):
+        assert float(out.split(f"{kind} observations: ")[1].split()[0]) < 1e-5
+    hub = tmp_path / "hub"
+    assert sorted(its.name for its in hub.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "replay.mp4",
+    ]
+    card, config = (hub / "README.md").read_text(), json.loads((hub / "config.json").read_text())
+    assert (
+        card.startswith("---\nlibrary_name: ppo_lightning\n")
+        and "type: CartPole-v1" in card
+        and "replay.mp4" in card
+    )
+    result = f"{np.mean(module.episode_returns):.2f} +/- {np.std(module.episode_returns):.2f}"
+    assert f"training episodes (sampled actions; no evaluation of these weights): {result}" in card
+    assert config["evaluation"] is None
+    assert config["env_steps"] == module.env_steps and config["details"]["28"] is True
+    agent, observation = load_from_hub(hub), torch.randn(16, 4)
+    assert torch.equal(agent.mode(observation), module.predict(observation))
+
+
+@pytest.mark.parametrize("memory", [None, "lstm"])
+def test_the_card_of_an_evaluated_agent(fit, tmp_path, memory):
+    """Its return is the evaluation's, its code runs, and what stays private is not in the folder."""
+    options = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    data = {
+        "num_envs": 2,
+        "num_steps": 16,
+        "total_timesteps": 64,
+        "eval_episodes": 3,
+        "predict_observations": "my/own.npy",
+    }
+    agent = functools.partial(MLPAgent, memory=memory, shared=memory is not None)
+    save = ModelCheckpoint(tmp_path, filename="trained")
+    model = {"agent": agent, "num_minibatches": 2}
+    module = fit(
+        data,
+        model,
+        ppo=RecurrentPPO if memory else PPO,
+        callbacks=[save],
+        enable_checkpointing=True,
+        **options,
+    )
+    checkpoint = torch.load(tmp_path / "trained.ckpt", weights_only=True)
+    checkpoint["datamodule_hyper_parameters"]["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
+    torch.save(checkpoint, tmp_path / "trained.ckpt")
+    hub = tmp_path / "hub"
+    cli.main(["export", "--ckpt_path", str(tmp_path / "trained.ckpt"), "--hub", str(hub), "--no_video"])
+    card, config = (hub / "README.md").read_text(), json.loads((hub / "config.json").read_text())
+    metrics = module.trainer.callback_metrics
+    mean, std = (float(metrics[f"eval/episodic_return{name}"]) for name in ("", "_std"))
+    assert (
+        f"Return of the last evaluation (whole episodes, the most probable actions): {mean:.2f} +/- {std:.2f}"
+        in card
+    )
+    (metric,) = yaml.safe_load(card.split("---")[1])["model-index"][0]["results"][0]["metrics"]
+    assert metric == {
+        "type": "mean_reward",
+        "value": f"{mean:.2f} +/- {std:.2f}",
+        "name": "return of the last evaluation",
+    }
+    assert config["evaluation"]["episodic_return"] == mean and config["training"]["episodes"] > 0
+    assert "_instantiator" not in json.dumps(config) and "own.npy" not in json.dumps(config)
+    code = card.split("```python")[1].split("```")[0].replace("USER/NAME", str(hub))
+    names = {"observation": torch.randn(5, 4)}
+    exec(code, names)
+    assert names["action"].shape == (5,)
+    assert memory or torch.equal(names["action"], module.predict(names["observation"]))
+
+
+def test_an_evaluation_of_older_weights_is_not_theirs(fit, tmp_path):
+    options = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    saved = [SaveAfter(tmp_path / f"{rollouts}.ckpt", rollouts) for rollouts in (1, 3)]
+    fit(
+        {"num_envs": 2, "num_steps": 16, "total_timesteps": 128, "eval_episodes": 1},
+        callbacks=saved,
+        **options,
+    )
+    for rollouts in (1, 3):
+        assert read_checkpoint(tmp_path / f"{rollouts}.ckpt")["evaluation"] is None
+
+
+def test_an_upload_that_fails_is_one_sentence(tmp_path, monkeypatch):
+    """Nothing listens on this port."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        ConfigError, match=r"is written, but not uploaded to user/name .*: check the network, and log in"
+    ):
+        push_to_hub(tmp_path, "user/name")
+
+
+def test_an_environment_without_pictures_has_no_video(fit, tmp_path, capsys):
+    save = ModelCheckpoint(tmp_path, filename="trained", every_n_train_steps=1)
+    data = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 32}
+    fit(data, callbacks=[save], enable_checkpointing=True)
+    cli.main(["export", "--ckpt_path", str(tmp_path / "trained.ckpt"), "--hub", str(tmp_path / "hub")])
+    assert "no video" in capsys.readouterr().out
+    assert not (tmp_path / "hub" / "replay.mp4").exists()
+    assert "video" not in (tmp_path / "hub" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [([], "something to write"), (["--push", "user/name", "--onnx", "a.onnx"], "give both")],
+)
+def test_what_cannot_be_exported_is_refused(flags, message, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["export", "--ckpt_path", "a.ckpt", *flags])
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_is_none_of_ours_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        load_from_hub(tmp_path)

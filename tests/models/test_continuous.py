@@ -1,0 +1,450 @@
+"""Continuous actions: heads, running statistics, and what the environment gets. Details 23 to 31."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.envs import Compose, InitTracker, TransformedEnv
+from torchrl.envs.libs.gym import GymEnv
+
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
+from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
+from ppo_lightning.models.normalizers import ObservationNormalizer, RewardScaler
+from ppo_lightning.rollouts.make_collector import make_collector
+
+VECTOR, ACTIONS = Unbounded(shape=(4,)), Bounded(-0.5, 0.5, shape=(2,), dtype=torch.float32)
+REACH = {"env_id": "Reach-v0", "num_envs": 3, "num_steps": 16, "total_timesteps": 96, "eval_episodes": 2}
+
+
+def agent_for(**options):
+    torch.manual_seed(0)
+    agent = MLPAgent(VECTOR, ACTIONS, **options)
+    torch.nn.init.normal_(agent.head.linear.weight)
+    torch.nn.init.normal_(agent.head.log_std, 0, 0.3)
+    return agent
+
+
+def reach(**kwargs):
+    return make_env("Reach-v0", 3, seed=5, env_kwargs=kwargs)
+
+
+# Heads
+
+
+@pytest.mark.detail("23")
+@pytest.mark.detail("25")
+def test_gaussian_log_probabilities_and_entropy_are_those_of_independent_normals():
+    agent = agent_for()
+    observation = torch.randn(64, 4)
+    action, log_prob, _, _ = agent.act(observation, agent.noise((64,)))
+    mean = agent.head.linear(agent.actor_body(observation))
+    reference = torch.distributions.Independent(torch.distributions.Normal(mean, agent.head.log_std.exp()), 1)
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    again, entropy, *_ = agent.evaluate(observation, action)
+    torch.testing.assert_close(again, log_prob)
+    torch.testing.assert_close(entropy, reference.entropy())
+    assert torch.equal(agent.act(observation)[0], mean), "the mode"
+
+
+@pytest.mark.detail("23")
+def test_gaussian_samples_have_the_mean_and_the_standard_deviation():
+    head = GaussianHead(1, ACTIONS)
+    torch.nn.init.constant_(head.linear.bias, 0.3)
+    torch.nn.init.constant_(head.log_std, -1.0)
+    action, _ = head.sample(torch.zeros(100_000, 1), head.noise((100_000,), torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(action.mean(0), torch.full((2,), 0.3), atol=0.01, rtol=0)
+    torch.testing.assert_close(action.std(0), torch.full((2,), np.exp(-1.0)).float(), atol=0.01, rtol=0)
+
+
+@pytest.mark.detail("24")
+def test_the_standard_deviation_is_a_parameter_that_starts_at_1():
+    head = MLPAgent(VECTOR, ACTIONS).head
+    assert torch.equal(head.log_std, torch.zeros(2))
+    assert "log_std" in dict(head.named_parameters())
+    for observation in (torch.zeros(1, 64), torch.ones(1, 64)):
+        noise = torch.ones(1, 2)
+        torch.testing.assert_close(
+            head.sample(observation, noise)[0] - head.sample(observation, None)[0], noise
+        )
+
+
+@pytest.mark.detail("26")
+def test_policy_and_value_have_separate_networks_for_continuous_actions():
+    agent = agent_for()
+    agent.value(torch.randn(7, 4)).sum().backward()
+    assert all(p.grad is None for p in agent.actor_body.parameters())
+
+
+@pytest.mark.parametrize("head", ["gaussian", "tanh_gaussian"])
+def test_acting_on_arrays_is_acting_on_tensors(head):
+    agent = agent_for(head=head)
+    observation, noise = torch.randn(32, 4), agent.noise((32,))
+    with torch.inference_mode():
+        for drawn in (noise, None):
+            action, _, _ = agent.array_policy()(
+                observation.numpy(), None if drawn is None else drawn.numpy(), None
+            )
+            torch.testing.assert_close(
+                torch.from_numpy(action), agent.act(observation, drawn)[0], atol=1e-5, rtol=1e-5
+            )
+
+
+def test_squashed_log_probabilities_are_those_of_the_transformed_normal():
+    spec = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 4.0]), shape=(2,), dtype=torch.float32)
+    head = TanhGaussianHead(3, spec)
+    torch.nn.init.normal_(head.linear.weight)
+    features = torch.randn(50, 3)
+    action, log_prob = head.sample(features, 0.5 * head.noise((50,)))
+    scale, shift = (spec.space.high - spec.space.low) / 2, (spec.space.high + spec.space.low) / 2
+    transforms = [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(shift, scale)]
+    normal = torch.distributions.Normal(head.linear(features), head.log_std.exp())
+    reference = torch.distributions.TransformedDistribution(normal, transforms).log_prob(action).sum(-1)
+    torch.testing.assert_close(log_prob, reference, atol=1e-3, rtol=1e-3)
+    assert (action >= spec.space.low).all() and (action <= spec.space.high).all()
+
+
+def test_squashed_log_probabilities_are_finite_at_the_bounds():
+    head = TanhGaussianHead(3, ACTIONS)
+    for bound in (-0.5, 0.5):
+        log_prob, *_ = head.evaluate(torch.zeros(1, 3), torch.full((1, 2), bound))
+        assert log_prob.isfinite()
+    action, log_prob = head.sample(torch.zeros(1, 3), torch.full((1, 2), 50.0))
+    assert torch.equal(action, torch.full((1, 2), 0.5))
+    assert torch.equal(head.evaluate(torch.zeros(1, 3), action)[0], log_prob)
+    log_prob.sum().backward()
+    assert head.log_std.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (Categorical(3, shape=()), "3 discrete actions and the Gaussian head"),
+        (Unbounded(shape=(2,)), "without finite bounds"),
+        (
+            Bounded(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0]), shape=(2,)),
+            r"bounds \[1, 1\] in component 1",
+        ),
+        (Bounded(-1, 1, shape=(2, 2)), "vectors"),
+    ],
+)
+@pytest.mark.parametrize("head", ["gaussian", "tanh_gaussian"])
+def test_actions_that_a_gaussian_cannot_draw_are_refused(spec, sentence, head):
+    with pytest.raises(ConfigError, match=sentence):
+        MLPAgent(VECTOR, spec, head=head)
+
+
+# Statistics
+
+
+def test_moments_of_batches_are_those_of_the_data_together():
+    data = np.random.default_rng(0).normal(1e4, 1e-2, (1000, 3))
+    normalizer = ObservationNormalizer((3,))
+    moments = normalizer.arrays()
+    for batch in np.split(data, [1, 2, 50, 400]):
+        moments.update(batch)
+    normalizer.store(moments)
+    np.testing.assert_allclose(normalizer.mean, data.mean(0), rtol=1e-12)
+    np.testing.assert_allclose((normalizer.m2 / normalizer.count).numpy(), data.var(0), rtol=1e-6)
+    np.testing.assert_allclose(normalizer.std, np.sqrt(data.var(0) + 1e-8), rtol=1e-6)
+    np.testing.assert_array_equal(moments.std, normalizer.std)
+
+
+def test_statistics_keep_their_precision_and_change_nothing_before_any_data():
+    normalizer = ObservationNormalizer((3,)).to(torch.bfloat16)
+    assert normalizer.mean.dtype == normalizer.count.dtype == torch.float64
+    observation = torch.tensor([[1.0, -2.0, 3.0]])
+    assert torch.equal(normalizer(observation), observation)
+
+
+@pytest.mark.detail("28")
+@pytest.mark.detail("29")
+def test_observations_are_normalised_by_the_statistics_up_to_each_step_and_clipped():
+    """Against the moments of the concatenation of everything the environments showed, resets and last observations included."""
+    agent, plain = (
+        agent_for(norm_obs=True, clip_obs=1.5),
+        make_collector(reach(), agent_for(), 40, deterministic=True),
+    )
+    with torch.no_grad():  # the same actions whatever is seen
+        for policy in (agent, plain.agent):
+            policy.head.linear.weight.zero_()
+    normalised = make_collector(reach(), agent, 40, deterministic=True)
+    normalised.deterministic = False
+    with torch.no_grad():
+        agent.head.log_std.fill_(-100)
+    raw, seen = plain.rollout(), normalised.rollout()
+    torch.testing.assert_close(raw["action"], seen["action"])
+    shown = []
+
+    def reference():
+        data = np.concatenate(shown)
+        return data.mean(0), np.sqrt(data.var(0) + 1e-8)
+
+    def expect(values, rows, got):
+        mean, std = reference()
+        expected = torch.from_numpy(np.clip((values[rows] - mean) / std, -1.5, 1.5)).float()
+        torch.testing.assert_close(got[rows], expected, atol=1e-5, rtol=1e-5)
+
+    everyone, clipped = np.ones(3, bool), 0
+    shown.append(raw["observation"][:, 0].double().numpy())
+    for t in range(39):
+        last = raw["next", "observation"][:, t].double().numpy()
+        shown.append(last)
+        done = raw["next", "done"][:, t, 0].numpy()
+        expect(last, everyone, seen["next", "observation"][:, t])
+        following = raw["observation"][:, t + 1].double().numpy()
+        if done.any():
+            shown.append(following[done])
+            expect(following, done, seen["observation"][:, t + 1])
+        expect_rows = ~done
+        torch.testing.assert_close(
+            seen["observation"][expect_rows, t + 1], seen["next", "observation"][expect_rows, t]
+        )
+        clipped += (seen["observation"][:, t].abs() == 1.5).sum()
+    assert clipped > 10
+    assert agent.normalizer.count == 3 * 41 + int(raw["next", "done"].sum())
+
+
+@pytest.mark.detail("30")
+@pytest.mark.detail("31")
+@pytest.mark.parametrize("limit", [None, 4])
+def test_rewards_are_divided_by_the_std_of_the_discounted_return_and_clipped(limit):
+    """The discounted return starts again at every end: limit 4 cuts nearly all episodes by time."""
+    scaler = RewardScaler(gamma=0.8, clip=1.2)
+    collector = make_collector(reach(max_episode_steps=limit), agent_for(), 50, reward_scaler=scaler)
+    raw_sum, returns, running = np.zeros(3), [], np.zeros(3)
+    for _ in range(2):
+        rollout = collector.rollout()
+        rewards = np.diff(rollout["next", "episode_reward"][..., 0].double(), axis=1, prepend=0)
+        for t in range(50):
+            total, done = (
+                rollout["next", "episode_reward"][:, t, 0].double().numpy(),
+                rollout["next", "done"][:, t, 0].numpy(),
+            )
+            reward, raw_sum = total - raw_sum, np.where(done, 0, total)
+            running = 0.8 * running + reward
+            returns.append(running)
+            std = np.sqrt(np.concatenate(returns).var() + 1e-8)
+            expected = torch.from_numpy(np.clip(reward / std, -1.2, 1.2)).float()
+            torch.testing.assert_close(rollout["next", "reward"][:, t, 0], expected, atol=1e-4, rtol=1e-4)
+            running = np.where(done, 0, running)
+    assert rewards.any()
+    assert (rollout["next", "reward"].abs() == torch.tensor(1.2)).any()
+    assert scaler.count == 2 * 50 * 3
+
+
+def test_the_reward_scaler_has_the_gamma_of_ppo():
+    assert PPO(gamma=0.9, norm_reward=True).reward_scaler.gamma == 0.9
+    assert PPO().reward_scaler is None
+
+
+@pytest.mark.detail("27")
+@pytest.mark.parametrize("kind", ["ours", "torchrl"])
+def test_the_environment_gets_the_clipped_action_and_the_rollout_keeps_the_unclipped(kind):
+    env = reach() if kind == "ours" else TransformedEnv(UnclippedReach(), Compose(InitTracker()))
+    agent = agent_for()
+    with torch.no_grad():
+        agent.head.log_std.fill_(1.0)
+    collector = make_collector(env, agent, 30, 1)
+    rollout = next(iter(collector))
+    received = rollout["next", "observation"][..., :2]  # alphabetical: action, luck, time
+    torch.testing.assert_close(received, rollout["action"].clamp(-0.5, 0.5))
+    assert (rollout["action"].abs() > 0.5).float().mean() > 0.5
+    log_prob, *_ = agent.evaluate(rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1))
+    torch.testing.assert_close(log_prob.reshape(3, 30), rollout["action_log_prob"], atol=1e-5, rtol=1e-5)
+    collector.shutdown()
+
+
+def UnclippedReach():  # noqa: N802
+    """Reach without our adapter's clipping: what TorchRL's path must clip by itself."""
+    env = reach()
+    env._bounds = None
+    return env
+
+
+def test_both_collectors_normalise_and_scale_alike():
+    collectors = []
+    for kind in ("ours", "torchrl"):
+        env = reach() if kind == "ours" else TransformedEnv(reach(), Compose(InitTracker()))
+        agent = agent_for(norm_obs=True)
+        with torch.no_grad():
+            agent.head.log_std.fill_(-100)  # as good as deterministic, and the statistics go on
+        collectors.append((make_collector(env, agent, 16, 4, reward_scaler=RewardScaler(0.9)), agent))
+    ends = 0
+    for a, b in zip(*(collector for collector, _ in collectors), strict=True):
+        for key in a.keys(include_nested=True, leaves_only=True):
+            if key != "action_log_prob":
+                torch.testing.assert_close(a[key], b[key], msg=str(key), atol=1e-4, rtol=1e-4)
+        ends += a["next", "done"].sum()
+    assert ends > 20
+    for a, b in zip(
+        collectors[0][1].normalizer.buffers(), collectors[1][1].normalizer.buffers(), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)  # the two act in NumPy and in PyTorch
+
+
+def test_unequal_bounds_are_refused_where_the_head_does_not_scale_itself():
+    spec = Bounded(torch.tensor([-1.0, -50.0]), torch.tensor([1.0, 50.0]), shape=(2,))
+    with pytest.raises(ConfigError, match="unequal widths, from 2 to 100"):
+        MLPAgent(VECTOR, spec)
+    action = MLPAgent(VECTOR, spec, head="tanh_gaussian").act(torch.zeros(1, 4), torch.full((1, 2), 9.0))[0]
+    torch.testing.assert_close(action, torch.tensor([[1.0, 50.0]]))
+
+
+# In a run
+
+TRAINED = {"norm_reward": True, "num_minibatches": 2, "agent": lambda o, a: MLPAgent(o, a, norm_obs=True)}
+
+
+def test_evaluation_changes_nothing(fit, make_trainer):
+    module = fit(REACH, TRAINED)
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    assert before["agent.normalizer.count"] > 96 and before["reward_scaler.count"] == 96
+    make_trainer(limit_val_batches=1.0).validate(module, RolloutDataModule(**REACH), verbose=False)
+    evaluate(module.agent, TransformedEnv(reach(), Compose(InitTracker())))
+    after = module.state_dict()
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        assert torch.equal(value, after[key]), key
+
+
+def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
+    """With the statistics of the training as they are: nothing that the evaluation sees changes how it sees."""
+    agent = fit(REACH, TRAINED).agent
+    with torch.no_grad():
+        torch.nn.init.normal_(agent.head.linear.weight)  # so that the actions depend on what is seen
+    env, returns, playing = reach(), np.zeros(3), np.ones(3, bool)
+    observation = env.reset_arrays()
+    while playing.any():
+        action = agent.mode(torch.tensor(observation, dtype=torch.float32))
+        observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
+        returns += reward * playing
+        done = terminated | truncated
+        playing &= ~done
+        observation = env.reset_arrays(done) if done.any() else observation
+    np.testing.assert_allclose(evaluate(agent, reach())["episode_reward"], returns, rtol=1e-5)
+
+
+@pytest.mark.integration
+def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(fit, make_trainer, tmp_path):
+    """``predict`` and an evaluation, in a fresh process, on raw observations."""
+    module = fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    path = next(tmp_path.glob("*.ckpt"))
+    observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    code = f"""
+import torch
+import tests.environments
+from ppo_lightning import PPO, evaluate, make_env
+model = PPO.load_from_checkpoint({str(path)!r}, weights_only=True)
+observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+torch.save((model.predict(observation), evaluate(model.agent, make_env("Reach-v0", 3, seed=5))), {str(tmp_path / "out")!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": "."})
+    action, episodes = torch.load(tmp_path / "out", weights_only=False)
+    assert torch.equal(action, module.predict(observation))
+    assert (action.abs() <= 0.5).all()
+    ours = evaluate(module.agent, reach())
+    assert torch.equal(episodes["episode_reward"], ours["episode_reward"])
+    exported = torch.export.export(module.eval(), (observation,)).module()
+    assert torch.equal(exported(observation), action), "an export has the statistics inside"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"norm_reward": False},
+        {"agent": lambda o, a: MLPAgent(o, a)},
+        {"agent": lambda o, a: MLPAgent(o, a, clip_obs=5)},
+    ],
+)
+def test_a_checkpoint_with_other_statistics_is_refused(fit, tmp_path, change):
+    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    with pytest.raises(ConfigError, match="checkpoint"):
+        fit(REACH, TRAINED | change, ckpt_path=next(tmp_path.glob("*.ckpt")))
+
+
+def test_a_normaliser_of_another_shape_is_refused(fit, tmp_path):
+    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    path = next(tmp_path.glob("*.ckpt"))
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["state_dict"]["agent.normalizer.mean"] = torch.zeros(7, dtype=torch.float64)
+    torch.save(checkpoint, path)
+    with pytest.raises(
+        ConfigError, match=r"has \[7\] where the module has \[4\] for 'agent.normalizer.mean'"
+    ):
+        PPO.load_from_checkpoint(path)
+
+
+@pytest.mark.parametrize("transforms", [None, [InitTracker()]], ids=["ours", "torchrl"])
+@pytest.mark.parametrize("norm_obs", [True, False])
+@pytest.mark.parametrize("broken", ["observation", "reward"])
+def test_what_is_not_finite_ends_the_run_before_it_is_saved(fit, tmp_path, broken, norm_obs, transforms):
+    data = REACH | {"env_kwargs": {"broken": broken, "break_at": 20}, "transforms": transforms}
+    model = TRAINED | {"agent": lambda o, a: MLPAgent(o, a, norm_obs=norm_obs)}
+    callback = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, save_on_exception=True)
+    value = {"observation": "nan", "reward": "inf"}[broken]
+    with pytest.raises(NonFiniteError, match=f"The {broken} of environment 0 is {value} at its step 19"):
+        fit(data, model, callbacks=[callback], enable_checkpointing=True)
+    saved = list(tmp_path.glob("*.ckpt"))
+    assert saved
+    for path in saved:
+        for name, tensor in torch.load(path, weights_only=True)["state_dict"].items():
+            assert tensor.isfinite().all(), (path, name)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(fit):
+    class Spoilt(PPO):
+        def training_step(self, rollout, batch_idx):
+            with torch.no_grad():
+                self.agent.critic.bias.fill_(torch.nan)
+            super().training_step(rollout, batch_idx)
+
+    with pytest.raises(NonFiniteError, match=r"losses/.* is nan after 48 steps"):
+        fit(REACH, TRAINED, ppo=Spoilt)
+
+
+def test_weights_that_are_not_finite_are_not_saved(fit, tmp_path):
+    module = fit(REACH, TRAINED)
+    with torch.no_grad():
+        module.agent.critic.bias.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"agent.critic.bias is not finite"):
+        module.trainer.save_checkpoint(tmp_path / "x.ckpt")
+    assert not (tmp_path / "x.ckpt").exists()
+
+
+def test_the_statistics_go_on_in_a_resumed_run(fit, tmp_path):
+    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    path = next(tmp_path.glob("*.ckpt"))
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    longer = REACH | {"total_timesteps": 96 + 48}
+    module = fit(longer, TRAINED, ckpt_path=path, max_epochs=-1)
+    assert module.reward_scaler.count == saved["reward_scaler.count"] + 48 == 144
+    assert module.agent.normalizer.count >= saved["agent.normalizer.count"] + 48
+    assert module.state_dict().keys() == saved.keys()
+
+
+def test_a_run_does_not_go_on_in_another_environment(fit, tmp_path):
+    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    path = next(tmp_path.glob("*.ckpt"))
+    with pytest.raises(ConfigError, match=r"a run on Reach-v0 and data.env_id is Twin-v0"):
+        fit(REACH | {"env_id": "Twin-v0"}, TRAINED, ckpt_path=path)
+    wider = REACH | {"env_kwargs": {"low": -1.0, "high": 1.0}}
+    with pytest.raises(ConfigError, match=r"trained on actions .*'low': -0.5.* has .*'low': -1.0"):
+        fit(wider, TRAINED, ckpt_path=path)
+
+
+def double_precision():
+    """A TorchRL environment with observations in float64."""
+    return GymEnv("InvertedPendulum-v5")
+
+
+@pytest.mark.parametrize("norm_obs", [False, True])
+def test_double_precision_of_a_torchrl_environment_becomes_single(fit, norm_obs):
+    data = REACH | {"env_id": double_precision}
+    module = fit(data, TRAINED | {"agent": lambda o, a: MLPAgent(o, a, norm_obs=norm_obs)})
+    assert module.env_steps == 96
+    assert module.predict(torch.zeros(5, 4, dtype=torch.float64)).dtype == torch.float32

@@ -1,0 +1,207 @@
+"""Agents and their heads."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from ppo_lightning import ActorCritic, CNNAgent, ConfigError, MLPAgent, make_env
+from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, check_same_agent
+
+VECTOR, ACTIONS = Unbounded(shape=(5,)), Categorical(3, shape=(), dtype=torch.int64)
+PICTURE = Bounded(0, 255, (3, 64, 64), dtype=torch.uint8)
+
+
+@pytest.fixture(params=[False, True], ids=["separate", "shared"])
+def agent(request):
+    torch.manual_seed(0)
+    agent = MLPAgent(VECTOR, ACTIONS, shared=request.param)
+    torch.nn.init.normal_(agent.head.linear.weight)
+    return agent
+
+
+GAINS = {"actor_body": math.sqrt(2), "critic_body": math.sqrt(2), "head": 0.01, "critic": 1.0}
+
+
+def layers_of(agent):
+    """Yields name, weight [out, in] and bias of each linear layer and convolution."""
+    for name, layer in agent.named_modules():
+        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
+            yield name, layer.weight.detach().flatten(1), layer.bias.detach()
+
+
+def require_orthogonal(name, weight, bias):
+    weight = weight / GAINS[name.split(".")[0]]
+    gram = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+    torch.testing.assert_close(gram, torch.eye(len(gram)), atol=1e-5, rtol=0)
+    assert not bias.any()
+
+
+@pytest.mark.detail("2")
+@pytest.mark.detail("21")
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda: MLPAgent(VECTOR, ACTIONS), 6),
+        (lambda: CNNAgent(PICTURE, ACTIONS, body="nature"), 6),
+        (lambda: CNNAgent(PICTURE, ACTIONS, body="nature", shared=False), 10),
+    ],
+    ids=["mlp", "nature", "nature-separate"],
+)
+def test_layers_start_orthogonal_with_their_gains_and_zero_bias(make, count):
+    """Gains: sqrt(2) for hidden layers and convolutions, 0.01 for the policy's head, 1 for the value."""
+    layers = list(layers_of(make()))
+    for layer in layers:
+        require_orthogonal(*layer)
+    assert len(layers) == count
+
+
+@pytest.mark.detail("P1")
+def test_the_impala_body_starts_as_pytorch_initializes_it_and_its_heads_orthogonal():
+    """Weights and biases are uniform within 1 / sqrt(fan in), as in the published Procgen agent."""
+    torch.manual_seed(0)
+    layers = list(layers_of(CNNAgent(PICTURE, ACTIONS, body="impala")))
+    for name, weight, bias in layers:
+        if not name.startswith("actor_body"):
+            require_orthogonal(name, weight, bias)
+            continue
+        scaled, shift = weight * weight.shape[1] ** 0.5, bias * weight.shape[1] ** 0.5
+        assert scaled.abs().max() <= 1 + 1e-5 and shift.abs().max() <= 1 + 1e-5
+        assert scaled.std().item() == pytest.approx(3**-0.5, rel=0.1)
+        assert bias.any()
+    assert len(layers) == 15 + 1 + 2
+
+
+@pytest.mark.detail("13")
+def test_policy_and_value_have_separate_bodies_unless_shared():
+    observation = torch.randn(7, 5)
+    for shared in (False, True):
+        agent = MLPAgent(VECTOR, ACTIONS, shared=shared)
+        agent.value(observation).sum().backward()
+        reached = any(p.grad is not None for p in agent.actor_body.parameters())
+        assert reached == shared, "the value's gradient reaches the policy's body only if they share it"
+        assert sum(p.numel() for p in agent.parameters()) == (4804 if shared else 9348)
+
+
+def test_acting_and_evaluating_agree(agent):
+    observation = torch.randn(64, 5)
+    action, log_prob, value, _ = agent.act(observation, agent.noise((64,)))
+    again, entropy, value_again, *_ = agent.evaluate(observation, action)
+    torch.testing.assert_close(again, log_prob)
+    torch.testing.assert_close(value_again, value)
+    torch.testing.assert_close(agent.value(observation), value)
+    assert log_prob.shape == entropy.shape == value.shape == (64,)
+    reference = torch.distributions.Categorical(logits=agent.head.linear(agent.actor_body(observation)))
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_acting_on_arrays_gives_what_act_gives(agent, noisy):
+    observation, noise = torch.randn(300, 5), agent.noise((300,)) if noisy else None
+    drawn = None if noise is None else noise.numpy()
+    with torch.inference_mode():
+        *tensors, _ = agent.act(observation, noise)
+        action, log_prob, value = agent.array_policy()(observation.numpy(), drawn, None)
+        assert log_prob is value is None, "left to evaluate"
+        assert torch.equal(torch.from_numpy(action), tensors[0])
+        for array, tensor in zip(
+            ActorCritic.array_policy(agent)(observation.numpy(), drawn, None), tensors, strict=True
+        ):
+            torch.testing.assert_close(torch.from_numpy(array), tensor.clone(), atol=1e-6, rtol=1e-5)
+
+
+def test_acting_on_arrays_follows_the_weights(agent):
+    policy = agent.array_policy()
+    observation = torch.randn(4, 5)
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.mul_(1.5)
+        agent.head.linear.bias[:] = torch.tensor([0.0, 100.0, 0.0])
+    assert (policy(observation.numpy(), None, None)[0] == 1).all()
+
+
+def test_actions_are_drawn_with_their_probabilities(agent):
+    observation = torch.randn(1, 5)
+    action, *_ = agent.act(observation.expand(40_000, 5), agent.noise((40_000,)))
+    frequencies = torch.bincount(action, minlength=3) / 40_000
+    probabilities = agent.evaluate(observation.expand(3, 5), torch.arange(3))[0].exp()
+    torch.testing.assert_close(frequencies, probabilities.detach(), atol=0.015, rtol=0)
+
+
+def test_without_noise_the_most_probable_action_is_taken(agent):
+    observation = torch.randn(64, 5)
+    action, log_prob, *_ = agent.act(observation)
+    others = torch.stack([agent.evaluate(observation, torch.full((64,), a))[0] for a in range(3)])
+    assert torch.equal(log_prob, others.max(0).values)
+    assert torch.equal(action, others.argmax(0))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_the_agent_is_a_tensordict_module(agent, shape):
+    td = TensorDict({"observation": torch.randn(*shape, 5)}, batch_size=shape)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        out = agent(td)
+    assert out["action"].shape == out["action_log_prob"].shape == shape
+    assert out["state_value"].shape == (*shape, 1)
+    flat = td["observation"].reshape(-1, 5)
+    torch.testing.assert_close(out["action"].reshape(-1), agent.act(flat)[0])
+
+
+def test_env_rollout_takes_the_agent_as_its_policy():
+    env = make_env("CartPole-v1", 3)
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    rollout = env.rollout(20, agent, break_when_any_done=False)
+    assert rollout.batch_size == (3, 20)
+    assert len(rollout["action"].unique()) == 2, "outside of deterministic mode it explores"
+
+
+def test_continuous_actions_are_refused_by_the_categorical_head():
+    with pytest.raises(ConfigError, match=r"continuous actions of shape .* categorical head .*discrete"):
+        MLPAgent(VECTOR, Bounded(-1, 1, shape=(2,)), head="categorical")
+
+
+def test_a_picture_alone_is_refused():
+    with pytest.raises(ConfigError, match="MLPAgent takes pictures beside other parts only"):
+        MLPAgent(Bounded(0, 255, (3, 84, 84), dtype=torch.uint8), ACTIONS)
+
+
+def test_an_agent_is_rebuilt_from_plain_data():
+    agent = MLPAgent(VECTOR, ACTIONS, hidden_sizes=(8, 4), shared=True)
+    plain = agent_to_plain(agent, VECTOR, ACTIONS)
+    again = agent_from_plain(plain)
+    again.load_state_dict(agent.state_dict())
+    observation = torch.randn(6, 5)
+    assert torch.equal(again.value(observation), agent.value(observation))
+    check_same_agent(plain, agent_to_plain(again, VECTOR, ACTIONS))
+
+
+def test_a_file_does_not_decide_what_is_imported():
+    plain = agent_to_plain(MLPAgent(VECTOR, ACTIONS), VECTOR, ACTIONS)
+    for path in ("os.system", "antigravity.Agent", "collections.OrderedDict"):
+        with pytest.raises(ConfigError, match="import that class before"):
+            agent_from_plain(plain | {"class_path": path})
+
+
+def test_an_agent_that_does_not_keep_its_arguments_is_refused():
+    class Forgetful(ActorCritic):
+        def __init__(self, observation_spec, action_spec):
+            body = torch.nn.Linear(5, 4)
+            super().__init__(action_spec, body=lambda: body, shared=True)
+
+    with pytest.raises(ConfigError, match="save_hyperparameters"):
+        agent_to_plain(Forgetful(VECTOR, ACTIONS), VECTOR, ACTIONS)
+
+
+class Wide(MLPAgent):
+    def __init__(self, observation_spec, action_spec, width=32):
+        super().__init__(observation_spec, action_spec, hidden_sizes=(width, width))
+
+
+def test_an_agents_subclass_with_arguments_of_its_own_is_rebuilt():
+    plain = agent_to_plain(Wide(VECTOR, ACTIONS, width=8), VECTOR, ACTIONS)
+    assert plain["init_args"] == {"width": 8}
+    assert agent_from_plain(plain).actor_body.out_features == 8

@@ -1,0 +1,206 @@
+"""Rollouts: the three kinds of episode end, through both collectors and both backends."""
+
+import numpy as np
+import pytest
+import torch
+from torchrl.collectors import BaseCollector
+from torchrl.envs import Compose, InitTracker, SerialEnv, TransformedEnv
+from torchrl.envs.libs.gym import GymEnv
+
+from ppo_lightning import MLPAgent, RolloutCollector, make_env
+from ppo_lightning.models import MLP, ActorCritic
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.utils.scans import running_sum
+
+
+class FlatAgent(ActorCritic):
+    """Sees an image as a vector."""
+
+    def __init__(self, observation_spec, action_spec):
+        flat = observation_spec.shape.numel()
+        body = torch.nn.Sequential(torch.nn.Flatten(), MLP(flat, [8]))
+        body.out_features = 8
+        super().__init__(action_spec, body=lambda: body, shared=True)
+
+
+def build(env, agent=FlatAgent):
+    return agent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+
+
+def counter_time(observation):
+    return observation[..., 0].long()
+
+
+def catch_time(observation):
+    """EnvPool's Catch drops a ball by one row a step: its row is the time."""
+    return (observation.sum(-1) > 0).int().argmax(-1)
+
+
+def through(kind, env):
+    return env if kind == "ours" else TransformedEnv(env, Compose(InitTracker()))
+
+
+# What is stored, what follows, and which of the following ended an episode, for one environment in segments of 5.
+GOLDEN = [
+    # a time limit of 8: truncated, 8 is only ever a following observation
+    ("Counter-v0", "gymnasium", {"max_episode_steps": 8}, counter_time, "truncated",
+     [[0, 1, 2, 3, 4], [5, 6, 7, 0, 1], [2, 3, 4, 5, 6]], {8}),
+    # terminated at 10
+    ("Counter-v0", "gymnasium", {"terminate_at": 10}, counter_time, "terminated",
+     [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 1, 2, 3, 4]], {10}),
+    # both at 8
+    ("Counter-v0", "gymnasium", {"terminate_at": 8, "max_episode_steps": 8}, counter_time, "both",
+     [[0, 1, 2, 3, 4], [5, 6, 7, 0, 1], [2, 3, 4, 5, 6]], {8}),
+    # nothing ends: only the rollout does
+    ("Counter-v0", "gymnasium", {}, counter_time, "rollout end",
+     [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]], set()),
+    ("Catch-v0", "envpool", {"max_episode_steps": 6}, catch_time, "truncated",
+     [[0, 1, 2, 3, 4], [5, 0, 1, 2, 3], [4, 5, 0, 1, 2]], {6}),
+    ("Catch-v0", "envpool", {}, catch_time, "terminated",
+     [[0, 1, 2, 3, 4], [5, 6, 7, 8, 0], [1, 2, 3, 4, 5]], {9}),
+]  # fmt: skip
+
+
+@pytest.mark.detail("1")
+@pytest.mark.parametrize("collector", ["ours", "torchrl"])
+@pytest.mark.parametrize(("env_id", "backend", "kwargs", "time", "kind", "stored", "ends"), GOLDEN)
+def test_the_three_kinds_of_episode_end(collector, env_id, backend, kwargs, time, kind, stored, ends):
+    env = through(collector, make_env(env_id, 1, backend, env_kwargs=kwargs))
+    rollouts = make_collector(env, build(env), num_steps=5, num_rollouts=3)
+    assert isinstance(rollouts, RolloutCollector) == (collector == "ours")
+    assert isinstance(rollouts, BaseCollector)
+    assert len(rollouts) == 3
+    seen, carried = [], 0
+    for rollout in rollouts:
+        assert rollout.batch_size == (1, 5)
+        now, following = time(rollout["observation"])[0], time(rollout["next", "observation"])[0]
+        assert (following == now + 1).all(), "what follows is the real next observation, never a reset one"
+        done, terminated, truncated = (
+            rollout["next", key][0, :, 0] for key in ("done", "terminated", "truncated")
+        )
+        ended = torch.tensor([int(t) in ends for t in following])
+        assert torch.equal(done, ended)
+        assert torch.equal(terminated, ended if kind in ("terminated", "both") else torch.zeros_like(ended))
+        assert torch.equal(truncated, ended if kind in ("truncated", "both") else torch.zeros_like(ended))
+        assert torch.equal(rollout["next", "step_count"][0, :, 0], following), (
+            "counts from the episode's start"
+        )
+        if env_id == "Counter-v0":
+            assert torch.equal(rollout["next", "episode_reward"][0, :, 0], following.float())
+        seen.append(now.tolist())
+        carried += 1
+    assert seen == stored
+    assert carried == 3
+    rollouts.shutdown()
+
+
+def test_both_collectors_store_the_same_step_by_step():
+    """The same environments and the deterministic policy, every shared key, over several rollouts with many ends."""
+    torch.manual_seed(0)
+    ours, theirs = make_env("Script-v0", 3, seed=7), through("torchrl", make_env("Script-v0", 3, seed=7))
+    agent = build(ours)
+    torch.nn.init.normal_(agent.head.linear.weight)
+    collectors = [make_collector(env, agent, 16, 4, deterministic=True) for env in (ours, theirs)]
+    ends = 0
+    for a, b in zip(*collectors, strict=True):
+        for key in a.keys(include_nested=True, leaves_only=True):
+            torch.testing.assert_close(a[key], b[key], msg=str(key))
+            assert a[key].dtype == b[key].dtype and a[key].shape == b[key].shape, key
+        ends += a["next", "done"].sum()
+    assert ends > 30
+    for collector in collectors:
+        collector.shutdown()
+
+
+def test_any_torchrl_environment_goes_through_torchrls_collector():
+    env = SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+    collector = make_collector(env, build(env, MLPAgent), 8, 2)
+    assert not isinstance(collector, RolloutCollector)
+    for rollout in collector:
+        assert rollout.batch_size == (2, 8)
+        assert {"action_log_prob", "state_value", "action"} <= set(rollout.keys())
+        assert {"episode_reward", "step_count", "terminated"} <= set(rollout["next"].keys())
+    collector.shutdown()
+
+
+def test_each_rollout_comes_from_the_agent_as_it_is_now():
+    """No stale weights: changing a bias between rollouts changes the very next one."""
+    env = make_env("CartPole-v1", 2)
+    agent = build(env, MLPAgent)
+    for rollout in make_collector(env, agent, 4, 3):
+        torch.testing.assert_close(
+            rollout["state_value"].squeeze(-1), agent.value(rollout["observation"]).detach()
+        )
+        torch.nn.init.normal_(agent.critic.bias)
+
+
+def test_stored_log_probabilities_are_those_of_the_stored_actions():
+    env = make_env("Acrobot-v1", 3)
+    agent = build(env, MLPAgent)
+    rollout = make_collector(env, agent, 32, 1).rollout()
+    log_prob, _, value, *_ = agent.evaluate(rollout["observation"], rollout["action"])
+    torch.testing.assert_close(rollout["action_log_prob"], log_prob.detach(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(rollout["state_value"].squeeze(-1), value.detach(), atol=1e-6, rtol=1e-6)
+    assert len(rollout["action"].unique()) == 3, "actions are sampled"
+
+
+def test_noise_belongs_to_the_global_environment():
+    """Two ranks with two environments each store what one rank with four does."""
+    whole_env = make_env("CartPole-v1", 4, seed=3)
+    agent = build(whole_env, MLPAgent)
+    whole = make_collector(whole_env, agent, 16, 1, seed=3).rollout()
+    for first in (0, 2):
+        part = make_collector(
+            make_env("CartPole-v1", 2, seed=3, first_env=first),
+            agent,
+            16,
+            1,
+            seed=3,
+            first_env=first,
+            total_envs=4,
+        ).rollout()
+        assert torch.equal(part["action"], whole["action"][first : first + 2])
+        assert torch.equal(part["observation"], whole["observation"][first : first + 2])
+
+
+def test_set_seed_repeats_the_run():
+    collector = make_collector(
+        make_env("CartPole-v1", 2), build(make_env("CartPole-v1", 2), MLPAgent), 8, None
+    )
+    runs = []
+    for seed in (5, 5, 6):
+        collector.set_seed(seed)
+        runs.append(collector.rollout().clone())
+    assert (runs[0] == runs[1]).all()
+    assert not (runs[0] == runs[2]).all()
+
+
+def test_state_dict_continues_count_and_noise():
+    env = make_env("CartPole-v1", 2)
+    agent = build(env, MLPAgent)
+    one, two = (make_collector(make_env("CartPole-v1", 2), agent, 8, 3) for _ in range(2))
+    next(iter(one))
+    two.load_state_dict(one.state_dict())
+    assert len(list(two)) == 2
+    one.load_state_dict(one.state_dict())
+    assert torch.equal(one._generator.get_state(), two._generator.get_state()) is False
+    assert len(list(one)) == 2
+    assert torch.equal(one._generator.get_state(), two._generator.get_state())
+
+
+def test_a_collector_without_an_end_has_no_length():
+    collector = make_collector(make_env("CartPole-v1", 1), build(make_env("CartPole-v1", 1), MLPAgent), 4)
+    with pytest.raises(RuntimeError, match="length"):
+        len(collector)
+
+
+def test_running_sum_starts_again_after_each_end():
+    rng = np.random.default_rng(0)
+    steps, done, carry = rng.normal(size=(4, 50)), rng.random((4, 50)) < 0.2, rng.normal(size=4)
+    expected, total = np.zeros_like(steps), carry.copy()
+    for t in range(50):
+        total = total + steps[:, t]
+        expected[:, t] = total
+        total = np.where(done[:, t], 0, total)
+    np.testing.assert_allclose(running_sum(steps.T, done.T, carry), expected.T, atol=1e-12)
+    np.testing.assert_allclose(carry, total, atol=1e-12)

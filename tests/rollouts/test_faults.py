@@ -1,0 +1,354 @@
+"""What goes wrong around a run: files that cannot be written or are not what they seem, environments that raise or hang."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
+from ppo_lightning.algorithms import losses
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.rollouts.make_collector import make_collector
+from tests.algorithms.test_distributed import finish, start
+from tests.environments import Trouble
+
+SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
+
+
+@pytest.fixture
+def full_disk():
+    """No file may grow beyond 2000 bytes, which is an error of the system's as a full disk is."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+class FillDisk(ModelCheckpoint):
+    """Saves after every iteration; the disk is full after the second."""
+
+    def __init__(self, folder, fill):
+        super().__init__(folder, every_n_train_steps=1, filename="{step}")
+        self.fill = fill
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if pl_module.rollouts_done == 3:
+            self.fill()
+        super().on_train_batch_end(trainer, pl_module, *args)
+
+
+def test_a_full_disk_is_said_and_the_checkpoint_before_stays(fit, tmp_path, full_disk, capsys):
+    module = fit(SMALL, callbacks=[FillDisk(tmp_path, full_disk)], enable_checkpointing=True)
+    assert module.rollouts_done == 4, "training goes on"
+    errors = capsys.readouterr().err
+    assert errors.count("NO CHECKPOINT was written") == 2
+    assert "File too large" in errors
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["step=64.ckpt"], (
+        "no torn file, and the old one"
+    )
+    assert PPO.load_from_checkpoint(tmp_path / "step=64.ckpt").env_steps == 64
+
+
+def test_a_full_disk_ends_the_run_where_that_is_asked_for(fit, tmp_path, full_disk):
+    with pytest.raises(OSError, match="File too large"):
+        fit(
+            SMALL,
+            callbacks=[FillDisk(tmp_path, full_disk)],
+            enable_checkpointing=True,
+            plugins=[CheckedCheckpointIO("stop")],
+        )
+    assert PPO.load_from_checkpoint(tmp_path / "step=64.ckpt").env_steps == 64
+    assert len([*tmp_path.glob("*.ckpt")]) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_said(fit, tmp_path, capsys):
+    (tmp_path / "file").write_text("no folder")
+    callback = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=1)
+    callback.dirpath = str(tmp_path / "file" / "checkpoints")
+    fit(SMALL, callbacks=[callback], enable_checkpointing=True)
+    assert "NO CHECKPOINT was written" in capsys.readouterr().err
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+@pytest.fixture
+def bad_files(fit, tmp_path, monkeypatch):
+    """A truncated checkpoint, one that executes something when it is unpickled, and a text."""
+    monkeypatch.chdir(tmp_path)
+    fit(
+        SMALL,
+        callbacks=[ModelCheckpoint(tmp_path, every_n_train_steps=1, filename="good")],
+        enable_checkpointing=True,
+    )
+    good = Path("good.ckpt").read_bytes()
+    Path("truncated.ckpt").write_bytes(good[: len(good) // 2])
+    torch.save(torch.load("good.ckpt", weights_only=True) | {"state_dict": Malicious()}, "malicious.ckpt")
+    Path("text.ckpt").write_text("weights")
+    return [Path(f"{name}.ckpt") for name in ("truncated", "malicious", "text")]
+
+
+def test_files_that_are_no_checkpoints_are_refused_and_execute_nothing(bad_files, make_trainer):
+    for path in bad_files:
+        for run in (make_trainer().fit, make_trainer(limit_val_batches=1).validate, make_trainer().predict):
+            for options in ({}, {"weights_only": False}):
+                with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
+                    run(PPO(), datamodule=RolloutDataModule(**SMALL), ckpt_path=path, **options)
+        with pytest.raises(Exception, match=r".+"):
+            PPO.load_from_checkpoint(path, weights_only=False)
+    assert not Path("executed").exists()
+    torch.load("malicious.ckpt", weights_only=False)
+    assert Path("executed").exists(), "or the file was harmless"
+
+
+def run_with(trouble, folder, **options):
+    """Trains, in a process of its own, with trouble at step 40 of environment 1."""
+    data = {
+        "env_id": "tests.environments:Trouble-v0",
+        "env_kwargs": {"kind": trouble, "at": 40, "env": 1},
+        "num_envs": 4,
+    }
+    return start(folder, 1, data=data | options, rollouts=4)
+
+
+@pytest.mark.integration
+def test_an_environment_that_hangs_ends_the_run_with_its_traceback(tmp_path):
+    began = time.monotonic()
+    code, errors = finish(run_with("hangs", tmp_path / "run", step_timeout=3.0))
+    assert code == 1
+    assert "Timeout (0:00:03)!" in errors
+    assert "environments.py" in errors.split("most recent call first")[1].splitlines()[1], (
+        "says where it hangs"
+    )
+    assert time.monotonic() - began < 60
+
+
+WHERE = "tests.environments:Trouble-v0, environment 1: step() raised"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        ("raises", f"RuntimeError: the simulator is broken\n{WHERE} this"),
+        ("exits", f"{WHERE} SystemExit(0)"),
+        ("nan", "reward of environment 1 is nan"),
+    ],
+)
+def test_an_environment_that_raises_or_gives_nan_ends_the_run_with_its_traceback(tmp_path, trouble, message):
+    code, errors = finish(run_with(trouble, tmp_path / "run"))
+    assert code == 1
+    assert message in errors
+
+
+def test_after_an_error_nobody_waits_for_the_step_any_more():
+    """Or the process (a notebook, say) would end some minutes later."""
+    env = make_env(
+        "tests.environments:Trouble-v0", 1, env_kwargs={"kind": "raises", "at": 3, "env": Trouble.made}
+    )
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    collector = make_collector(env, agent, 8, step_timeout=0.5)
+    with pytest.raises(RuntimeError, match="the simulator is broken"):
+        collector.rollout()
+    time.sleep(1)
+    collector.shutdown()
+
+
+@pytest.mark.integration
+def test_an_environment_that_hangs_in_an_evaluation_ends_the_run_with_its_traceback(tmp_path):
+    script = f"""
+import lightning as L, tests.environments
+from ppo_lightning import PPO, RolloutDataModule
+kwargs = {{"kind": "hangs", "at": 3, "env": 4}}
+data = RolloutDataModule("Trouble-v0", num_envs=4, eval_episodes=2, env_kwargs=kwargs, step_timeout=2.0)
+L.Trainer(logger=False, accelerator="cpu", default_root_dir={str(tmp_path)!r}).validate(PPO(), data)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert "Timeout (0:00:02)!" in done.stderr
+    assert "environments.py" in done.stderr.split("most recent call first", 1)[1], "says where it hangs"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("trouble", ["raises", pytest.param("exits", marks=pytest.mark.slow), "hangs"])
+def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble):
+    data = {
+        "env_id": "tests.environments:Trouble-v0",
+        "env_kwargs": {"kind": trouble, "at": 20},
+        "step_timeout": 3.0,
+    }
+    process = start(tmp_path / "run", 2, data=data, rollouts=4, trouble_on=1)
+    code, errors = finish(process, timeout=90)
+    assert code != 0, errors
+
+
+# Updates
+
+
+class Spoilt(PPO):
+    """The gradient of the second iteration is NaN, from its second minibatch on."""
+
+    def update(self, minibatch):
+        if self.rollouts_done == 1 and self.spoils:
+            minibatch["advantage"] = minibatch["advantage"] * torch.nan
+        self.spoils = True
+        return super().update(minibatch)
+
+    def training_step(self, rollout, batch_idx):
+        self.spoils, before = False, self.everything()
+        super().training_step(rollout, batch_idx)
+        self.changed = [not torch.equal(a, b) for a, b in zip(self.everything(), before, strict=False)]
+
+    def everything(self):
+        weights = list(self.agent.parameters())
+        states = [
+            value for entries in self.trainer.optimizers[0].state.values() for value in entries.values()
+        ]
+        return [tensor.detach().clone() for tensor in weights + states]
+
+
+def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
+    with pytest.raises(NonFiniteError, match="losses/policy_loss is nan after 64 steps"):
+        fit(SMALL, ppo=Spoilt)
+
+
+# Restarts
+
+
+def troubled(kind, num_envs=3, at=20, **options):
+    """Environments of which the second fails at its step ``at``; the other episodes have 24 steps."""
+    env = make_env(
+        "tests.environments:Trouble-v0",
+        num_envs,
+        env_kwargs={"kind": kind, "at": at, "env": Trouble.made + 1, "max_episode_steps": 24},
+    )
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched, **options)
+    return env, agent
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("raises", "RuntimeError .the simulator is broken"),
+        ("exits", r"SystemExit \(0\)"),
+        ("nan", "is not finite"),
+    ],
+)
+def test_an_environment_that_fails_is_made_anew_and_its_episode_left_out(kind, said):
+    env, agent = troubled(kind, norm_obs=True)
+    env.max_restarts = 1
+    collector = make_collector(env, agent, 8, reward_scaler=RewardScaler(0.99))
+    with pytest.warns(UserWarning, match=f"Environment 1 .*{said}.*restart 1 of 1"):
+        rollouts = [collector.rollout().clone() for _ in range(4)]
+    assert [bool(rollout["valid"].all()) for rollout in rollouts] == [True, True, False, True]
+    left_out = ~rollouts[2]["valid"]
+    assert left_out.nonzero().tolist() == [[1, t] for t in range(4)], (
+        "steps 17 to 20, which this rollout has of the episode"
+    )
+    assert rollouts[2]["next", "done"][1, 3]
+    assert not rollouts[2]["next", "episode_done"][1].any(), "not an episode that counts"
+    counts = rollouts[2]["next", "step_count"][..., 0]
+    assert counts[1].tolist() == [17, 18, 19, 20, 1, 2, 3, 4], "and a new one begins"
+    assert counts[0].tolist() == [17, 18, 19, 20, 21, 22, 23, 24]
+    assert all(value.isfinite().all() for rollout in rollouts for value in rollout.values(True, True))
+    collector.shutdown()
+
+
+def test_the_quota_of_restarts_ends():
+    env, agent = troubled("raises")
+    env.max_restarts = 1
+    for each in env.envs:
+        each.unwrapped.mine = True
+    collector = make_collector(env, agent, 24)
+    with (
+        pytest.warns(UserWarning, match="Environment 0 .*restart 1 of 1"),
+        pytest.raises(RuntimeError, match="simulator is broken"),
+    ):
+        collector.rollout()
+    collector.shutdown()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"norm_adv": False}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
+)
+def test_the_update_sees_every_step_but_those_left_out(fit, options):
+    seen = []
+
+    class Watch(PPO):
+        def update(self, minibatch):
+            if self.rollouts_done == 2:
+                seen.append({key: value.clone() for key, value in minibatch.items()})
+            return super().update(minibatch)
+
+        def training_step(self, rollout, batch_idx):
+            self.rollout = rollout
+            return super().training_step(rollout, batch_idx)
+
+    data = {
+        "env_id": "tests.environments:Trouble-v0",
+        "num_envs": 3,
+        "num_steps": 8,
+        "total_timesteps": 24 * 3,
+    }
+    data["env_kwargs"] = {"kind": "raises", "at": 20, "env": Trouble.made + 1}
+    model = {"update_epochs": 2, "num_minibatches": 2} | options
+    with pytest.warns(UserWarning, match="restart 1 of 2"):
+        module = fit(data | {"max_restarts": 2}, model, ppo=Watch)
+    assert sum(int((minibatch["weight"] > 0).sum()) for minibatch in seen) == 2 * (24 - 4)
+    assert all(minibatch["weight"].mean() == pytest.approx(1) for minibatch in seen)
+    kept = module.rollout["observation"][module.rollout["valid"]].flatten().sort().values
+    valid = [{key: value[each["weight"] > 0] for key, value in each.items()} for each in seen]
+    for epoch in (valid[:2], valid[2:]):
+        assert torch.equal(torch.cat([each["observation"] for each in epoch]).flatten().sort().values, kept)
+    if options.get("norm_adv", True):
+        assert all(
+            abs(each["advantage"].mean()) < 1e-5 and abs(each["advantage"].std() - 1) < 1e-3 for each in valid
+        )
+
+
+def test_explained_variance_leaves_out_invalid_steps(fit):
+    class Masked(PPO):
+        def training_step(self, rollout, batch_idx):
+            self.rollout, self.valid = rollout, torch.ones(rollout.batch_size, dtype=torch.bool)
+            self.valid[0, :10] = False
+            rollout["valid"] = self.valid
+            super().training_step(rollout, batch_idx)
+
+    module = fit(SMALL | {"total_timesteps": 32}, ppo=Masked)
+    value, target = (module.rollout[key][module.valid] for key in ("state_value", "value_target"))
+    expected = losses.explained_variance(value, target)
+    torch.testing.assert_close(module.trainer.callback_metrics["losses/explained_variance"], expected)
+
+
+def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit):
+    with pytest.raises(ConfigError, match=r"data.max_restarts needs the backend 'gymnasium'"):
+        fit({"env_id": "CartPole-v1", "backend": "envpool", "max_restarts": 1})
+
+
+@pytest.mark.integration
+def test_a_restart_on_one_rank_is_borne_by_all(tmp_path):
+    """The other rank leaves out nothing, and waits for nothing."""
+    data = {
+        "env_id": "tests.environments:Trouble-v0",
+        "env_kwargs": {"kind": "raises", "at": 20},
+        "max_restarts": 1,
+    }
+    code, errors = finish(start(tmp_path / "run", 2, data=data, rollouts=4, trouble_on=1, check_every=1))
+    assert code == 0, errors
+    assert "restart 1 of 1" in errors
+    ranks = [torch.load(tmp_path / "run" / f"rank{rank}.pt") for rank in range(2)]
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])

@@ -1,0 +1,504 @@
+"""Every space of actions and observations, and masks of invalid actions, from a user's Gymnasium environment."""
+
+import functools
+import logging
+import re
+
+import gymnasium as gym
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torchrl.data import Binary, Composite, MultiCategorical
+from torchrl.envs import StepCounter
+
+from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, evaluate, make_env
+from ppo_lightning.callbacks import Doctor
+from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
+from ppo_lightning.commands import cli
+from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
+from ppo_lightning.models.encoders import encoder
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.spaces.rows import from_row, to_row
+from ppo_lightning.spaces.specs import (
+    cells_as_choices,
+    columns,
+    mask_columns,
+    row_spec,
+    spec_from_plain,
+    spec_from_space,
+    spec_to_plain,
+)
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+class MissionSpace(spaces.Space):
+    """Text of a kind of its own, as in the package ``minigrid``."""
+
+    def sample(self, *args, **kwargs):
+        return "go to the red ball"
+
+
+EVERYTHING = spaces.Dict(
+    picture=spaces.Box(0, 255, (36, 40, 3), np.uint8),
+    cells=spaces.Box(0, 10, (2, 2, 3), np.uint8),
+    place=spaces.Discrete(5),
+    inside=spaces.Dict(flags=spaces.MultiBinary(3), kinds=spaces.MultiDiscrete([2, 4])),
+    speed=spaces.Box(-9, 9, (2,), np.float64),
+)
+OBSERVATIONS = {
+    "vector": VECTOR,
+    "discrete": spaces.Discrete(4),
+    "multidiscrete": spaces.MultiDiscrete([3, 2]),
+    "binary": spaces.MultiBinary(3),
+    "cells": spaces.Box(0, 10, (3, 3, 2), np.uint8),
+    "tuple": spaces.Tuple((VECTOR, spaces.Discrete(3))),
+    "everything": EVERYTHING,
+    "text": spaces.Dict(
+        speed=VECTOR, said=spaces.Dict(word=spaces.Text(9), mission=MissionSpace(), loud=spaces.Discrete(2))
+    ),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(3),
+    "multidiscrete": spaces.MultiDiscrete([3, 2, 4]),
+    "binary": spaces.MultiBinary(3),
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+    "dict": spaces.Dict(
+        steer=spaces.Box(np.float32(-0.5), np.float32(2), (2,)),
+        gear=spaces.Discrete(3),
+        lights=spaces.MultiBinary(2),
+    ),
+    "tuple": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Dict(push=spaces.Box(-1, 1, (1,))))),
+}
+DISCRETE = ("discrete", "multidiscrete", "binary", "dict", "tuple")  # which have something to mask
+
+
+class Any(gym.Env):
+    """Observations at random from a space; demands that actions are of the action space and allowed by the mask.
+
+    With ``masked`` it has a mask, at random, with at least one allowed action a component: as ``action_masks()``, or where
+    ``entry`` says: in its ``observation`` or in its ``info``; ``forbid`` allows nothing from that step on.
+    """
+
+    def __init__(self, see="vector", do="discrete", masked=False, entry=None, forbid=None):
+        self.observation_space, self.action_space = OBSERVATIONS[see], ACTIONS[do]
+        self.inner, self.entry, self.forbid = self.observation_space, entry, forbid
+        self.numbers = numbers_of(self.action_space)
+        if masked and entry == "observation":
+            self.observation_space = spaces.Dict(
+                it=self.inner, action_mask=spaces.MultiBinary(sum(self.numbers))
+            )
+        if masked and entry is None:
+            self.action_masks = lambda: self.mask
+        self.masked = masked
+
+    def observation(self):
+        self.mask = np.concatenate(
+            [self.component(number) for number in self.numbers] or [np.zeros(0, np.int8)]
+        )
+        if self.forbid is not None and self.time >= self.forbid:
+            self.mask[:] = 0
+        value = self.inner.sample()
+        return (
+            {"it": value, "action_mask": self.mask} if self.masked and self.entry == "observation" else value
+        )
+
+    def component(self, number):
+        mask = self.np_random.integers(0, 2, number).astype(np.int8)
+        mask[self.np_random.integers(number)] = 1
+        return mask
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.inner.seed(seed)
+        self.time = 0
+        return self.observation(), self.info()
+
+    def info(self):
+        return {"action_mask": self.mask} if self.masked and self.entry == "info" else {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        if self.masked:
+            chosen, start = choices_of(self.action_space, action), 0
+            for index, number in zip(chosen, self.numbers, strict=True):
+                assert self.mask[start + index], "not allowed"
+                start += number
+        self.time += 1
+        return (
+            self.observation(),
+            float(np.sum(to_row(self.action_space, action))),
+            self.time == 7,
+            False,
+            self.info(),
+        )
+
+
+def numbers_of(space):
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [number for part in parts for number in numbers_of(part)]
+    if isinstance(space, spaces.Box):
+        return []
+    numbers = {spaces.Discrete: lambda: [space.n], spaces.MultiBinary: lambda: [2] * space.n}
+    return [int(n) for n in numbers.get(type(space), lambda: space.nvec)()]
+
+
+def choices_of(space, action):
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return [index for key, part in parts for index in choices_of(part, action[key])]
+    return [] if isinstance(space, spaces.Box) else np.ravel(action).astype(int).tolist()
+
+
+gym.register("Any-v0", Any, disable_env_checker=True)
+
+
+def build(env, memory=None, **options):
+    torch.manual_seed(1)
+    agent = MLPAgent(*env.agent_specs, shared=True, memory=memory, memory_size=8, **options)
+    for name, parameter in agent.head.named_parameters():
+        if "weight" in name:
+            torch.nn.init.normal_(parameter)
+    return agent
+
+
+class First(L.Callback):
+    """Keeps the KL divergence of every first minibatch."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.kl, update, seen = [], pl_module.update, set()
+
+        def first(minibatch):
+            metrics = update(minibatch)
+            if pl_module.env_steps not in seen:
+                seen.add(pl_module.env_steps)
+                self.kl.append(float(metrics["approx_kl"]))
+            return metrics
+
+        pl_module.update = first
+
+
+def fit(agent=MLPAgent, module=PPO, callbacks=(), compile=False, **data):
+    L.seed_everything(1, verbose=False)
+    first = First()
+    trainer = L.Trainer(
+        max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0, callbacks=[first, *callbacks],
+    )  # fmt: skip
+    model = module(agent=agent, num_minibatches=2, update_epochs=2, compile=compile)
+    trainer.fit(model, RolloutDataModule(**{"num_envs": 2, "num_steps": 16, "total_timesteps": 96} | data))
+    return model, first.kl
+
+
+@pytest.mark.parametrize("memory", [None, "lstm", "gru"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("do", ACTIONS)
+def test_the_first_ratio_is_1_for_every_head_mask_and_memory(do, masked, memory):
+    """And the environment demands that every action is one of its space and allowed."""
+    if masked and do not in DISCRETE:
+        pytest.skip("nothing to mask")
+    agent = functools.partial(MLPAgent, shared=True, memory=memory, memory_size=8)
+    kwargs = {"do": do, "masked": masked, "see": "tuple"}
+    _, kl = fit(agent, RecurrentPPO if memory else PPO, env_id="Any-v0", env_kwargs=kwargs)
+    assert len(kl) == 3
+    assert max(kl) < 1e-6
+
+
+@pytest.mark.integration
+def test_all_parts_and_masks_in_one_compiled_graph():
+    kwargs = {"do": "dict", "masked": True, "see": "everything"}
+    _, kl = fit(compile=True, env_id="Any-v0", env_kwargs=kwargs)
+    assert max(kl) < 1e-6
+
+
+@pytest.mark.parametrize("norm_obs", [False, True])
+@pytest.mark.parametrize("see", OBSERVATIONS)
+def test_every_observation_trains(see, norm_obs):
+    _, kl = fit(functools.partial(MLPAgent, norm_obs=norm_obs), env_id="Any-v0", env_kwargs={"see": see})
+    assert max(kl) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "space", [*(its for name, its in OBSERVATIONS.items() if name != "text"), *ACTIONS.values()]
+)
+def test_rows_hold_the_values_and_specs_survive_a_checkpoint(space):
+    space.seed(1)
+    for _ in range(5):
+        value = space.sample()
+        again = from_row(space, to_row(space, value))
+        assert space.contains(again)
+        np.testing.assert_array_equal(to_row(space, again), to_row(space, value))
+    spec = spec_from_space(space)
+    assert spec_from_plain(spec_to_plain(spec)) == spec
+
+
+def test_pictures_and_choices_alone_are_kept_as_bytes():
+    spec = spec_from_space(spaces.Dict(it=spaces.Box(0, 255, (36, 36, 3), np.uint8), at=spaces.Discrete(4)))
+    assert row_spec(spec).dtype == torch.uint8
+    assert row_spec(spec_from_space(EVERYTHING)).dtype == torch.float32
+
+
+def test_minigrids_cells_are_choices():
+    env, random = make_env("MiniGrid-ObstructedMaze-1Dlhb-v0", 4, "envpool"), np.random.default_rng(0)
+    of = {name: its for name, _, its in columns(env.agent_specs[0])}
+    encode, limits = encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 3], 49)
+    first = np.concatenate([[0], limits.cumsum()[:-1]])
+    observation, met = env.reset_arrays(), set()
+    for _ in range(100):
+        cells = observation[:, of["image"]]
+        assert (cells < limits).all()
+        rows = encode(torch.from_numpy(cells.astype(np.int64)))
+        assert rows.shape == (4, limits.sum())
+        np.testing.assert_array_equal(rows.nonzero()[:, 1].view(4, -1).numpy(), first + cells)
+        met |= set(np.unique(cells))
+        observation, _, terminated, truncated = env.step_arrays(random.integers(0, 7, 4))
+        if (done := terminated | truncated).any():
+            observation = env.reset_arrays(done)
+    assert len(met) > 4  # walls, doors, balls, boxes
+    env.close()
+
+
+def test_a_view_with_which_envpool_would_abort_is_refused():
+    with pytest.raises(ConfigError, match="package minigrid"):
+        make_env("MiniGrid-MemoryS7-v0", 1, "envpool", env_kwargs={"agent_view_size": 5})
+
+
+@pytest.mark.parametrize("shape", [(56, 56, 3), (7, 7, 21), (7, 7)])
+def test_minigrids_pictures_that_are_no_cells_stay_as_they_are(shape):
+    space = spaces.Dict(
+        direction=spaces.Discrete(4), image=spaces.Box(0, 255, shape, np.uint8), mission=MissionSpace()
+    )
+    assert cells_as_choices(space) is space
+    assert cells_as_choices(EVERYTHING) is EVERYTHING
+
+
+def test_only_measurements_are_normalised():
+    env = make_env("Any-v0", 4, env_kwargs={"see": "everything"})
+    agent = build(env, norm_obs=True)
+    rollout = make_collector(env, agent, 32, 1).rollout()
+    rows = rollout["observation"].flatten(0, 1)
+    parts = {name: rows[:, its] for name, _, its in columns(env.agent_specs[0])}
+    assert parts["picture"].max() > 200
+    assert parts["place"].unique().tolist() == [0, 1, 2, 3, 4]
+    assert set(parts["inside.flags"].unique().tolist()) == {0, 1}
+    assert parts["cells"].min() < -1
+    assert parts["speed"].std() == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.detail("37")
+def test_components_are_independent():
+    """The head's log-probability and entropy are the sums of PyTorch's own distributions."""
+    env = make_env("Any-v0", 1, env_kwargs={"do": "multidiscrete"})
+    agent = build(env)
+    observation = torch.randn(64, 3)
+    action, log_prob, *_ = agent.act(observation, agent.noise((64,)))
+    again, entropy, *_ = agent.evaluate(observation, action)
+    logits = agent.head.linear(agent.actor_body(observation)).split([3, 2, 4], dim=-1)
+    parts = [torch.distributions.Categorical(logits=its) for its in logits]
+    expected = sum(part.log_prob(action[:, k]) for k, part in enumerate(parts))
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(again, expected)
+    torch.testing.assert_close(entropy, sum(part.entropy() for part in parts))
+    drawn, *_ = agent.act(observation[:1].expand(20_000, 3), agent.noise((20_000,)))
+    for k, part in enumerate(parts):
+        frequencies = torch.bincount(drawn[:, k], minlength=part.probs.shape[1]) / 20_000
+        torch.testing.assert_close(frequencies, part.probs[0].detach(), atol=0.02, rtol=0)
+
+
+def test_entries_of_an_action_are_independent():
+    env = make_env("Any-v0", 1, env_kwargs={"do": "dict"})
+    agent = build(env)
+    observation = torch.randn(64, 3)
+    action, log_prob, *_ = agent.act(observation, agent.noise((64,)))
+    features = agent.actor_body(observation)
+    steer, gear, lights = agent.head.parts
+    parts = [(steer, action[:, :2]), (gear, action[:, 2].long()), (lights, action[:, 3:].long())]
+    sums = [
+        torch.stack(each).sum(0)
+        for each in zip(*(head.evaluate(features, its)[:2] for head, its in parts), strict=True)
+    ]
+    torch.testing.assert_close(log_prob, sums[0])
+    torch.testing.assert_close(agent.evaluate(observation, action)[1], sums[1])
+
+
+@pytest.mark.detail("A4")
+@pytest.mark.parametrize("entry", [None, "observation", "info"])
+@pytest.mark.parametrize("do", DISCRETE)
+def test_invalid_actions_have_no_probability_and_no_gradient(do, entry):
+    env = make_env("Any-v0", 8, env_kwargs={"do": do, "masked": True, "entry": entry})
+    agent = build(env)
+    rollout = make_collector(env, agent, 16, 1).rollout()
+    observation, action = rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1)
+    _, numbers, _ = agent.explain(observation)
+    logits = [part.linear for part in agent.head.modules() if hasattr(part, "linear") and part.num_choices]
+    outputs = []
+    for linear in logits:
+        linear.register_forward_hook(lambda _module, _inputs, out: outputs.append(out.retain_grad() or out))
+    log_prob, entropy, *_ = agent.evaluate(observation, action)
+    (log_prob.sum() + entropy.sum()).backward()
+    grad = torch.cat([out.grad for out in outputs], dim=-1)
+    allowed = observation[:, mask_columns(env.agent_specs[0])] > 0
+    assert not grad[~allowed].any(), "exactly 0"
+    assert grad[allowed].any()
+    assert log_prob.isfinite().all()
+    assert entropy.isfinite().all()
+    if do == "discrete":
+        assert not numbers[~allowed].any()
+        torch.testing.assert_close(numbers.sum(-1), torch.ones(len(numbers)))
+
+
+def test_a_mask_that_allows_nothing_is_an_error_that_names_the_environment():
+    with pytest.raises(ConfigError, match=r"Any-v0, environment 0: its action_mask allows no action"):
+        fit(env_id="Any-v0", env_kwargs={"masked": True, "forbid": 3})
+    fit(
+        env_id="Any-v0", env_kwargs={"masked": True, "forbid": 7}
+    )  # where the episode ends, nothing needs to be allowed
+
+
+@pytest.mark.parametrize("see", ["everything", "vector"])
+def test_the_doctor_says_nothing_of_choices_pictures_and_composite_actions(see):
+    """Pictures are bytes, and choices numbers of their own."""
+    doctor = Doctor()
+    fit(callbacks=[doctor], env_id="Any-v0", env_kwargs={"see": see, "do": "dict"}, total_timesteps=960)
+    assert not {"unscaled observations", "saturated actions", "entropy collapse"} & doctor.findings.keys()
+
+
+def test_a_mask_of_another_size_is_refused():
+    space = spaces.Dict(it=VECTOR, action_mask=spaces.MultiBinary(2))
+    with pytest.raises(ConfigError, match=r"action_mask of 2 entries, and 3 discrete actions"):
+        MLPAgent(spec_from_space(space), spec_from_space(spaces.Discrete(3)))
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"masked": True}, {"masked": True, "entry": "info"}, {"do": "dict"}, {"see": "discrete"}]
+)
+def test_what_torchrls_collector_would_take_wrongly_is_refused(kwargs):
+    with pytest.raises(ConfigError, match="elsewhere they would be ignored"):
+        fit(env_id="Any-v0", env_kwargs=kwargs, transforms=[StepCounter()])
+
+
+def test_a_mask_may_have_the_parts_of_the_action():
+    parts = spaces.Dict(gear=spaces.MultiBinary(3), steer=VECTOR)
+    space = spaces.Dict(action_mask=spaces.Tuple((parts["gear"], spaces.MultiBinary(2))), it=VECTOR)
+    agent = MLPAgent(spec_from_space(space), spec_from_space(spaces.MultiDiscrete([3, 2])))
+    row = torch.tensor([[0.0, 1, 0, 1, 0, 5, 5, 5]])
+    action, *_ = agent.act(row.expand(50, 8), agent.noise((50,)))
+    assert action.unique(dim=0).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (
+            spaces.Dict(a=spaces.Discrete(3), b=spaces.Discrete(5)),
+            spaces.Dict(a=spaces.Discrete(5), b=spaces.Discrete(3)),
+        ),
+        (spaces.Dict(a=spaces.MultiDiscrete([2, 4])), spaces.Dict(a=spaces.MultiDiscrete([4, 2]))),
+        (spaces.Dict(a=spaces.Box(-1, 1, (1,))), spaces.Dict(a=spaces.Box(-2, 2, (1,)))),
+        (spaces.Dict(a=spaces.Discrete(3)), spaces.Dict(b=spaces.Discrete(3))),
+        (spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2)),
+    ],
+)
+def test_an_agent_of_other_actions_is_refused(was, now):
+    vector = spec_from_space(VECTOR)
+    plain = [
+        agent_to_plain(MLPAgent(vector, spec), vector, spec) for spec in map(spec_from_space, (was, now))
+    ]
+    with pytest.raises(ConfigError, match="was trained on actions"):
+        check_same_agent(*plain)
+
+
+def test_an_agent_does_not_play_with_other_parts():
+    agents = {
+        do: build(make_env("Any-v0", 1, env_kwargs={"do": do, "see": "binary"}))
+        for do in ("multidiscrete", "dict")
+    }
+    for do, agent in agents.items():
+        check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": do, "see": "binary"}))
+        with pytest.raises(ConfigError, match="choose its environment"):
+            check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": "discrete", "see": "binary"}))
+        with pytest.raises(ConfigError, match="does not take observations"):
+            check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": do, "see": "cells"}))
+
+
+def test_specs_are_torchrls_own():
+    env = make_env("Any-v0", 2, env_kwargs={"see": "everything", "do": "dict"})
+    observation_spec, action_spec = env.agent_specs
+    assert isinstance(action_spec, Composite)
+    assert isinstance(observation_spec["inside", "flags"], Binary)
+    assert isinstance(observation_spec["inside", "kinds"], MultiCategorical)
+    rollout = env.rollout(3, auto_reset=True)
+    assert rollout["observation"].shape == (2, 3, 4340)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("do", "memory"), [("dict", "lstm"), ("tuple", None), ("multidiscrete", None), ("box", "gru")]
+)
+def test_evaluation_and_onnx(do, memory, tmp_path):
+    masked = do in DISCRETE
+    env = make_env("Any-v0", 2, env_kwargs={"do": do, "see": "everything", "masked": masked})
+    agent = build(env, memory)
+    assert (
+        evaluate(agent, make_env("Any-v0", 2, env_kwargs={"do": do, "see": "everything", "masked": masked}))[
+            "step_count"
+        ]
+        == 7
+    ).all()
+    path = to_onnx(agent, env.agent_specs[0], tmp_path / "agent.onnx")
+    assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-4
+
+
+class Corridor(gym.Env):
+    """A user's: a dictionary in, a dictionary out; be where the lamp says, with the right gear."""
+
+    observation_space = spaces.Dict(lamp=spaces.Discrete(3), place=spaces.Box(-1, 1, (1,), np.float32))
+    action_space = spaces.Dict(gear=spaces.Discrete(3), push=spaces.Box(-1, 1, (1,), np.float32))
+
+    def observation(self):
+        return {"lamp": self.lamp, "place": np.array([self.place], np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.lamp, self.place = (
+            0,
+            int(self.np_random.integers(3)),
+            float(self.np_random.uniform(-1, 1)),
+        )
+        return self.observation(), {}
+
+    def step(self, action):
+        right = float(action["gear"] == self.lamp) - abs(float(action["push"][0]) - self.place)
+        self.time, self.lamp, self.place = (
+            self.time + 1,
+            int(self.np_random.integers(3)),
+            float(self.np_random.uniform(-1, 1)),
+        )
+        return self.observation(), right, self.time == 8, False, {}
+
+
+gym.register("Corridor-v0", Corridor)
+
+
+@pytest.mark.integration
+def test_three_lines_of_yaml_train_it(tmp_path, monkeypatch, capsys):
+    """It learns: a policy at random gets 8 * (1/3 - about 0.9)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corridor.yaml").write_text("data:\n  env_id: Corridor-v0\n  total_timesteps: 40960\n")
+    quiet = (
+        "--trainer.logger",
+        "false",
+        "--trainer.enable_progress_bar",
+        "false",
+        "--trainer.enable_checkpointing",
+        "false",
+    )
+    cli.main(["fit", "--config", "corridor.yaml", *quiet, "--model.learning_rate", "0.003"])
+    shown = capsys.readouterr().out
+    assert float(re.search(r"last 100 episodes: (\S+)", shown)[1]) > 0, shown

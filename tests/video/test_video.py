@@ -1,0 +1,156 @@
+"""``ppo-lightning play``."""
+
+import re
+
+import gymnasium
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torchrl.data import Bounded, Unbounded
+
+from ppo_lightning import PPO, CNNAgent, MLPAgent, evaluate, make_env
+from ppo_lightning.commands import cli
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.video import overlay
+from ppo_lightning.video.record import record_video
+
+CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64, "eval_episodes": 1}
+
+
+@pytest.fixture
+def trained(fit, tmp_path):
+    module = fit(CARTPOLE, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    return module, next(tmp_path.glob("*.ckpt"))
+
+
+@pytest.mark.parametrize("name", ["video.mp4", "video.gif"])
+def test_play_writes_every_frame_of_the_episodes_of_an_evaluation(trained, tmp_path, capsys, name):
+    module, path = trained
+    cli.main(
+        ["play", "--ckpt_path", str(path), "--output", str(tmp_path / name), "--episodes", "2", "--seed", "3"]
+    )
+    printed = capsys.readouterr().out
+    expected = evaluate(module.agent, make_env("CartPole-v1", 2, seed=3, stream="eval"))[
+        "episode_reward"
+    ].tolist()
+    returns = [float(number) for number in printed.split("returns: ")[1].split("\n")[0].split(",")]
+    assert returns == expected
+    frames = imageio.mimread(tmp_path / name, memtest=False)
+    if name.endswith("mp4"):  # a GIF shows equal frames as one
+        assert len(frames) == sum(returns) + 2, (
+            "CartPole's reward is 1 a step, and an episode begins with a frame of its own"
+        )
+    assert frames[0].shape[:2] == (400, 600)
+    assert (frames[0] != frames[len(frames) // 2]).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--output", "video.avi"], "must end in .mp4 or .gif"),
+        (["--episodes", "0"], "must be at least 1"),
+        (["--env_id", "CartPol-v1"], "did you mean CartPole-v1"),
+        (["--env_id", "Acrobot-v1"], "does not take observations of shape [6]"),
+        (["--env_id", "Reach-v0"], "render_mode"),
+    ],
+)
+def test_what_cannot_be_played_is_one_sentence(trained, options, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["play", "--ckpt_path", str(trained[1]), *options])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert re.search(sentence.replace("[6]", r"\[6\]"), error, re.IGNORECASE), error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_machine_that_cannot_render_says_what_is_missing(trained, tmp_path, monkeypatch):
+    def render(self):
+        raise RuntimeError("no EGL device was found")
+
+    monkeypatch.setattr(gymnasium.Wrapper, "render", render)
+    with pytest.raises(ValueError, match=r"no EGL device was found.*libegl1 with MUJOCO_GL=egl"):
+        record_video(trained[0].agent, EnvFactory("CartPole-v1"), tmp_path / "video.mp4")
+
+
+@pytest.mark.parametrize(("backend", "game"), [("ale", "ALE/Breakout-v5"), ("procgen", "starpilot")])
+def test_games_are_played_whole_with_the_agents_thoughts_beside_them(fit, tmp_path, capsys, backend, game):
+    if backend == "procgen":
+        pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
+    kwargs = {"max_episode_frames": 2400} if backend == "ale" else {"num_threads": 0}
+    data = {
+        "env_id": game,
+        "backend": backend,
+        "num_envs": 2,
+        "num_steps": 4,
+        "total_timesteps": 8,
+        "env_kwargs": kwargs,
+    }
+    fit(data, {"agent": CNNAgent}, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+    path = next(tmp_path.glob("*.ckpt"))
+    cli.main(["play", "--ckpt_path", str(path), "--output", str(tmp_path / "game.mp4"), "--overlay"])
+    printed = capsys.readouterr().out
+    assert ("played through Gymnasium" in printed) == (backend == "ale")
+    frames = imageio.mimread(tmp_path / "game.mp4", memtest=False)
+    assert imageio.get_reader(tmp_path / "game.mp4").get_meta_data()["fps"] == 15
+    if backend == "ale":
+        with pytest.raises(SystemExit):
+            cli.main(
+                [
+                    "play",
+                    "--ckpt_path",
+                    str(path),
+                    "--output",
+                    str(tmp_path / "b.mp4"),
+                    "--env_id",
+                    "ALE/Pong-v5",
+                ]
+            )
+        assert "The agent has 4 actions and the environment 6" in capsys.readouterr().err
+        played = evaluate(
+            PPO.load_from_checkpoint(path).agent,
+            make_env(game, 1, "gymnasium", stream="eval", env_kwargs=kwargs),
+        )
+        assert float(printed.split("returns: ")[1].split("\n")[0]) == played["episode_reward"].item()
+        assert len(frames) == played["step_count"].item() + 1, "lost lives do not end the video"
+        assert frames[0].shape == (420, 540, 3)
+    else:
+        assert frames[0].shape == (512, 732, 3)
+
+
+def bar_lengths(frame, count, lines):
+    """The drawn lengths of the bars, of the longest possible one."""
+    rows = [overlay.MARGIN + (lines + 1 + i) * overlay.ROW + 6 for i in range(count)]
+    bars = frame[rows, frame.shape[1] - overlay.WIDTH + 90 : frame.shape[1] - 50]
+    return (bars != np.array(overlay.GREY)).any(-1).mean(1)
+
+
+def test_the_bars_are_as_long_as_the_policy_says():
+    picture = np.full((210, 160, 3), 9, np.uint8)
+    frame = overlay.draw(
+        picture, ["value 1"], ["NOOP", "FIRE", "LEFT"], np.array([0.0, 0.25, 1.0]), ["a", "b", "c"], 1
+    )
+    assert (frame[:420, :320] == 9).all(), "the picture, twice as large"
+    np.testing.assert_allclose(bar_lengths(frame, 3, 1), [0, 0.25, 1], atol=0.02)
+    assert (frame == np.array(overlay.CHOSEN)).all(-1).any()
+    many = overlay.draw(picture, ["one", "two"], [f"{i}" for i in range(40)], np.zeros(40), [""] * 40, None)
+    assert many.shape[0] >= 40 * overlay.ROW and not (many == np.array(overlay.CHOSEN)).all(-1).any()
+
+
+def test_an_agent_explains_itself(fit):
+    module = fit(CARTPOLE)
+    observation = torch.randn(5, 4)
+    value, numbers, lengths = module.agent.explain(observation)
+    action, log_prob, expected, _ = module.agent.act(observation)
+    torch.testing.assert_close(value, expected)
+    assert torch.equal(numbers.argmax(-1), action) and torch.equal(numbers, lengths)
+    torch.testing.assert_close(numbers.amax(-1), log_prob.exp())
+    agent = MLPAgent(
+        Unbounded(shape=(3,)), Bounded(-torch.tensor([2.0, 1.0]), torch.tensor([2.0, 3.0]), shape=(2,))
+    )
+    agent.head.linear.bias.data[:] = torch.tensor([1.0, 9.0])
+    agent.head.linear.weight.data.zero_()
+    _, numbers, lengths = agent.explain(torch.zeros(1, 3))
+    assert numbers.tolist() == [[1.0, 3.0]] and lengths.tolist() == [[0.75, 1.0]], "clipped to its bounds"
