@@ -1,7 +1,5 @@
 """Base LightningModule: lazy agent construction, evaluation, prediction and checkpoints."""
 
-import inspect
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,6 +15,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms.checks import check_trainer
 from ppo_lightning.algorithms.manifest import manifest
+from ppo_lightning.algorithms.run_log import RunLog
 from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.supported import check_callbacks
@@ -24,11 +23,11 @@ from ppo_lightning.checkpoints.agent import (
     agent_to_plain,
     check_same_agent,
     check_same_state,
-    known_class,
     trained_agent,
 )
 from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.checkpoints.module import module_from_checkpoint
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import CollectorInputs, RolloutDataModule
@@ -37,7 +36,6 @@ from ppo_lightning.spaces.specs import spec_from_plain, stored
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.finite import require_finite_state
 
-SAVE_LOGS_EVERY = 10  # seconds
 RETURNED = "returned"  # key of what a started process sends back beside the weights
 
 
@@ -45,8 +43,9 @@ class AgentModule(L.LightningModule):
     """Hold an agent that is built when its environment is known.
 
     The agent is built from the data module at ``fit``, ``validate`` and ``test``, and from the checkpoint at
-    ``load_from_checkpoint(path)`` and ``predict``, without creating an environment. A subclass adds ``training_step`` and
-    its hyperparameters; it calls :meth:`count_episodes` and :meth:`log_metrics` once a rollout.
+    ``load_from_checkpoint(path)`` and ``predict``, without creating an environment. A subclass adds
+    ``training_step`` and its hyperparameters; it calls :meth:`count_episodes` and ``run_log.log`` once a
+    rollout.
 
     Args:
         agent: Makes the agent from the specs of observations and actions.
@@ -98,7 +97,10 @@ class AgentModule(L.LightningModule):
     # Construction
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Refuse Trainer options and callbacks that cannot work, before Lightning's own checks; guard the loggers."""
+        """Add the guards of loggers and exceptions.
+
+        Trainer options and callbacks that cannot work are refused here, before Lightning's own checks.
+        """
         check_trainer(self.trainer)
         if self.fitting:
             check_callbacks(self.trainer, self.steps_per_rollout)
@@ -124,7 +126,7 @@ class AgentModule(L.LightningModule):
             self._evaluated_at = None
 
     def configure_model(self) -> None:
-        """Build the agent for the data module's environments, if there are any; otherwise the checkpoint does."""
+        """Build the agent for the data module's environments; without a data module, the checkpoint does."""
         data = getattr(self.trainer, "datamodule", None) if lightning_private.has_trainer(self) else None
         if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
             return
@@ -168,8 +170,9 @@ class AgentModule(L.LightningModule):
         """Restore these; build the agent if there is none, and otherwise demand the same one.
 
         Raises:
-            ConfigError: The checkpoint has other spaces or another agent; or, to resume a run, it holds weights only, or is of
-                another environment or of rollouts of another size, which its schedules cannot count.
+            ConfigError: The checkpoint has other spaces or another agent; or, to resume a run, it holds
+                weights only, or is of another environment or of rollouts of another size, which its schedules
+                cannot count.
         """
         if self.agent is None:
             self.agent, self._recipe = trained_agent(checkpoint).train(), checkpoint["agent"]
@@ -187,29 +190,18 @@ class AgentModule(L.LightningModule):
     ) -> Any:
         """Build the module of a checkpoint, with its agent, without executing code from the file.
 
-        Lightning's own method parses the settings as a command line, which imports the classes that they name.
+        Lightning's own method parses the settings as a command line, which imports the named classes.
 
         Args:
             checkpoint_path: A path, an address (``s3://...``), or an open file.
             map_location: Device of the module.
-            **kwargs: Hyperparameters in the place of the checkpoint's; ``weights_only`` is always true.
+            **kwargs: Hyperparameters that replace those of the checkpoint; ``weights_only`` is always true.
 
         Raises:
             ConfigError: The file cannot be read, or its settings do not fit the module's class.
         """
         checkpoint = read_checkpoint(checkpoint_path)
-        saved = checkpoint["hyper_parameters"]
-        module_class = known_class(saved.get("_class_path"), cls) or cls
-        parameters = inspect.signature(module_class).parameters
-        every = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
-        accepted = {key for key in saved if (every or key in parameters) and key != "agent" and key[0] != "_"}
-        given = {key: value for key, value in kwargs.items() if key != "weights_only"}
-        try:
-            module = module_class(**{key: saved[key] for key in accepted} | given)
-        except (TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"The checkpoint's hyperparameters do not fit {cls.__name__}: {first_line(error)}."
-            ) from error
+        module = module_from_checkpoint(checkpoint, cls, kwargs)
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
         return module.to(map_location)
@@ -228,15 +220,17 @@ class AgentModule(L.LightningModule):
 
     @property
     def tolerance(self) -> float:
-        """Largest difference of two ways to compute the same numbers: float32 in another order, TF32 on a GPU, or bfloat16."""
+        """Largest accepted difference between two ways to compute the same numbers.
+
+        The ways differ in the order of float32 operations, in TF32 on a GPU, or in bfloat16.
+        """
         if self.trainer.precision != "32-true":
             return 0.1
         return 1e-3 if self.device.type == "cpu" else 1e-2
 
     def on_fit_start(self) -> None:
         """Start the clock; note the implementation details of the run."""
-        self._started = self._logs_saved = time.perf_counter()
-        self._steps_before = self.env_steps
+        self.run_log = RunLog(self)
         self._details = manifest(self)
 
     def on_train_start(self) -> None:
@@ -245,7 +239,10 @@ class AgentModule(L.LightningModule):
             self.trainer.should_stop = True
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Stop after the last rollout, whatever ``max_epochs`` says; Lightning validates once more before it stops."""
+        """Stop after the last rollout, whatever ``max_epochs`` says.
+
+        Lightning validates once more before it stops.
+        """
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
 
@@ -256,9 +253,9 @@ class AgentModule(L.LightningModule):
             ConfigError: ``max_epochs`` let a resumed run do nothing.
         """
         left = self.data.num_rollouts * self.data.frames_per_rollout - self.env_steps
-        if self.env_steps == self._steps_before and left > 0:
+        if self.env_steps == self.run_log.steps_before and left > 0:
             raise ConfigError(
-                f"trainer.max_epochs ended the run with {left} steps to go: set it to -1, and they are trained."
+                f"trainer.max_epochs ended the run with {left} steps left: set it to -1 to train them."
             )
         if left > 0 and 0 <= self.trainer.max_steps <= self.trainer.global_step:
             total = self.env_steps + left
@@ -288,36 +285,10 @@ class AgentModule(L.LightningModule):
             return {}
         return {"charts/episodic_return": returns.mean(), "charts/episodic_length": lengths.mean()}
 
-    def steps_per_second(self) -> float:
-        """Return the environment steps of all ranks per second, since the start of this fit."""
-        return (self.env_steps - self._steps_before) / (time.perf_counter() - self._started)
-
-    def log_metrics(self, values: Mapping[str, Any]) -> None:
-        """Send scalars, averaged over the ranks, to every logger and to the callbacks.
-
-        The x axis is the number of environment steps. ``self.log`` takes 3.5 ms an iteration, 7 % of CartPole's, and keeps
-        the x axis in float32.
-        """
-        scalars = [
-            torch.as_tensor(value, dtype=torch.float32, device=self.device) for value in values.values()
-        ]
-        means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
-        step = torch.tensor(self.env_steps)  # ModelCheckpoint names files by it
-        lightning_private.publish_metrics(
-            self.trainer, dict(zip(values, means, strict=True)) | {"step": step}
-        )
-        if self.rollouts_done % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            for logger in self.loggers:
-                logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=self.env_steps)
-        if time.perf_counter() - self._logs_saved > SAVE_LOGS_EVERY:
-            self._logs_saved = time.perf_counter()
-            for logger in self.loggers:
-                logger.save()  # CSVLogger's own rule, (step + 1) % 100 == 0, does not fit environment steps
-
     # Evaluation and prediction
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Log mean, std, min and max of return and length of the episodes [E] that this rank played, with the others'."""
+        """Log mean, std, min and max of return and length of the episodes of all ranks, [E] of this rank."""
         self._log_episodes("eval", episodes)
 
     def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
@@ -340,7 +311,8 @@ class AgentModule(L.LightningModule):
     def forward(self, observation: Tensor) -> Tensor:
         """Return the most probable actions [B, ...], within their bounds, for raw observations [B, ...].
 
-        This is what ``torch.export.export(module, (observation,))`` and Lightning's ``to_onnx`` write, statistics included.
+        This is what ``torch.export.export(module, (observation,))`` and Lightning's ``to_onnx`` write,
+        statistics included.
         """
         return self.agent.mode(observation)
 
@@ -349,8 +321,8 @@ class AgentModule(L.LightningModule):
         """Return the same as :meth:`forward`, after a check of the observations.
 
         Raises:
-            ConfigError: There is no trained agent, or the observations have another shape than those it was trained on, or are
-                not finite.
+            ConfigError: There is no trained agent, or the observations have another shape than those it was
+                trained on, or are not finite.
         """
         if self.agent is None:
             raise ConfigError(
@@ -372,7 +344,8 @@ class AgentModule(L.LightningModule):
         """Return the most probable actions for a batch of raw observations."""
         return self.predict(batch)
 
-    # ddp_spawn and ddp_notebook: Lightning copies the module to the processes that it starts, and the weights back.
+    # ddp_spawn and ddp_notebook: Lightning copies the module to the processes that it starts, and the weights
+    # back.
 
     def teardown(self, stage: str) -> None:
         """Let :meth:`state_dict` describe the agent, in a process that Lightning's launcher has started."""

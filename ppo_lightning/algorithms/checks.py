@@ -46,7 +46,7 @@ def check_trainer(trainer: Any) -> None:
 
 
 def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: int) -> None:
-    """Demands that a rollout can be split into equal minibatches of at least two steps.
+    """Check that a rollout can be split into equal minibatches of at least two steps.
 
     Raises:
         ConfigError: Names the fields and what to change.
@@ -54,25 +54,27 @@ def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: i
     size, rest = divmod(num_envs * num_steps // world_size, hparams.num_minibatches)
     if world_size > 1 and num_steps % hparams.num_minibatches:
         raise ConfigError(
-            f"data.num_steps = {num_steps} is not divisible by model.num_minibatches = {hparams.num_minibatches}, which"
+            f"data.num_steps = {num_steps} is not divisible by model.num_minibatches ="
+            f" {hparams.num_minibatches}, which"
             f" {world_size} ranks need: change one of the two."
         )
     if rest:
         raise ConfigError(
-            f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by model.num_minibatches ="
+            f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by"
+            " model.num_minibatches ="
             f" {hparams.num_minibatches}: change one of the three."
         )
     check_minibatch_size(hparams, size)
 
 
 def check_minibatch_size(hparams: Any, size: int) -> None:
-    """Demands minibatches of two steps at least, where their advantages are normalised.
+    """Check that minibatches have two steps at least if their advantages are normalized.
 
     Raises:
-        ConfigError: They have one.
+        ConfigError: They have one step.
     """
     if size == 1 and hparams.norm_adv:
         raise ConfigError(
-            f"model.num_minibatches = {hparams.num_minibatches} makes minibatches of one step, whose advantage cannot be"
-            " normalised: lower it, or collect more steps."
+            f"model.num_minibatches = {hparams.num_minibatches} makes minibatches of one step, whose"
+            " advantage cannot be normalized: lower it, or collect more steps."
         )

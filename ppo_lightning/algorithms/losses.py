@@ -1,8 +1,9 @@
 """The arithmetic of PPO as pure functions: advantages, losses, diagnostics.
 
-``[N, T]`` is environments by time, ``[B]`` a minibatch. ``weight`` is the weight of each row, with a mean of 1 over the
-minibatch of all ranks: 0 leaves a row out of every mean. Source: Schulman et al., "Proximal Policy Optimization
-Algorithms" (2017) and "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016).
+``[N, T]`` is environments by time, ``[B]`` a minibatch. ``weight`` is the weight of each row, with a mean of
+1 over the minibatch of all ranks: 0 leaves a row out of every mean. Source: Schulman et al., "Proximal Policy
+Optimization Algorithms" (2017) and "High-Dimensional Continuous Control Using Generalized Advantage
+Estimation" (2016).
 """
 
 import torch
@@ -20,7 +21,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation.
+    """Compute generalized advantage estimates.
 
     The recursion is ``A_t = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}``.
 
@@ -28,8 +29,8 @@ def gae(
         reward: r_t, [N, T].
         value: V(s_t), [N, T].
         next_value: V of the observation that followed, before any reset, [N, T].
-        terminated: The task ended at t: no bootstrap, [N, T] bool.
-        done: The episode ended at t for whatever reason: nothing flows back across, [N, T] bool.
+        terminated: True where the task ended at t: no bootstrap, [N, T] bool.
+        done: True where the episode ended at t for any reason: nothing flows back across, [N, T] bool.
         gamma: Discount.
         gae_lambda: Weight of longer returns.
 
@@ -51,8 +52,8 @@ def normalize(advantage: Tensor, reference: Tensor | None = None, weight: Tensor
 
     Args:
         advantage: [..., B].
-        reference: Advantages whose mean and unbiased standard deviation are used, [..., M]: those of all ranks where
-            ranks share a minibatch. None: ``advantage``.
+        reference: Advantages whose mean and unbiased standard deviation are used, [..., M]: those of all
+            ranks where ranks share a minibatch. None: ``advantage``.
         weight: Weight of each reference, 0 or 1, [..., M]. None: all count.
 
     Returns:
@@ -93,7 +94,9 @@ def value_loss(
     clip_coef: float | Tensor | None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Return half the mean squared error of the value, a scalar; of the clipped prediction where that is worse.
+    """Return half the mean squared error of the value, a scalar.
+
+    With clipping, each row has the larger error of the prediction and the clipped prediction.
 
     Args:
         value: New V(s), [B].
@@ -121,7 +124,8 @@ def diagnostics(
         weight: Weight of each row, [B].
 
     Returns:
-        Scalars: ``old_approx_kl`` and ``approx_kl``, the k1 and k3 estimators of http://joschu.net/blog/kl-approx.html,
+        Scalars: ``old_approx_kl`` and ``approx_kl``, the k1 and k3 estimators of
+            http://joschu.net/blog/kl-approx.html,
         and ``clipfrac``, the share of clipped ratios.
     """
     log_ratio = log_ratio.detach()
@@ -134,7 +138,9 @@ def diagnostics(
 
 
 def explained_variance(value: Tensor, value_target: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Return the share of the targets' variance that the values explain: 1 is perfect, 0 no better than a constant.
+    """Return the share of the targets' variance that the values explain.
+
+    1 is perfect, 0 is no better than a constant.
 
     Args:
         value: V(s), any shape.

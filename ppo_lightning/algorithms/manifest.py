@@ -18,7 +18,8 @@ class Detail:
     Attributes:
         number: As in the comments ``# detail N``.
         title: What it is.
-        value: Reads from a module in training whether it is on, or its value; None where it does not concern the run.
+        value: Reads from a module in training whether it is on, or its value; None where it does not concern
+            the run.
         off: The flags that switch it off; nothing where it cannot be.
     """
 
@@ -150,5 +151,5 @@ DETAILS = (
 
 
 def manifest(module: Any) -> dict[str, Value]:
-    """Returns what each detail is in a run, by number; the same for every rank."""
+    """Return the value of each detail in a run, by number; the same on every rank."""
     return {detail.number: detail.value(module) for detail in DETAILS}

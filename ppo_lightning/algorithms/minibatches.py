@@ -44,13 +44,15 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
     """Split a shuffled epoch into minibatches, their advantages normalized over all ranks.
 
     Args:
-        epoch: Tensors [rows, ...] in the order of the minibatches. ``valid`` [rows, ...], bool, is optional: a minibatch then
-            has ``weight``, which is 0 for invalid steps and has a mean of 1 over the minibatch of all ranks.
+        epoch: Tensors [rows, ...] in the order of the minibatches. ``valid`` [rows, ...], bool, is optional:
+            a minibatch then has ``weight``, which is 0 for invalid steps and has a mean of 1 over the
+            minibatch of all ranks.
         count: Number of minibatches.
         norm_adv: Normalize the advantages.
 
     Yields:
-        Minibatches [B, ...]. One with fewer than two valid steps on all ranks together is left out, by all ranks.
+        Minibatches [B, ...]. One with fewer than two valid steps on all ranks together is left out, by all
+        ranks.
     """
     valid = epoch.pop("valid", None)
     kept = [True] * count

@@ -14,7 +14,13 @@ from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.checks import check_minibatches
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take
-from ppo_lightning.algorithms.schedule import IterationLR, KLAdaptiveLR, LinearAnnealing, remaining
+from ppo_lightning.algorithms.schedule import (
+    IterationLR,
+    KLAdaptiveLR,
+    LinearAnnealing,
+    override_restored_settings,
+    remaining,
+)
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.callbacks.guards import EqualRanksGuard, LogProbGuard, NonFiniteGuard
 from ppo_lightning.errors import ConfigError
@@ -34,34 +40,41 @@ class PPO(AgentModule):
     Args:
         learning_rate: Adam's step size at the start.
         anneal_lr: Let the learning rate fall linearly to 0 over the run.
-        desired_kl: Without ``anneal_lr``: after an iteration whose mean approximate KL divergence is more than twice this,
-            divide the learning rate by 1.5, and multiply it by 1.5 after one with less than half; between 1e-5 and 1e-2.
+        desired_kl: Desired mean approximate KL divergence of an iteration, to which the learning rate adapts
+            (:class:`~ppo_lightning.algorithms.schedule.KLAdaptiveLR`). Needs ``anneal_lr=False``. None: off.
         gamma: Discount of future rewards.
         gae_lambda: Weight of longer returns in the advantage estimate.
         num_minibatches: Minibatches a rollout is split into.
         update_epochs: Passes over each rollout.
-        norm_adv: Normalise the advantages of each minibatch.
+        norm_adv: Normalize the advantages of each minibatch.
         clip_coef: Clipping range of the probability ratio, and of the value if ``clip_vloss``.
         anneal_clip_coef: Let the clipping range fall linearly to 0 over the run.
         clip_vloss: Clip the value loss.
         ent_coef: Weight of the entropy bonus.
         vf_coef: Weight of the value loss.
         max_grad_norm: Largest norm of the gradient of all parameters together.
-        target_kl: Stop the epochs of an iteration once the approximate KL divergence exceeds this; None: never.
+        target_kl: Stop the epochs of an iteration once the approximate KL divergence exceeds this; None:
+            never.
         adam_eps: Adam's epsilon.
         norm_reward: Divide the rewards by the running standard deviation of their discounted sum.
-        clip_reward: Bound of the absolute value of a reward so scaled.
-        bootstrap_truncated: Continue with the value of the last observation where a time limit cut an episode; off, a
+        clip_reward: Bound of the absolute value of a scaled reward.
+        bootstrap_truncated: Bootstrap from the value of the final observation at a time limit. If False, a
             time limit counts as a terminal state, as in CleanRL.
-        microbatch_size: Largest number of rows of a minibatch that are differentiated at once, their gradients added: less
-            memory, and the same result. None: on the CPU what its cache holds (MLP 4096, Nature 128, IMPALA 64), otherwise all.
-        compile: Compile the update: one graph for loss, gradients, clipping and Adam on a single device, the loss alone on
-            several ranks. It takes some ten seconds at the start and needs a C++ compiler, and the weights are those of
-            the uncompiled update to float tolerance. On a single device, Lightning's hooks around the optimizer do not run.
+        microbatch_size: Largest number of rows of a minibatch that are differentiated at once. Gradients of
+            the parts are added: the same result with less memory. None: on the CPU the rows that fit into the
+            cache (MLP 4096, Nature 128, IMPALA 64), otherwise all.
+        compile: Compile the update, which takes about ten seconds and needs a C++ compiler. On a single
+            device, loss, gradients, clipping and Adam are one graph, and Lightning's hooks around the
+            optimizer do not run. On several ranks, the loss is compiled. Weights equal those of the eager
+            update to float tolerance.
         agent: Makes the agent from the specs of observations and actions.
 
     Raises:
         ConfigError: A number is out of its range, or the rollout cannot be split as asked.
+
+    Example:
+        >>> data = RolloutDataModule("CartPole-v1", num_envs=4, num_steps=128, total_timesteps=500_000)
+        >>> L.Trainer(max_epochs=-1, accelerator="cpu").fit(PPO(learning_rate=2.5e-4), data)
     """
 
     minibatch_keys: ClassVar = (
@@ -110,9 +123,8 @@ class PPO(AgentModule):
         self.automatic_optimization = False
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
-        self.clip_coef = torch.tensor(
-            clip_coef
-        )  # of the present iteration; a tensor, so that it is no constant of a graph
+        # Of the present iteration; a compiled graph would take a number for a constant.
+        self.clip_coef = torch.tensor(clip_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
         self._shuffle = torch.Generator()
 
@@ -133,10 +145,10 @@ class PPO(AgentModule):
         self.step_schedule(metrics)
 
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
-        """Adds ``advantage`` and ``value_target``, both [N, T, 1].
+        """Add ``advantage`` and ``value_target``, both [N, T, 1].
 
-        V(s_t) was stored when acting; only where the following observation is not the next stored one (a time limit, the
-        end of the rollout) is the critic asked again.
+        V(s_t) was stored when acting. The critic is evaluated again only where the following observation is
+        not the next stored one: at time limits and at the end of the rollout.
         """
         following, value = rollout["next"], rollout["state_value"].squeeze(-1)
         done, terminated = following["done"].squeeze(-1), following["terminated"].squeeze(-1)
@@ -162,10 +174,11 @@ class PPO(AgentModule):
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yield the rollout in random minibatches of tensors [B, ...], their advantages normalized; each step once.
+        """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages.
 
-        Every environment is shuffled by itself and the columns are dealt out, so that (if ``num_minibatches`` divides T) a
-        minibatch has equally many steps of each environment. Split over ranks, a minibatch is the union of their minibatches.
+        Every environment is shuffled by itself and the columns are dealt out, so that (if ``num_minibatches``
+        divides T) a minibatch has equally many steps of each environment. Split over ranks, a minibatch is
+        the union of their minibatches.
         """
         num_envs, num_steps = rollout.batch_size
         # detail 6
@@ -178,15 +191,19 @@ class PPO(AgentModule):
         yield from split_epoch(epoch, self.hparams.num_minibatches, self.hparams.norm_adv)
 
     def keys_of(self, rollout: TensorDictBase) -> tuple[str, ...]:
-        """Return the keys of a rollout that the minibatches need; ``valid`` where environments may be restarted."""
-        return (*self.minibatch_keys, "valid") if "valid" in rollout.keys() else self.minibatch_keys  # noqa: SIM118
+        """Return the keys of a rollout that minibatches need, and ``valid`` if the rollout has it."""
+        masked = "valid" in rollout.keys()  # noqa: SIM118  (a TensorDict)
+        return (*self.minibatch_keys, "valid") if masked else self.minibatch_keys
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the total loss of a minibatch and its detached parts, by tensor operations only: it may be compiled."""
+        """Return the total loss of a minibatch and its detached parts.
+
+        Only tensor operations are allowed, because the method may be compiled.
+        """
         return self.loss_of(minibatch, self.agent.evaluate(minibatch["observation"], minibatch["action"]))
 
     def loss_of(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the same as :meth:`loss`, from what the agent says of the minibatch; all tensors of the same shape."""
+        """Return the same as :meth:`loss`, from an evaluation whose tensors have the minibatch's shape."""
         keys = ("state_value", "advantage", "value_target")
         old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
         weight, clip_coef = minibatch.get("weight"), self.clip_coef
@@ -206,7 +223,7 @@ class PPO(AgentModule):
         return self.optimize(minibatch)
 
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
-        """Tells whether the epochs of this iteration end here; all ranks give the same answer."""
+        """Return whether the epochs of this iteration end here; all ranks return the same."""
         # detail A3
         if self.hparams.target_kl is None:
             return False
@@ -225,27 +242,28 @@ class PPO(AgentModule):
             schedule.step()
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
-        """Log one iteration: losses as the mean over its minibatches, returns as the mean over its finished episodes.
+        """Log one iteration at the number of environment steps of all ranks.
 
-        The x axis of every logger is the number of environment steps of all ranks.
+        Losses are means over the minibatches, returns are means over the episodes that ended.
         """
         episodes = self.count_episodes(rollout)
         # detail 12
         values: dict[str, Any] = (
             {f"losses/{name}": value for name, value in mean_of(metrics).items()} if metrics else {}
         )
-        keys = [key for key in ("state_value", "value_target", "valid") if key in rollout.keys()]  # noqa: SIM118
-        everywhere = [collectives.gather(rollout[key]) for key in keys]  # each [ranks, N, T, ...]
+        masked = ("valid",) if "valid" in rollout.keys() else ()  # noqa: SIM118  (a TensorDict)
+        keys = ("state_value", "value_target", *masked)
+        everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
         values["losses/explained_variance"] = losses.explained_variance(*everywhere)
         values |= episodes
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        values["charts/SPS"] = self.steps_per_second()
-        self.log_metrics(values)
+        values["charts/SPS"] = self.run_log.steps_per_second()
+        self.run_log.log(values)
 
-    # What Lightning asks for
+    # Lightning's hooks
 
     def configure_optimizers(self) -> Any:
-        """Return Adam and the schedule of the learning rate, which ``training_step`` steps once an iteration."""
+        """Return Adam and the learning-rate schedule, which ``training_step`` steps once an iteration."""
         fused = (
             self.trainer.precision == "32-true"
         )  # Lightning does not clip for a fused one in mixed precision
@@ -292,7 +310,8 @@ class PPO(AgentModule):
     def on_train_start(self) -> None:
         """Keep this run's optimizer settings where a checkpoint has others; make the update."""
         super().on_train_start()
-        self.keep_settings()
+        if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
+            override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
         whole = self.trainer.world_size == 1 and self.whole_graph
         eager = EagerUpdate(self, compile_loss=self.hparams.compile and not whole)
@@ -314,18 +333,6 @@ class PPO(AgentModule):
         """Drop what was compiled."""
         self.optimize = EagerUpdate(self)
 
-    def keep_settings(self) -> None:
-        """Override the settings of a restored optimizer with those of this run; the schedule overrides the learning rate."""
-        if not isinstance(self.lr_schedulers(), IterationLR):
-            return  # a subclass configures its own
-        optimizer = self.trainer.optimizers[0]
-        fused, eps = optimizer.defaults.get("fused"), optimizer.defaults.get("eps")
-        for group in optimizer.param_groups:
-            group.update(eps=eps, fused=fused)
-        for parameter, state in optimizer.state.items():
-            if fused and "step" in state:  # on the CPU, if the checkpoint is of another precision
-                state["step"] = state["step"].to(parameter.device)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the state of the shuffles."""
         super().on_save_checkpoint(checkpoint)
@@ -341,10 +348,13 @@ class PPO(AgentModule):
         """Leave out the generator, which a started process cannot read; ``setup`` makes another one."""
         return super().__getstate__() | {"_shuffle": None}
 
-    # What updates, variants and callbacks ask for
+    # For updates, variants and callbacks
 
     def uniform(self, num_envs: int, *shape: int) -> Tensor:
-        """Draw from U(0, 1), [num_envs, *shape]: every rank draws for the environments of all and keeps its own rows."""
+        """Draw from U(0, 1), [num_envs, *shape].
+
+        Every rank draws for the environments of all ranks and keeps its own rows.
+        """
         first = self.trainer.global_rank * num_envs
         drawn = torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)
         return drawn[first : first + num_envs]
@@ -372,7 +382,7 @@ class PPO(AgentModule):
         return min(rows, self.rows_at_once or rows)
 
     def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of some actions of a rollout [N, T]: as the agent gives them now, and as stored."""
+        """Return log-probabilities of some actions of a rollout [N, T]: recomputed, and as stored."""
         keys = ("observation", "action", "action_log_prob")
         observation, action, stored = (
             rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys

@@ -14,10 +14,13 @@ from ppo_lightning.rollouts.storage import episode_starts
 
 
 class RecurrentPPO(PPO):
-    """PPO whose minibatches are whole sequences, through which the memory goes again from where it was at their first step.
+    """PPO whose minibatches are whole sequences.
 
-    The hyperparameters are those of :class:`~ppo_lightning.PPO`; ``num_minibatches`` must divide the environments of a
-    rank. With ``compile`` the networks before and after the memory are compiled, and the memory is PyTorch's own kernel.
+    The update runs the memory through each sequence again, from the stored state of its first step.
+
+    The hyperparameters are those of :class:`~ppo_lightning.PPO`; ``num_minibatches`` must divide the
+    environments of a rank. With ``compile`` the networks before and after the memory are compiled, and the
+    memory is PyTorch's own kernel.
 
     Raises:
         ConfigError: The agent has no memory, or the environments cannot be split into minibatches.
@@ -35,16 +38,16 @@ class RecurrentPPO(PPO):
         num_envs, count = self.data.num_envs // self.trainer.world_size, self.hparams.num_minibatches
         if num_envs % count:
             raise ConfigError(
-                f"data.num_envs gives each rank {num_envs} environments, whose whole sequences cannot be split into"
-                f" model.num_minibatches = {count} minibatches: change one of the two."
+                f"data.num_envs gives each rank {num_envs} environments, whose whole sequences cannot be"
+                f" split into model.num_minibatches = {count} minibatches: change one of the two."
             )
         check_minibatch_size(self.hparams, num_envs // count * self.data.num_steps)
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yield the sequences in random minibatches [n, T, ...], their advantages normalized; each sequence once.
+        """Yield the sequences in random minibatches [n, T, ...], with normalized advantages.
 
-        Of every ``num_minibatches`` neighbouring environments each minibatch gets one, so that, split over ranks, it is the
-        union of their minibatches.
+        Of every ``num_minibatches`` neighbouring environments each minibatch gets one, so that, split over
+        ranks, it is the union of their minibatches.
         """
         num_envs, count = rollout.batch_size[0], self.hparams.num_minibatches
         # detail 35

@@ -18,13 +18,14 @@ from ppo_lightning.utils.arguments import Range, check_arguments
 class RPO(PPO):
     """PPO with uniform noise on the mean of the Gaussian policy, in the update only.
 
-    For each transition and epoch the noise z is drawn anew from U(-rpo_alpha, rpo_alpha), component by component, and the
-    log-probability is that of the action under N(mean + z, std). That equals the log-probability of action - z under
-    N(mean, std), so the actions are moved instead of the mean. The ratio of the first minibatch is therefore not 1.
+    For each transition and epoch the noise z is drawn anew from U(-rpo_alpha, rpo_alpha), component by
+    component, and the log-probability is that of the action under N(mean + z, std). That equals the
+    log-probability of action - z under N(mean, std), so the actions are moved instead of the mean. The ratio
+    of the first minibatch is therefore not 1.
 
     Args:
-        rpo_alpha: Bound of the noise; the authors recommend 0.5, and 0.01 where PPO is better than RPO with it (Ant, Hopper,
-            InvertedDoublePendulum, Reacher and Pusher).
+        rpo_alpha: Bound of the noise; the authors recommend 0.5, and 0.01 where PPO is better than RPO with
+            it (Ant, Hopper, InvertedDoublePendulum, Reacher and Pusher).
         **hyperparameters: Those of :class:`~ppo_lightning.algorithms.ppo.PPO`.
 
     Raises:

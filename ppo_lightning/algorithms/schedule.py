@@ -16,7 +16,8 @@ def remaining(rollouts_done: int, num_rollouts: int) -> float:
 class IterationLR(LRScheduler):
     """Multiply the learning rate with :meth:`factor`; constant by default.
 
-    A restored schedule keeps the learning rate of the run that restores it, and restores only how far the schedule is.
+    A restored schedule keeps the learning rate of the run that restores it, and restores only how far the
+    schedule is.
     """
 
     def factor(self) -> float:
@@ -32,7 +33,7 @@ class IterationLR(LRScheduler):
         return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the number of iterations, and set the learning rate in the place of the restored optimizer's."""
+        """Restore the number of iterations, and override the restored optimizer's learning rate."""
         self.last_epoch = state_dict["last_epoch"]
         for group, base, lr in zip(self.optimizer.param_groups, self.base_lrs, self.get_lr(), strict=True):
             group.update(initial_lr=base, lr=lr)
@@ -60,10 +61,11 @@ class LinearAnnealing(IterationLR):
 class KLAdaptiveLR(IterationLR):
     """Keep the KL divergence of an iteration near a desired value.
 
-    After an iteration above twice the desired value the learning rate is divided by 1.5, and after one below half of it
-    multiplied by 1.5; it stays between 1e-5 and 1e-2.
+    After an iteration above twice the desired value the learning rate is divided by 1.5, and after one below
+    half of it multiplied by 1.5; it stays between 1e-5 and 1e-2.
 
-    Source: Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep Reinforcement Learning" (2021).
+    Source: Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep Reinforcement Learning"
+        (2021).
 
     Args:
         optimizer: Its learning rate is the one of the first iteration.
@@ -100,3 +102,19 @@ class KLAdaptiveLR(IterationLR):
         """Restore the factor, too, if the checkpoint's run had one."""
         self.kl_factor = state_dict.get("kl_factor", 1.0)
         super().load_state_dict(state_dict)
+
+
+def override_restored_settings(optimizer: torch.optim.Optimizer) -> None:
+    """Override the settings of a restored optimizer with those of this run.
+
+    The schedule overrides the learning rate.
+
+    Args:
+        optimizer: Adam, after Lightning restored its state from a checkpoint.
+    """
+    fused, eps = optimizer.defaults.get("fused"), optimizer.defaults.get("eps")
+    for group in optimizer.param_groups:
+        group.update(eps=eps, fused=fused)
+    for parameter, state in optimizer.state.items():
+        if fused and "step" in state:  # on the CPU, if the checkpoint is of another precision
+            state["step"] = state["step"].to(parameter.device)

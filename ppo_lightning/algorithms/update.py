@@ -21,16 +21,17 @@ State = dict[str, list[Tensor]]
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, OSError
-# Without its wrapper, which lets nothing compile a state that is on a GPU and not `capturable`. The capturable formula is 0 / 0
-# at a learning rate of 0; the graph of the plain one reads the state where it lies, too.
+# Without its wrapper, which lets nothing compile a state that is on a GPU and not `capturable`. The
+# capturable formula is 0 / 0 at a learning rate of 0; the graph of the plain one reads the state where it
+# lies, too.
 adam: Any = inspect.unwrap(guarded_adam)
 
 
 def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True) -> Any:
     """Compile a method for this object alone; ``fullgraph`` as for ``torch.compile``.
 
-    PyTorch keeps graphs by the code of a function. Objects of one class would share them although a method differs, and
-    after eight graphs (eight runs in a notebook) PyTorch compiles no more.
+    PyTorch keeps graphs by the code of a function. Objects of one class would share them although a method
+    differs, and after eight graphs (eight runs in a notebook) PyTorch compiles no more.
 
     Raises:
         ConfigError: At the first call: the method cannot be compiled on this machine.
@@ -41,15 +42,16 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True) -> 
         (function.__name__, function.__defaults__, function.__closure__),
     )
     copy = types.FunctionType(code, function.__globals__, *about)
-    compiled = torch.compile(types.MethodType(copy, method.__self__), fullgraph=fullgraph)  # type: ignore[attr-defined]
+    bound = types.MethodType(copy, method.__self__)  # type: ignore[attr-defined]
+    compiled = torch.compile(bound, fullgraph=fullgraph)
 
     def call(*args: Any) -> Any:
         try:
             return compiled(*args)
         except COMPILER_ERRORS as error:
             raise ConfigError(
-                f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and make"
-                " PyTorch's cache writable, or leave model.compile off."
+                f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and"
+                " make PyTorch's cache writable, or leave model.compile off."
             ) from error
 
     return call
@@ -82,7 +84,8 @@ class EagerUpdate:
         """
         module = self.module
         optimizer: Any = module.optimizers()
-        # The gradients of the parts are added: the same result, while the activations of many rows would not fit into a cache.
+        # The gradients of the parts are added: the same result, while the activations of many rows would not
+        # fit into a cache.
         parts = equal_parts(minibatch, module.rows_at_once)
         without_exchange = getattr(module.trainer.model, "no_sync", nullcontext)
         optimizer.zero_grad()
@@ -102,14 +105,14 @@ class EagerUpdate:
 class CompiledUpdate:
     """Compute loss, gradients, clipping and Adam of a minibatch in one graph, on a single device.
 
-    It works on the parameters and on the optimizer's own state, so that a checkpoint of it is one of the eager update, and
-    gives the same weights to float tolerance. A small network's eager update is mostly the cost of calling some 150
-    operations; here it is one call. Lightning's hooks around backward and the optimizer's step do not run, and no
-    parameter has a ``grad``.
+    It works on the parameters and on the optimizer's own state, so that a checkpoint of it is one of the
+    eager update, and gives the same weights to float tolerance. A small network's eager update is mostly the
+    cost of calling some 150 operations; here it is one call. Lightning's hooks around backward and the
+    optimizer's step do not run, and no parameter has a ``grad``.
 
-    The first update of a run is eager, because Adam makes its state in its first step. At the first of every thousand
-    compiled updates the loss is computed without the compiler, too. If the two differ, the run continues eagerly,
-    with a warning.
+    The first update of a run is eager, because Adam makes its state in its first step. At the first of every
+    thousand compiled updates the loss is computed without the compiler, too. If the two differ, the run
+    continues eagerly, with a warning.
 
     Args:
         module: A PPO module. Nothing in its ``loss`` may depend on the iteration but tensors.
@@ -126,8 +129,8 @@ class CompiledUpdate:
         plain = not (group.get("weight_decay") or group.get("amsgrad") or group.get("maximize"))
         if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) > 1 or not plain:
             raise ConfigError(
-                "model.compile takes torch.optim.Adam without weight decay, AMSGrad or several groups, and configure_optimizers"
-                f" gives {type(optimizer).__name__}: leave model.compile off."
+                "model.compile takes torch.optim.Adam without weight decay, AMSGrad or several groups, and"
+                f" configure_optimizers gives {type(optimizer).__name__}: leave model.compile off."
             )
         self._optimizer, self._max_grad_norm, self._holder = (
             optimizer,

@@ -29,7 +29,16 @@ from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.resume import newest_checkpoint
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
 from ppo_lightning.commands.config_files import check_config_files
-from ppo_lightning.commands.options import FLAGS, NUM_THREADS, OTHER_COMMANDS, SUBCOMMANDS, TRAINER_DEFAULTS
+from ppo_lightning.commands.options import (
+    DEFAULT_NAME,
+    FLAGS,
+    NAME,
+    NUM_THREADS,
+    OTHER_COMMANDS,
+    SETTINGS,
+    SUBCOMMANDS,
+    TRAINER_DEFAULTS,
+)
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -77,7 +86,8 @@ class PPOCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
         for flag, text in FLAGS.items():
             parser.add_argument(flag, action="store_true", help=text)
-        parser.add_argument("--num_threads", type=int | None, default=None, help=NUM_THREADS)
+        parser.add_argument(NAME, type=str | None, default=None, help=SETTINGS[NAME])
+        parser.add_argument(NUM_THREADS, type=int | None, default=None, help=SETTINGS[NUM_THREADS])
 
     def _set_seed(self) -> None:
         """Seed everything.
@@ -98,6 +108,10 @@ class PPOCLI(LightningCLI):
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
             raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
+        name = config.name or _recipe_name(config.config)
+        for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
+            if logger.init_args.get("name") == DEFAULT_NAME:
+                logger.init_args.name = name
         callbacks = self.trainer_defaults["callbacks"]
         if config.trainer.enable_progress_bar is False:
             callbacks = [callback for callback in callbacks if not isinstance(callback, RolloutProgressBar)]
@@ -193,6 +207,12 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
         save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
         trainer_defaults=TRAINER_DEFAULTS | {"callbacks": callbacks},
     )
+
+
+def _recipe_name(configs: Sequence[Any] | None) -> str:
+    """Return the file name of the last recipe, without its suffix; a saved configuration has a name of its own."""
+    paths = [Path(str(config)) for config in configs or () if str(config).endswith((".yaml", ".yml"))]
+    return DEFAULT_NAME if not paths or paths[-1].stem == "cli_config" else paths[-1].stem
 
 
 def _require_writable(folder: Path) -> None:

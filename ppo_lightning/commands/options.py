@@ -36,17 +36,22 @@ FLAGS = {  # beside Lightning's own; a command has them where they are added
     "--auto_resume": "fit: resume from the newest whole checkpoint, if any",
     TRUST: "import and call what the settings of --ckpt_path name, as with a recipe: only for files that you trust",
 }
-NUM_THREADS = "PyTorch threads; default: all cores for convolutions and wide layers, otherwise 1"
+NAME, NUM_THREADS = "--name", "--num_threads"
+SETTINGS = {  # of the command line beside Lightning's own
+    NAME: "name of the run in the default loggers (default: the recipe's file name)",
+    NUM_THREADS: "PyTorch threads (default: all cores for convolutions and wide layers, otherwise 1)",
+}
+DEFAULT_NAME = "ppo"  # of a run without a recipe
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # data.total_timesteps ends the run
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 1,
     "enable_model_summary": False,  # RunSummary says it in one line
-    "logger": [  # of a run without a recipe
-        {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "ppo"}},
+    "logger": [
+        {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": DEFAULT_NAME}},
         {
             "class_path": "TensorBoardLogger",
-            "init_args": {"save_dir": "runs/tensorboard", "name": "ppo", "default_hp_metric": False},
+            "init_args": {"save_dir": "runs/tensorboard", "name": DEFAULT_NAME, "default_hp_metric": False},
         },
     ],
 }
@@ -102,7 +107,8 @@ def _subcommand(command: str) -> str:
     )
     for flag, text in FLAGS.items():
         parser.add_argument(flag, action="store_true", help=text)
-    parser.add_argument("--num_threads", metavar="N", help=NUM_THREADS)
+    for setting, text in SETTINGS.items():
+        parser.add_argument(setting, metavar=setting[2:].upper(), help=text)
     package = Path(__file__).parents[1]
     trainer = Path(next(iter(importlib.util.find_spec("lightning").submodule_search_locations)))  # type: ignore
     trainer = trainer / "pytorch/trainer/trainer.py"

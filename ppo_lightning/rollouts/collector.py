@@ -1,7 +1,7 @@
 """The rollout collector for natively batched environments.
 
-TorchRL's own ``Collector`` spends 300-700 microseconds a step around an environment and a policy that take about 100
-together. This one steps arrays, writes into one preallocated TensorDict and yields that.
+TorchRL's own ``Collector`` spends 300-700 microseconds a step around an environment and a policy that take
+about 100 together. This one steps arrays, writes into one preallocated TensorDict and yields that.
 """
 
 from collections import OrderedDict
@@ -36,35 +36,45 @@ class EpisodeEnds(NamedTuple):
 
 
 class RolloutCollector(BaseCollector):
-    """Yields rollouts [N, T] under TorchRL's collector interface.
+    """Collector of rollouts [N, T] under TorchRL's collector interface.
 
-    A rollout holds ``observation``, ``action``, ``action_log_prob``, ``state_value`` and, under ``next``,
-    ``observation`` (where an episode ended: its real last one), ``reward``, ``done``, ``terminated``, ``truncated``,
-    ``episode_done``, ``episode_reward`` and ``step_count`` (the running sums of the episode so far). ``done`` cuts the
-    learning and ``episode_done`` the episode; they differ where an Atari game goes on after a life is lost. Where an
-    environment failed and was made anew, ``valid`` [N, T] is false for the steps of its episode. Episodes go on
-    from one rollout to the next. The storage is reused: a yielded rollout is valid until the next one is asked for.
+    A rollout holds the agent's ``rollout_keys`` and, under ``next``, ``observation``, ``reward``, ``done``,
+    ``terminated``, ``truncated``, ``episode_done``, ``episode_reward`` and ``step_count``.
 
-    Observations are stored as the agent saw them: normalised, if it has a normaliser, by the statistics up to that step.
-    An agent with a memory adds ``memory`` [N, T, M], which at all steps is that before the first, and ``("next", "memory")``,
-    that after a step, only where the next step does not go on from it: where an episode ended, and at the last step.
-    The rewards are scaled, if a scaler is given; ``episode_reward`` sums the environment's own. Actions are stored as they
-    were drawn, before the environment clips them.
+    - At episode ends, ``("next", "observation")`` is the final observation.
+    - ``done`` ends the flow of advantages, ``episode_done`` ends the episode. They differ where an Atari game
+      continues after the loss of a life.
+    - ``episode_reward`` and ``step_count`` are sums over the episode so far. ``episode_reward`` sums the
+      environment's own rewards, ``reward`` is scaled if there is a scaler.
+    - Observations are stored as the agent saw them: normalized by the statistics up to that step.
+    - Actions are stored as they were drawn, before the environment clips them.
+    - An agent with a memory adds ``memory`` [N, T, M], at all steps the state before the first step, and
+      ``("next", "memory")``, the state after a step, only at episode ends and at the last step.
+    - If environments may be restarted, ``valid`` [N, T] is False for the steps of episodes that failed.
+
+    Episodes continue from one rollout to the next. The storage is reused: a rollout holds until the next one
+    is collected.
 
     Args:
         env: The environments.
-        agent: Acts, on whichever device it is.
+        agent: The agent, on any device.
         num_steps: T.
-        num_rollouts: How many rollouts make the run; None: no end, and no length.
-        seed: The run's seed; the action noise derives its own.
-        deterministic: Always take the most probable action, and leave the agent's statistics as they are.
-        reward_scaler: Scales the rewards; None: they are stored as they are.
-        first_env: Global index of the first environment, when several ranks share the run.
-        total_envs: Environments of all ranks; each rank draws the noise of all and takes its own rows, so that N ranks
-            act as one rank with all the environments would.
-        precision: Makes the context in which the agent acts: that of the update, for the ratio to start at 1.
-        step_timeout: Seconds after which a step that does not return ends the process, with code 1 and the Python tracebacks
-            of all threads; None: it may take for ever.
+        num_rollouts: Number of rollouts of the run; None: no end, and no length.
+        seed: The run's seed, from which the seed of the action noise is derived.
+        deterministic: Choose the most probable actions, and do not update the agent's statistics.
+        reward_scaler: Scales the rewards; None: no scaling.
+        first_env: Global index of the first environment, if several ranks share the run.
+        total_envs: Number of environments of all ranks. Each rank draws the noise of all environments and
+            uses its own rows, so that N ranks act as one rank with all environments.
+        precision: Makes the context in which the agent acts: the context of the update, so that the first
+            ratio is 1.
+        step_timeout: Seconds after which a hung step terminates the process, with code 1 and the Python
+            tracebacks of all threads; None: never.
+
+    Example:
+        >>> env = make_env("CartPole-v1", num_envs=4)
+        >>> collector = RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=128, num_rollouts=10)
+        >>> rollout = next(iter(collector))
     """
 
     def __init__(
@@ -142,7 +152,7 @@ class RolloutCollector(BaseCollector):
         self._frames += self.requested_frames_per_batch
         if not env.max_restarts:
             return self._rollout
-        episode_done &= ~broken  # no episode that counts
+        episode_done &= ~broken  # episodes that do not count
         valid = torch.from_numpy(~before_breaks(broken, done)).T
         return self._rollout.copy().set("valid", valid)
 
@@ -223,7 +233,8 @@ class RolloutCollector(BaseCollector):
             moments: Statistics of the observations, updated in place; None: there are none.
             step: Steps that each environment made before, for messages.
             observation: Raw, [N, ...].
-            fresh: Raw first observations of the K environments that were reset, [K, ...]; None: nothing was reset.
+            fresh: Raw first observations of the K environments that were reset, [K, ...]; None: nothing was
+                reset.
             done: Which environments were reset, [N] bool.
 
         Returns:
@@ -251,7 +262,7 @@ class RolloutCollector(BaseCollector):
         return scaled
 
     def _evaluate(self) -> None:
-        """Adds log-probabilities and values, of the whole rollout at once: in the update's own arithmetic."""
+        """Add log-probabilities and values of the whole rollout at once, in the arithmetic of the update."""
         device, rollout = self.agent.device, self._rollout
         if self._memory is not None:
             inputs = (
@@ -261,10 +272,9 @@ class RolloutCollector(BaseCollector):
                 episode_starts(rollout),
             )
             results = rollout["action_log_prob"], rollout["state_value"][..., 0]
-            few = max(1, self.agent.rows_in_cache // self.num_steps)
-            for *part, stored, values in zip(
-                *(tensor.split(few) for tensor in (*inputs, *results)), strict=True
-            ):
+            count = max(1, self.agent.rows_in_cache // self.num_steps)
+            splits = (tensor.split(count) for tensor in (*inputs, *results))
+            for *part, stored, values in zip(*splits, strict=True):
                 evaluation = self.agent.evaluate(*(tensor.to(device) for tensor in part))
                 stored[:], values[:] = evaluation.log_prob, evaluation.value
             return
@@ -275,7 +285,7 @@ class RolloutCollector(BaseCollector):
             log_prob[:], value[:, 0] = evaluation.log_prob, evaluation.value
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Yields what is left of the run, one rollout at a time."""
+        """Yield the rollouts that are left of the run."""
         while self.total_frames < 0 or self._frames < self.total_frames:
             # A shallow copy: keys that the caller adds do not stay.
             with self.precision():
@@ -284,7 +294,7 @@ class RolloutCollector(BaseCollector):
             yield rollout
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the action noise and the environments, which start afresh; returns the next free seed."""
+        """Seed the action noise and the environments, which start afresh; return the next free seed."""
         self._generator.manual_seed(derive_seed(seed, "noise"))
         self._observation = None
         memory = [] if self._memory is None else [self._memory]
@@ -293,23 +303,22 @@ class RolloutCollector(BaseCollector):
         return self.env.set_seed(seed, static_seed=static_seed)
 
     def running(self) -> list[Row] | None:
-        """Returns what each environment's episode needs to go on, [N]; None where that cannot be known, or nothing runs."""
+        """Return the state of each running episode, [N]; None if it cannot be known, or nothing runs."""
         states = self.env.get_state()
         if states is None or self._observation is None:
             return None
         sums = {"discounted": self._discounted, **self._episode}
-        arrays = {"observation": self._observation} | (
-            {} if self._memory is None else {"memory": self._memory}
-        )
-        return [
-            state
-            | {key: to_plain(its[i]) for key, its in arrays.items()}
-            | {name: float(its[i]) for name, its in sums.items()}
-            for i, state in enumerate(states)
-        ]
+        arrays = {"observation": self._observation}
+        if self._memory is not None:
+            arrays["memory"] = self._memory
+        rows = []
+        for i, state in enumerate(states):
+            row = {key: to_plain(values[i]) for key, values in arrays.items()}
+            rows.append(state | row | {name: float(values[i]) for name, values in sums.items()})
+        return rows
 
     def resume(self, rows: list[Row]) -> None:
-        """Goes on with the episodes that :meth:`running` returned."""
+        """Resume the episodes that :meth:`running` returned."""
         self.env.set_state(rows)
         self._observation = np.stack([from_plain(row["observation"]) for row in rows])
         if self._memory is not None:
@@ -318,20 +327,19 @@ class RolloutCollector(BaseCollector):
             sums[:] = [row[name] for row in rows]
 
     def state_dict(self) -> OrderedDict:
-        """The rollouts collected so far and the state of the action noise; :meth:`running` has the episodes."""
-        rollouts = (
-            self._frames // self.requested_frames_per_batch
-        )  # unlike frames, the same on any number of ranks
+        """Return the number of rollouts and the state of the action noise; not the running episodes."""
+        # Rollouts, unlike frames, are the same on any number of ranks.
+        rollouts = self._frames // self.requested_frames_per_batch
         return OrderedDict(rollouts=rollouts, generator=self._generator.get_state())
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Takes up the run where :meth:`state_dict` left it."""
+        """Restore what :meth:`state_dict` returned."""
         self._frames = state_dict["rollouts"] * self.requested_frames_per_batch
         self._generator.set_state(state_dict["generator"].cpu())
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """Closes the environments."""
+        """Close the environments."""
         if close_env and not self.env.is_closed:
             self.env.close()

@@ -1,4 +1,4 @@
-"""Environments and collectors behind Lightning's data interface: one rollout is one batch is one PPO iteration."""
+"""Environments and collectors behind Lightning's data interface."""
 
 import functools
 import pkgutil
@@ -39,31 +39,40 @@ class CollectorInputs(NamedTuple):
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Rollouts for training, whole episodes for ``validate`` and ``test``, stored observations for ``predict``.
+    """Data module: rollouts for training, whole episodes for evaluation, observations for ``predict``.
 
-    The seed is Lightning's (``seed_everything``). Nothing is started before a stage needs it.
+    One rollout is one batch is one PPO iteration. The seed is Lightning's
+    (``seed_everything``). Nothing is started before a stage needs it.
 
     Args:
-        env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or TorchRL
-            environment at each call (in YAML: its import path, as in ``my_package.make``, or a ``class_path``).
-        backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones; ``ale`` has Atari only,
-            ``procgen`` Procgen.
+        env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or
+            TorchRL environment at each call (in YAML: its import path, as in ``my_package.make``, or a
+            ``class_path``).
+        backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
+            ``vectorized`` has Gymnasium's vectorized CartPole, ``ale`` Atari, ``procgen`` Procgen.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
         rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
-        env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the function.
+        env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
+            function.
         transforms: TorchRL transforms to apply; collection then goes through TorchRL's own, slower collector.
-        eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch size [N] plays N.
+        eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch
+            size [N] plays N.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
-        local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows with the ranks.
-        step_timeout: Seconds after which a step of the environments that does not return ends the run with a traceback; None:
-            it may take for ever.
-        max_restarts: How often in all, on each rank, an environment that raises, or gives an observation or a reward that is
-            not finite, is made anew; the steps of its episode are left out of the update. With ``backend: gymnasium``.
+        local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows
+            with the ranks.
+        step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
+            None: never.
+        max_restarts: Number of restarts on each rank: an environment that raises an exception, or returns a
+            non-finite observation or reward, is made anew, and the update leaves the steps of its episode
+            out. With ``backend: gymnasium``.
 
     Raises:
         ConfigError: A number is out of its range.
+
+    Example:
+        >>> data = RolloutDataModule("CartPole-v1", num_envs=4, num_steps=128, total_timesteps=500_000)
     """
 
     def __init__(
@@ -112,12 +121,13 @@ class RolloutDataModule(L.LightningDataModule):
         self.num_rollouts = self.total_timesteps // self.frames_per_rollout
         if not self.num_rollouts:
             raise ConfigError(
-                f"data.total_timesteps is {self.total_timesteps}, less than one rollout of num_envs * num_steps ="
+                f"data.total_timesteps is {self.total_timesteps}, less than one rollout of"
+                " num_envs * num_steps ="
                 f" {self.frames_per_rollout}: raise it, or shorten the rollout."
             )
 
     def setup(self, stage: str) -> None:
-        """Takes rank 0's seed for all ranks: each draws what all need and keeps its own part."""
+        """Share rank 0's seed: every rank draws what all ranks need and keeps its own part."""
         self._close()  # what a run that was interrupted left
         assert self.trainer is not None
         local = self.local_num_envs
@@ -142,7 +152,8 @@ class RolloutDataModule(L.LightningDataModule):
             if self.max_restarts:
                 if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
                     raise ConfigError(
-                        "data.max_restarts needs the backend 'gymnasium' (and no game of Atari), without data.transforms."
+                        "data.max_restarts needs the backend 'gymnasium' (and no game of Atari), without"
+                        " data.transforms."
                     )
                 self._env.max_restarts = self.max_restarts
         return self._env
@@ -155,7 +166,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def specs(self) -> Specs:
-        """Specs of one environment: of the training environments in ``fit``, otherwise of one that is made for that."""
+        """Specs of one environment: of the training environments in ``fit``, otherwise of a temporary one."""
         assert self.trainer is not None
         if self._specs is None:
             self._specs = specs_of(self.env) if self.trainer.training else self.factory.specs()
@@ -166,7 +177,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self.trainer.lightning_module.collector_inputs()  # type: ignore[operator]
 
     def train_dataloader(self) -> RolloutLoader:
-        """Return a loader whose epochs are stretches of one run: each rollout is collected when it is asked for."""
+        """Return a loader whose epochs are stretches of one run; it collects each rollout on demand."""
         assert self.trainer is not None
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
             inputs = self._collector_inputs()
@@ -215,7 +226,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.collector.resume(rows[first : first + self.collector.env.num_envs])
             outcome = "each environment resumes its episode, to the bit."
         else:
-            outcome = "the environments start fresh episodes, because the checkpoint does not hold the running ones."
+            outcome = "the environments start fresh episodes: the checkpoint does not hold the running ones."
         if self.trainer.is_global_zero:
             print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")
 
@@ -226,23 +237,24 @@ class RolloutDataModule(L.LightningDataModule):
             checkpoint: Of that run.
 
         Raises:
-            ConfigError: It has another environment, or rollouts of another size, which its schedules cannot count.
+            ConfigError: It has another environment, or rollouts of another size, which its schedules cannot
+                count.
         """
         source = checkpoint["datamodule_hyper_parameters"]
         if source["backend"] == self.hparams["backend"] and source["env_id"] != self.hparams["env_id"]:
             raise ConfigError(
-                f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is {self.hparams['env_id']}:"
-                " keep it, or start a new run."
+                f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is"
+                f" {self.hparams['env_id']}: keep it, or start a new run."
             )
         was, now = checkpoint["frames_per_rollout"], self.frames_per_rollout
         if was != now:
             raise ConfigError(
-                f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {was}, and now it is {now}:"
-                " keep it, or start a new run."
+                f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {was}, and now"
+                f" it is {now}: keep it, or start a new run."
             )
 
     def val_dataloader(self) -> EvaluationLoader:
-        """Return a loader of one batch: this rank's share of ``eval_episodes`` whole episodes in fresh environments."""
+        """Return a loader of one batch: this rank's share of ``eval_episodes`` whole episodes."""
         assert self.trainer is not None
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
@@ -254,7 +266,7 @@ class RolloutDataModule(L.LightningDataModule):
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> DataLoader:
-        """Returns the observations of the file ``predict_observations``, in batches.
+        """Return the observations of the file ``predict_observations``, in batches.
 
         Raises:
             ConfigError: No file was given, it does not exist, or it does not hold numbers.
@@ -275,11 +287,11 @@ class RolloutDataModule(L.LightningDataModule):
         return DataLoader(torch.from_numpy(observations.copy()), batch_size=1024)  # type: ignore[arg-type]
 
     def teardown(self, stage: str) -> None:
-        """Closes the training environments."""
+        """Close the training environments."""
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Closes them when a run is interrupted, too."""
+        """Close the training environments when a run is interrupted."""
         self._close()
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Playing whole episodes with the deterministic policy."""
+"""Evaluation: whole episodes with the deterministic policy."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,11 +18,11 @@ MAX_EPISODE_STEPS = 30_000
 def evaluate(
     agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout: float | None = None
 ) -> TensorDictBase:
-    """Plays one whole episode in each environment, always taking the most probable action.
+    """Play one whole episode in each environment with the most probable actions.
 
-    Every environment counts once, so that short episodes are not over-represented. Nothing in the agent, and no random
-    number generator of PyTorch, changes. An episode that has not ended after 30 000 steps counts as it stands then, with
-    a warning.
+    Every environment counts once, so that short episodes are not over-represented. Nothing in the agent, and
+    no random number generator of PyTorch, changes. An episode that has not ended after 30 000 steps counts as
+    it stands then, with a warning.
 
     Args:
         agent: The agent.
@@ -50,8 +50,9 @@ def evaluate(
             for key, result in episodes.items():
                 result[playing] = following[key][playing, -1, 0]
             warnings.warn(
-                f"{int(playing.sum())} episodes of the evaluation have not ended within {played * num_steps} steps and count as"
-                " they are: data.env_kwargs.max_episode_steps gives the environment a time limit.",
+                f"{int(playing.sum())} episodes of the evaluation have not ended within"
+                f" {played * num_steps} steps and count as they are: data.env_kwargs.max_episode_steps gives"
+                " the environment a time limit.",
                 stacklevel=2,
             )
             break
@@ -59,9 +60,10 @@ def evaluate(
 
 
 def episode_statistics(prefix: str, episodes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return mean, (population) std, min and max of return and length of episodes [E], as ``prefix/episodic_return`` ...
+    """Return mean, population std, min and max of return and length of episodes [E].
 
-    They are float64 on the CPU, whatever device the episodes are on.
+    The keys are ``prefix/episodic_return``, ``prefix/episodic_return_std`` and so on. The values are float64
+    on the CPU, whatever device the episodes are on.
     """
     results = {}
     for name, key in (("episodic_return", "episode_reward"), ("episodic_length", "step_count")):

@@ -11,8 +11,8 @@ from torchrl.collectors import BaseCollector
 class RolloutLoader:
     """The rollouts of a run, one epoch after the other.
 
-    The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before update t. The last
-    epoch may be shorter: PPO stops the run after its last rollout.
+    The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before
+    update t. The last epoch may be shorter: PPO stops the run after its last rollout.
 
     Args:
         collector: Collects all rollouts of the run; episodes continue from one epoch to the next.
@@ -33,7 +33,8 @@ class RolloutLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: Lightning restores a loader's state in the middle of an epoch only.
 
-        The data module holds the collector's. Without the method, Lightning warns that the loader cannot be resumed.
+        The data module holds the collector's. Without the method, Lightning warns that the loader cannot be
+        resumed.
         """
         return {}
 

@@ -1,4 +1,4 @@
-"""``make_collector``: the fast collector where the environment allows it, TorchRL's own with our transforms elsewhere."""
+"""Choose the collector: the fast one for natively batched environments, otherwise TorchRL's own."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -40,7 +40,7 @@ class TorchRLCollector(Collector):
     """TorchRL's collector, with an error where an environment raises ``SystemExit``: the run is not over."""
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Yields rollouts.
+        """Yield rollouts.
 
         Raises:
             RuntimeError: An environment raised ``SystemExit``.
@@ -64,11 +64,11 @@ def make_collector(
     precision: Precision = nullcontext,
     step_timeout: float | None = None,
 ) -> BaseCollector:
-    """Chooses the collector for an environment of batch size [N].
+    """Choose the collector for an environment of batch size [N].
 
     Args:
-        env: Natively batched environments get :class:`RolloutCollector`, any other TorchRL environment (one with
-            transforms, say) TorchRL's own ``Collector``: slower, with the same keys out.
+        env: Natively batched environments get :class:`RolloutCollector`, any other TorchRL environment (one
+            with transforms, say) TorchRL's own ``Collector``: slower, with the same keys out.
         agent: Acts.
         num_steps: T.
         num_rollouts: How many rollouts make the run; None: no end.
@@ -81,8 +81,8 @@ def make_collector(
         step_timeout: As for :class:`RolloutCollector`; TorchRL's collector does not watch.
 
     Raises:
-        ConfigError: An Atari game has transforms; or an agent with running statistics would share them with other ranks through
-            TorchRL's collector; or a rollout would not fit into memory.
+        ConfigError: An Atari game has transforms; or an agent with running statistics would share them with
+            other ranks through TorchRL's collector; or a rollout would not fit into memory.
     """
     observation = env.observation_spec_unbatched["observation"]
     state_size = 0 if agent.memory is None else agent.memory.state_size
@@ -95,14 +95,14 @@ def make_collector(
     base: Any = env.base_env if isinstance(env, TransformedEnv) else env
     if isinstance(base, BatchedEnv) and base.episode_done is not None:
         raise ConfigError(
-            "data.transforms do not work with Atari games, whose lives and rewards TorchRL's collector would take wrongly:"
-            " leave them out; the preprocessing stands in data.env_kwargs."
+            "data.transforms do not work with Atari games, whose lives and rewards TorchRL's collector would"
+            " take wrongly: leave them out; the preprocessing stands in data.env_kwargs."
         )
     num_envs = env.batch_size[0]
     if agent.normalizer is not None and num_envs < (total_envs or 0):
         raise ConfigError(
-            "model.agent.norm_obs works on several ranks with environments that are named by their id, without data.transforms:"
-            " elsewhere a rank cannot know when the others reset theirs."
+            "model.agent.norm_obs works on several ranks with environments that are named by their id,"
+            " without data.transforms: elsewhere a rank cannot know when the others reset theirs."
         )
     transforms: list[Transform] = [
         DoubleToFloat(),

@@ -13,14 +13,15 @@ from ppo_lightning.models import ActorCritic
 
 
 def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
-    """Returns a rollout [N, T] of zeros, with the keys that :class:`~ppo_lightning.RolloutCollector` describes, on the CPU."""
+    """Return a rollout [N, T] of zeros on the CPU, with :class:`RolloutCollector`'s keys."""
     shape = (env.num_envs, num_steps)
     specs = agent.rollout_keys(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
     observation = specs["observation"]
     pinned = agent.device.type == "cuda"  # which copies such memory without a detour
 
     def empty(dtype: torch.dtype, *features: int) -> torch.Tensor:
-        # One step of all environments lies together: with thousands of them, a column of [N, T] is N cache misses.
+        # One step of all environments lies together: with thousands of them, a column of [N, T] is N cache
+        # misses.
         return torch.zeros(*shape[::-1], *features, dtype=dtype, pin_memory=pinned).transpose(0, 1)
 
     following = {
@@ -45,7 +46,10 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
 
 
 def episode_starts(rollout: TensorDictBase) -> Tensor:
-    """Returns at which steps of a rollout [N, T] an episode begins, [N, T] bool; its first step goes on from its memory."""
+    """Return True at the first step of an episode, [N, T] bool.
+
+    The first step of a rollout [N, T] continues from the stored state.
+    """
     done = rollout["next", "done"].squeeze(-1)
     starts = done.roll(1, dims=1)
     starts[:, 0] = False
@@ -62,6 +66,6 @@ def check_memory(num_envs: int, num_steps: int, bytes_per_step: int) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
     if needed > memory:
         raise ConfigError(
-            f"data.num_envs * data.num_steps = {num_envs * num_steps} steps take {needed / 1e9:.0f} GB and this"
-            f" machine has {memory / 1e9:.0f} GB of memory: lower one of the two."
+            f"data.num_envs * data.num_steps = {num_envs * num_steps} steps take {needed / 1e9:.0f} GB and"
+            f" this machine has {memory / 1e9:.0f} GB of memory: lower one of the two."
         )

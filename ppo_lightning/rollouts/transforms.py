@@ -55,7 +55,7 @@ class EpisodeDone(Transform):
 
 
 class ClipAction(Transform):
-    """Gives the environment the action within its bounds, as our own adapters do; the rollout keeps the other.
+    """Clip the action that the environment gets to its bounds; the rollout keeps the drawn action.
 
     Args:
         low: Lower bounds, [A].
@@ -113,7 +113,9 @@ class NormalizeObservation(Transform):
 
 
 class ScaleReward(Transform):
-    """Scales ``reward`` by a module's running statistics. Place it behind ``RewardSum``, which then sums the raw rewards.
+    """Scale ``reward`` by a module's running statistics.
+
+    Place the transform after ``RewardSum``, which then sums the raw rewards.
 
     Args:
         scaler: The module's; it is shared, not copied.

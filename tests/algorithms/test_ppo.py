@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
-from ppo_lightning.algorithms import agent_module, losses
+from ppo_lightning.algorithms import losses, run_log
 from ppo_lightning.callbacks import Threads
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.rollouts.make_collector import make_collector
@@ -474,6 +474,6 @@ def test_the_metrics_are_on_disk_while_the_run_goes_on(fit, tmp_path, monkeypatc
             path = tmp_path / "live/version_0/metrics.csv"
             rows.append(len(path.read_text().splitlines()) - 1 if path.exists() else 0)
 
-    monkeypatch.setattr(agent_module, "SAVE_LOGS_EVERY", 0)
+    monkeypatch.setattr(run_log, "SAVE_EVERY", 0)
     fit(SMALL, {}, ppo=Watching, logger=CSVLogger(tmp_path, name="live"), log_every_n_steps=1)
     assert rows == [1, 2, 3, 4, 5]

@@ -57,6 +57,9 @@ def metric(out, name):
     return float(re.search(rf"{name}\s[\s│]*([\d.]+)", out).group(1))
 
 
+AGENT = "agent:\n"  # of the recipe
+
+
 def edited(tmp_path, old, new):
     path = tmp_path / "edited.yaml"
     text = Path(CARTPOLE).read_text()
@@ -119,15 +122,15 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(run_cli, flags, message):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("gamma:", "gama:", "the key 'gama' is unknown: did you mean gamma?"),
+        (AGENT, f"gama: 0.9\n    {AGENT}", "the key 'gama' is unknown: did you mean gamma?"),
         ("env_id:", "envid:", "the key 'data.envid' is unknown: did you mean data.env_id"),
         (
-            "hidden_sizes:",
-            "hiden_sizes:",
+            "data:",
+            "      init_args:\n        hiden_sizes: [8]\ndata:",
             "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes?",
         ),
-        ("gamma:", "rpo_alpha:", "did you mean rpo_alpha of model ppo_lightning.RPO"),
-        ("gamma:", "norm_obs:", "did you mean model.agent.norm_obs"),
+        (AGENT, f"rpo_alpha: 0.9\n    {AGENT}", "did you mean rpo_alpha of model ppo_lightning.RPO"),
+        (AGENT, f"norm_obs: true\n    {AGENT}", "did you mean model.agent.norm_obs"),
         ("rollouts_per_epoch:", "rollouts_per_epochs:", "unknown: did you mean data.rollouts_per_epoch"),
         ("seed_everything:", "seed_everythin:", "unknown: did you mean seed_everything?"),
     ],

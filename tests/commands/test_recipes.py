@@ -1,6 +1,7 @@
 """Every recipe in ``configs/`` runs, begins with ratio 1, and is repeated by the configuration it saves."""
 
 import csv
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from ppo_lightning import MLPAgent
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.commands import cli
 
@@ -111,9 +113,8 @@ def test_the_recipes_have_the_reference_hyperparameters():
             )
         if recipe.endswith("pong_fast.yaml"):
             hyperparameters, sizes = hyperparameters | pong_in_5_minutes, (16, *sizes[1:])
-        model = {
-            key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()
-        }
+        own = {key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()}
+        model = PPO().hparams | own
         assert {key: model[key] for key in hyperparameters} == hyperparameters, recipe
         data = config["data"]
         if recipe.endswith("halfcheetah_fast.yaml"):
@@ -129,7 +130,10 @@ def test_the_recipes_have_the_reference_hyperparameters():
                 "norm_obs": True,
                 "clip_obs": 10.0,
             }
-            assert model["agent"]["init_args"] == agent, recipe
+            defaults = {name: value.default for name, value in inspect.signature(MLPAgent).parameters.items()}
+            made = defaults | model["agent"]["init_args"]
+            made["hidden_sizes"] = list(made["hidden_sizes"])
+            assert {key: made[key] for key in agent} == agent, recipe
 
 
 def rows(path):

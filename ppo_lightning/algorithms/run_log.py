@@ -1,0 +1,52 @@
+"""Metrics of a run at its environment steps."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ppo_lightning.utils import collectives, lightning_private
+
+SAVE_EVERY = 10  # seconds
+
+
+class RunLog:
+    """Send the metrics of each rollout to the loggers, and measure the throughput of a fit.
+
+    Args:
+        module: An :class:`~ppo_lightning.AgentModule` whose fit starts.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.steps_before = module.env_steps
+        self._started = time.perf_counter()
+        self._saved = self._started
+
+    def steps_per_second(self) -> float:
+        """Return the environment steps of all ranks per second, since the start of this fit."""
+        return (self.module.env_steps - self.steps_before) / (time.perf_counter() - self._started)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Send scalars, averaged over the ranks, to every logger and to the callbacks.
+
+        The x axis is the number of environment steps. ``LightningModule.log`` takes 3.5 ms an iteration
+        (7 % of CartPole's) and keeps the x axis in float32.
+
+        Args:
+            values: Metric name -> scalar.
+        """
+        module, trainer = self.module, self.module.trainer
+        options = {"dtype": torch.float32, "device": module.device}
+        scalars = [torch.as_tensor(value, **options) for value in values.values()]
+        means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
+        step = torch.tensor(module.env_steps)  # ModelCheckpoint names files by it
+        lightning_private.publish_metrics(trainer, dict(zip(values, means, strict=True)) | {"step": step})
+        if module.rollouts_done % trainer.log_every_n_steps == 0:
+            for logger in module.loggers:
+                logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=module.env_steps)
+        if time.perf_counter() - self._saved > SAVE_EVERY:
+            self._saved = time.perf_counter()
+            for logger in module.loggers:
+                logger.save()  # CSVLogger's own rule, (step + 1) % 100 == 0, does not fit environment steps

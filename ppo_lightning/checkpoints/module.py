@@ -1,0 +1,32 @@
+"""Build a module from the hyperparameters in a checkpoint."""
+
+import inspect
+from typing import Any
+
+from ppo_lightning.checkpoints.agent import known_class
+from ppo_lightning.errors import ConfigError, first_line
+
+
+def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[str, Any]) -> Any:
+    """Return a module with the hyperparameters of a checkpoint, without its agent and weights.
+
+    Args:
+        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
+        base: The module's class, or a base of the class that the checkpoint names.
+        given: Hyperparameters that replace those of the checkpoint.
+
+    Raises:
+        ConfigError: The hyperparameters do not fit the class.
+    """
+    saved = checkpoint["hyper_parameters"]
+    module_class = known_class(saved.get("_class_path"), base) or base
+    parameters = inspect.signature(module_class).parameters
+    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    accepted = {key for key in saved if (takes_any or key in parameters) and key != "agent" and key[0] != "_"}
+    replaced = {key: value for key, value in given.items() if key != "weights_only"}
+    try:
+        return module_class(**{key: saved[key] for key in accepted} | replaced)
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"The checkpoint's hyperparameters do not fit {base.__name__}: {first_line(error)}."
+        ) from error
