@@ -64,11 +64,10 @@ def test_a_small_attack(tmp_path):
         "disks": 2,
         "settings": 16,
     }
-    assert table["kills"][1] == 0, done.stdout
-    assert table["settings"][1] < 8, done.stdout
+    assert {name: lost for name, (_, lost, _) in table.items()} == dict.fromkeys(table, 0), done.stdout
     assert "trained" in table["settings"][2] and "refused" in table["settings"][2], "both ends are tried"
     assert "before training" in table["disks"][2]
-    assert done.returncode == any(lost for _, lost, _ in table.values())
+    assert done.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["attack.md"], "nothing else is left"
 
 

@@ -103,4 +103,6 @@ def test_the_extras_are_there():
 def test_the_package_is_typed_and_small():
     assert resources.files("ppo_lightning").joinpath("py.typed").is_file()
     for path in (ROOT / "ppo_lightning").rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 400, path  # longer ones hide something; most have half of that
+        assert len(path.read_text().splitlines()) <= 400, (
+            path
+        )  # longer ones hide something; most have half of that

@@ -1,5 +1,7 @@
 """Checkpoint files that are whole, or not there."""
 
+import contextlib
+import fcntl
 import io
 import os
 import sys
@@ -19,12 +21,13 @@ class CheckedCheckpointIO(TorchCheckpointIO):
 
     The command line adds this plugin. From Python, pass it to the Trainer.
 
-    A checkpoint is written beside its place and renamed. Lightning's own way writes it into the system's temporary folder,
-    from where it is copied if that is another disk: a kill during the copy leaves half a file of the right name.
+    A checkpoint is written beside its place and renamed. Lightning's own way writes it into the system's
+    temporary folder, from where it is copied if that is another disk: a kill during the copy leaves half a
+    file of the right name.
 
     Args:
-        on_error: What happens when a checkpoint cannot be written (a full disk, a folder that is read-only): ``continue``
-            prints that on standard error and trains on, ``stop`` ends the run.
+        on_error: What happens when a checkpoint cannot be written (a full disk, a folder that is read-only):
+            ``continue`` prints that on standard error and trains on, ``stop`` ends the run.
 
     Example:
         >>> trainer = L.Trainer(max_epochs=-1, plugins=[CheckedCheckpointIO(on_error="stop")])
@@ -73,16 +76,26 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             super().remove_checkpoint(path)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove the file of a killed writer; a running writer holds a lock on its file."""
+    with contextlib.suppress(OSError), open(folder / UNFINISHED, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / UNFINISHED).unlink()
+
+
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write beside the file's place, and rename; a killed writer leaves at most one file, which the next one overwrites."""
+    """Write beside the file's place, and rename; a killed writer leaves at most one file in a folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    buffer, unfinished = io.BytesIO(), path.with_name(UNFINISHED)
+    buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
+    unfinished = path.with_name(UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(unfinished, path)
+            os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

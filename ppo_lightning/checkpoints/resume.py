@@ -8,6 +8,7 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.io import remove_unfinished
 from ppo_lightning.errors import ConfigError
 
 
@@ -22,6 +23,8 @@ def newest_checkpoint(trainer: Trainer, env_id: Any, seed: Any) -> str | None:
         seed: As the configuration has it; True (a random one) fits every run.
     """
     folders = _folders(trainer)
+    for folder in folders:
+        remove_unfinished(folder)
     found = [path for folder in folders for path in folder.glob("*.ckpt")]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:

@@ -15,7 +15,7 @@ import torch
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.checkpoints.io import UNFINISHED, CheckedCheckpointIO, remove_unfinished
 from ppo_lightning.commands import cli
 from ppo_lightning.export import load_from_hub
 
@@ -462,7 +462,7 @@ checkpoint_io.CheckedCheckpointIO().save_checkpoint({"a": torch.ones(9)}, "last.
 """
 
 
-def test_what_a_killed_writer_left_is_overwritten(tmp_path, monkeypatch):
+def test_what_a_killed_writer_left_is_removed_and_a_running_writers_file_is_not(tmp_path, monkeypatch):
     """And what the file of the same name held before the kill is whole."""
     monkeypatch.chdir(tmp_path)
     CheckedCheckpointIO().save_checkpoint({"a": torch.zeros(1)}, "last.ckpt")
@@ -470,9 +470,13 @@ def test_what_a_killed_writer_left_is_overwritten(tmp_path, monkeypatch):
     with subprocess.Popen(
         [sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True, env=env
     ) as writer:
-        assert writer.stdout.readline() == "writes\n"
-        writer.send_signal(signal.SIGKILL)
-    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", ".unfinished.part"}
+        try:
+            assert writer.stdout.readline() == "writes\n"
+            remove_unfinished(tmp_path)
+            assert (tmp_path / UNFINISHED).exists(), "the writer runs"
+        finally:
+            writer.send_signal(signal.SIGKILL)
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", UNFINISHED}
     assert torch.load("last.ckpt", weights_only=True) == {"a": torch.zeros(1)}
-    CheckedCheckpointIO().save_checkpoint({"a": torch.zeros(1)}, "other.ckpt")
-    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "other.ckpt"}
+    remove_unfinished(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt"}
