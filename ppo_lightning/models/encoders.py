@@ -73,11 +73,12 @@ class Picture(nn.Module):
 class Encoders(nn.Module):
     """Encodes each part of an observation, and passes all together to a body.
 
-    A discrete part becomes a row of 0 and 1, a picture goes through a :class:`NatureCNN`, numbers stay as they are; the mask of
-    the actions is left out, for it is the head's.
+    A discrete part becomes a row of 0 and 1, a picture goes through a :class:`NatureCNN`, numbers stay as
+    they are; the mask of the actions is left out, for it is the head's.
 
     Args:
-        observation_spec: Of one environment; :func:`~ppo_lightning.spaces.specs.columns` says where its parts lie.
+        observation_spec: Of one environment; :func:`~ppo_lightning.spaces.specs.columns` says where its parts
+            lie.
         body: Makes what comes behind from the width of the parts together.
     """
 

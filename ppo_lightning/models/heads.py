@@ -27,8 +27,8 @@ INVALID = (
 class Float32Linear(nn.Linear):
     """A linear layer that computes in float32, whatever ``trainer.precision`` makes of the layers before it.
 
-    The ratio of the policy loss is the exponential of a difference of log-probabilities: logits of 5 in bfloat16 are wrong by
-    0.02, and so would the ratio be.
+    The ratio of the policy loss is the exponential of a difference of log-probabilities: logits of 5 in
+    bfloat16 are wrong by 0.02, and so would the ratio be.
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -168,15 +168,16 @@ class CategoricalHead(Head):
 class GaussianHead(Head):
     """A normal distribution over vectors of continuous actions.
 
-    Its actions are not clipped, and neither are those that a rollout stores: the environment clips them (pitfall of
-    vwxyzjn/cleanrl#240: the log-probability must be that of the action that was drawn).
+    Its actions are not clipped, and neither are those that a rollout stores: the environment clips them
+    (pitfall of vwxyzjn/cleanrl#240: the log-probability must be that of the action that was drawn).
 
     Args:
         in_features: Width of the features.
         action_spec: The environment's actions, shape [A] with finite bounds.
 
     Raises:
-        ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different widths.
+        ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different
+            widths.
     """
 
     low: Tensor
@@ -243,9 +244,9 @@ class GaussianHead(Head):
 class TanhGaussianHead(GaussianHead):
     """A normal distribution squashed into the action bounds by tanh.
 
-    At the bounds themselves, where tanh has no inverse, the log-probability is that of a point 1e-6 of the half width
-    inside, so that it is finite everywhere. The entropy is that of the normal distribution before tanh; the one after
-    has no closed form.
+    At the bounds themselves, where tanh has no inverse, the log-probability is that of a point 1e-6 of the
+    half width inside, so that it is finite everywhere. The entropy is that of the normal distribution before
+    tanh; the one after has no closed form.
     """
 
     margin = 1e-6

@@ -15,7 +15,8 @@ ArrayStep = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class Memory(nn.Module):
     """A recurrent layer whose state, one row [M] an environment, is zero at the start of an episode.
 
-    Of an LSTM the row is the hidden state followed by the cell state, M = 2 H; of a GRU it is the hidden state, M = H.
+    Of an LSTM the row is the hidden state followed by the cell state, M = 2 H; of a GRU it is the hidden
+    state, M = H.
 
     Args:
         kind: ``lstm`` or ``gru``.
@@ -63,10 +64,10 @@ class Memory(nn.Module):
     def forward(self, features: Tensor, state: Tensor, is_init: Tensor) -> Tensor:
         """Goes through whole sequences, in float32.
 
-        They fall into stretches where episodes begin, which PyTorch's own kernels take side by side, padded to the longest:
-        where there are resets, one and a half to eight times as fast as a packed sequence, for which PyTorch has no fused
-        kernel on the CPU. Where that would be more padding than three times the data, stretches of similar lengths go
-        together. Nothing of the padding comes back.
+        They fall into stretches where episodes begin, which PyTorch's own kernels take side by side, padded
+        to the longest: where there are resets, one and a half to eight times as fast as a packed sequence,
+        for which PyTorch has no fused kernel on the CPU. Where that would be more padding than three times
+        the data, stretches of similar lengths go together. Nothing of the padding comes back.
 
         Args:
             features: [n, T, F].

@@ -100,9 +100,10 @@ class MLPAgent(ActorCritic):
         action_spec: The environment's actions.
         hidden_sizes: Widths of the hidden layers.
         shared: One trunk for policy and value, instead of one each.
-        head: The action distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the bounds); None:
-            Gaussian. Of discrete ones it is ``categorical``.
-        norm_obs: Normalise the observations by their running mean and standard deviation; but discrete parts and pictures.
+        head: The action distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into
+            the bounds); None: Gaussian. Of discrete ones it is ``categorical``.
+        norm_obs: Normalise the observations by their running mean and standard deviation; but discrete parts
+            and pictures.
         clip_obs: Bound of the absolute value of a normalised observation.
         memory: ``lstm`` or ``gru`` behind the trunk; None: none.
         memory_size: Width of what it gives to the heads.
@@ -146,7 +147,8 @@ class MLPAgent(ActorCritic):
     def array_policy(self) -> ArrayPolicy:
         """See :meth:`ActorCritic.array_policy`: on views of the weights, NumPy acts in half of PyTorch's time.
 
-        Values and log-probabilities are left to the end of the rollout: one large batch costs less than many small ones.
+        Values and log-probabilities are left to the end of the rollout: one large batch costs less than many
+        small ones.
         """
         body, head = self.actor_body, self.head
         if not isinstance(body, MLP) or isinstance(head, CompositeHead):

@@ -1,8 +1,8 @@
 """Running statistics of observations and rewards: buffers of the model, so that they are in every checkpoint.
 
-The moments are those of all data seen so far, merged batch by batch in float64 (Chan, Golub and LeVeque, "Updating
-Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979). Unlike Gymnasium's ``RunningMeanStd``, no
-pseudo-observations are mixed in: after one batch they are the moments of that batch.
+The moments are those of all data seen so far, merged batch by batch in float64 (Chan, Golub and LeVeque,
+"Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979). Unlike Gymnasium's
+``RunningMeanStd``, no pseudo-observations are mixed in: after one batch they are the moments of that batch.
 """
 
 from collections.abc import Sequence
@@ -168,8 +168,8 @@ class ObservationNormalizer(Moments):
         Args:
             moments: From :meth:`arrays`.
             batches: Raw observations, each [B, ...]: those of a step, and perhaps those that follow resets.
-            update: Merge each batch into ``moments`` before it is normalised, as CleanRL's wrappers do at each step; on
-                several ranks those of all, which all call this together.
+            update: Merge each batch into ``moments`` before it is normalised, as CleanRL's wrappers do at
+                each step; on several ranks those of all, which all call this together.
 
         Returns:
             [B, ...] float64, of each batch.
@@ -218,7 +218,8 @@ class RewardScaler(Moments):
             moments: From :meth:`arrays`.
             reward: [T, N].
             done: Whether the episode ended with this step, for whatever reason, [T, N] bool.
-            discounted: The discounted sum of the rewards of each episode before the first step, [N]; brought up to date.
+            discounted: The discounted sum of the rewards of each episode before the first step, [N]; brought
+                up to date.
 
         Returns:
             [T, N] float64.
