@@ -21,10 +21,10 @@ from ppo_lightning.models.memory import Memory, MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.spaces.specs import spec_to_plain
 
-# Action [N, ...], log-probability [N] and value [N]. The last two are None if `evaluate` computes them later, for
-# the whole rollout at once.
+# Action [N, ...], log-probability [N] and value [N]. The last two are None if `evaluate` computes them later,
+# for the whole rollout at once.
 Acted = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
-# Function of normalized observation [N, ...], noise [N, ...] and hidden state [N, M], which it updates in place.
+# Function of normalized observation [N, ...], noise [N, ...] and hidden state [N, M], updated in place.
 ArrayPolicy = Callable[[np.ndarray, np.ndarray | None, np.ndarray | None], Acted]
 
 
@@ -125,8 +125,8 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         if mask is not None and mask.stop - mask.start != self.head.num_choices:
             raise ConfigError(
                 f"env_id has observations with an action_mask of {mask.stop - mask.start} entries, and"
-                f" {self.head.num_choices} discrete actions: the mask needs one entry per action, with all components"
-                " concatenated."
+                f" {self.head.num_choices} discrete actions: the mask needs one entry per action, with all"
+                " components concatenated."
             )
         self.critic = orthogonal(Float32Linear(width, 1), gain=1.0)
 
@@ -157,7 +157,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     @property
     def rows_in_cache(self) -> int:
-        """Number of rows whose activations fit in a processor's cache, which makes backpropagation fastest.
+        """Number of rows for the fastest backpropagation on a CPU, whose cache holds their activations.
 
         The body may override the default.
         """
@@ -169,7 +169,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         if self.memory is not None:
             if memory is None:
                 raise ConfigError(
-                    "This agent has a memory: give act the hidden state [B, M], which is zero at episode starts."
+                    "This agent has a memory: give act the hidden state [B, M], zero at episode starts."
                 )
             actor_features, memory = self.memory.step(actor_features, memory)
         critic_features = actor_features if self.critic_body is None else self.critic_body(observation)

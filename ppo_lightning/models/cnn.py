@@ -173,13 +173,14 @@ class CNNAgent(ActorCritic):
         shape = tuple(observation_spec.shape)
         if len(shape) != 3 or observation_spec.dtype != torch.uint8:
             raise ConfigError(
-                f"env_id has observations of shape {shape} and dtype {observation_spec.dtype}, and CNNAgent takes"
-                " pictures of bytes [channels, height, width] only: choose another environment, or an agent for"
-                " these observations."
+                f"env_id has observations of shape {shape} and dtype {observation_spec.dtype}, and CNNAgent"
+                " takes pictures of bytes [channels, height, width] only: choose another environment, or an"
+                " agent for these observations."
             )
         if body == "nature" and min(shape[1:]) < 36:
             raise ConfigError(
-                f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at least."
+                f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at"
+                " least."
             )
         bodies: dict[str, Callable[[], nn.Module]] = {
             "nature": lambda: NatureCNN(*shape),
