@@ -102,8 +102,7 @@ class EnvFactory:
             The environments.
 
         Raises:
-            ConfigError: The environment does not exist, an extra is missing, or the function returns another
-                type.
+            ConfigError: The environment or an extra does not exist, or the function returns another type.
         """
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         if isinstance(self.env_id, str):
@@ -132,8 +131,7 @@ class EnvFactory:
         if self.backend == "ale" or ATARI_ID.fullmatch(self.env_id):  # type: ignore[arg-type]
             if adapter.atari is None:
                 raise ConfigError(
-                    f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} does not"
-                    " have."
+                    f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
                 )
             check_options(env_kwargs)
             return _import_class(adapter.atari)(self.env_id, seeds, **env_kwargs)
@@ -150,8 +148,7 @@ class EnvFactory:
     ) -> EnvBase:
         if self.backend != "gymnasium":
             raise ConfigError(
-                f"data.backend is {self.backend!r}, and env_id is a function: set data.backend to"
-                " 'gymnasium'."
+                f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
             )
         env_kwargs = dict(self.env_kwargs)
         if render and "render_mode" in _parameters(function):
