@@ -1,4 +1,4 @@
-"""The exceptions users meet, and the way to an optional dependency."""
+"""Exceptions for users, and imports of optional dependencies."""
 
 import difflib
 import importlib
@@ -7,25 +7,40 @@ from types import ModuleType
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work.
+    """An invalid setting.
 
-    Its message is one sentence that names the field and the fix; the command line shows it without a traceback.
+    The message is one sentence that names the setting and the fix. The command line shows it without a
+    traceback.
+
+    Example:
+        >>> raise ConfigError("data.num_envs (3) must be divisible by the number of ranks (2).")
+        Traceback (most recent call last):
+        ppo_lightning.errors.ConfigError: data.num_envs (3) must be divisible by the number of ranks (2).
     """
 
 
 class NonFiniteError(ValueError):
-    """NaN or infinity where it would spoil the run: in an observation, a reward, a loss or a checkpoint."""
+    """NaN or infinity in an observation, a reward, a loss or a checkpoint.
+
+    Example:
+        >>> raise NonFiniteError("The reward of environment 0 is nan at its step 19.")
+        Traceback (most recent call last):
+        ppo_lightning.errors.NonFiniteError: The reward of environment 0 is nan at its step 19.
+    """
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Imports an optional dependency.
+    """Import an optional dependency.
 
     Args:
-        module: The module's import name, for example ``"envpool"``.
-        extra: The extra of this package that brings it.
+        module: Import name of the module, for example ``"envpool"``.
+        extra: Extra of this package that installs the module.
+
+    Returns:
+        The module.
 
     Raises:
-        ConfigError: The module is not installed; the message names the pip commands.
+        ConfigError: The module is not installed. The message has the pip commands.
     """
     try:
         return importlib.import_module(module)
@@ -37,12 +52,25 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 
 def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3) -> str:
-    """Returns ``": did you mean A, B?"`` for the known names closest to ``name`` (shown as a mapping says), or nothing."""
-    lowered = {each.lower(): known[each] if isinstance(known, Mapping) else each for each in known}
+    """Suggest the known names that are closest to a name.
+
+    Args:
+        name: An unknown name.
+        known: The known names. A mapping gives the form to show for each name.
+        limit: Maximum number of suggestions.
+
+    Returns:
+        ``": did you mean A, B?"``, or an empty string.
+
+    Example:
+        >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
+        ': did you mean CartPole-v1?'
+    """
+    lowered = {key.lower(): known[key] if isinstance(known, Mapping) else key for key in known}
     close = difflib.get_close_matches(name.lower(), lowered, n=limit)
     return f": did you mean {', '.join(lowered[key] for key in close)}?" if close else ""
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an exception's text, or its type's name where it has none."""
+    """Return the first line of an exception's message, or the name of its type if there is no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

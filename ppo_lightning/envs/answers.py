@@ -1,4 +1,4 @@
-"""Checks of what ``reset`` and ``step`` return, and explanations of their errors."""
+"""Validate the return values of ``reset`` and ``step``, and add context to their errors."""
 
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ CONTRACT = {
     "reset": "take seed and options and return (observation, info)",
     "step": "take an action and return (observation, reward, terminated, truncated, info)",
 }
-# Modules that read what an environment returned. An error that one of them raises is about the answer.
+# Modules that read an environment's return values. An error raised in one of them is about these values.
 READERS = (
     "gymnasium.core",
     "gymnasium.utils.passive_env_checker",
@@ -24,10 +24,13 @@ READERS = (
 
 
 def check_step(answer: Any) -> None:
-    """Demands that an answer to ``step`` has five parts, among them a number and two flags.
+    """Check that the return value of ``step`` has five parts, including a number and two flags.
+
+    Args:
+        answer: Return value of ``step``.
 
     Raises:
-        ConfigError: Names the part that is something else.
+        ConfigError: A part has the wrong type. The message names the part.
     """
     _, reward, terminated, truncated, _ = answer
     for name, value, kind in (
@@ -41,17 +44,17 @@ def check_step(answer: Any) -> None:
 
 
 def check_observation(value: Any, space: spaces.Space, name: str = "observation") -> None:
-    """Demands that an observation has the parts and the shapes of its space; axes of length 1 do not count.
+    """Check that an observation has the parts and shapes of its space, ignoring axes of length 1.
 
-    Values outside of the bounds of a ``Box`` are not refused: many environments declare bounds roughly.
+    Values outside the bounds of a ``Box`` are accepted, because many environments declare rough bounds.
 
     Args:
         value: The observation, or a part of it.
-        space: Of the observation, or of the part.
-        name: How the message names the value.
+        space: Space of the observation or the part.
+        name: Name of the value in error messages.
 
     Raises:
-        ConfigError: Names the part that does not fit.
+        ConfigError: A part does not match its space. The message names the part.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(value, dict):
@@ -68,7 +71,8 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
         for key, part in entries(space):
             check_observation(value[int(key)], part, f"{name}[{key}]")
     else:
-        array, shape = np.asarray(value), space.shape or ()
+        array = np.asarray(value)
+        shape = space.shape or ()
         if array.dtype.kind not in "biuf":
             raise ConfigError(f"the {name} is {value!r} and must consist of numbers.")
         if array.shape != shape and _without_ones(array.shape) != _without_ones(shape):
@@ -81,32 +85,32 @@ def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [length for length in shape if length != 1]
 
 
-def explain(error: BaseException, where: str, call: str) -> NoReturn:
-    """Raises an error of ``reset`` or ``step`` again, such that it names the environment.
+def reraise(error: BaseException, where: str, call: str) -> NoReturn:
+    """Re-raise an error of ``reset`` or ``step`` with the name of the environment.
 
-    An error of the environment's own code keeps its type and its traceback and gets a note. ``SystemExit``
-    becomes an error, or the process would end with code 0, as after a whole run.
+    An error in the environment's own code keeps its type and its traceback and gets a note. ``SystemExit``
+    becomes a ``RuntimeError``: otherwise the process would end with exit code 0, like a complete run.
 
     Args:
-        error: What was raised.
-        where: Id and number of the environment.
+        error: The error.
+        where: Id and index of the environment.
         call: ``reset`` or ``step``.
 
     Raises:
-        ConfigError: The environment did not return what Gymnasium demands.
-        RuntimeError: The environment raised ``SystemExit`` or ``StopIteration``, which mean something else outside.
+        ConfigError: The return value violates Gymnasium's interface.
+        RuntimeError: The environment raised ``SystemExit`` or ``StopIteration``, which callers would
+            misinterpret.
     """
     if isinstance(error, ConfigError):
         raise ConfigError(f"{where}: {error}") from error.__cause__
     if isinstance(error, SystemExit | StopIteration):
         raise RuntimeError(f"{where}: {call}() raised {error!r}.") from error
-    if isinstance(error, TypeError | ValueError | LookupError | AssertionError) and _is_about_the_answer(
-        error
-    ):
+    interface_errors = TypeError | ValueError | LookupError | AssertionError
+    if isinstance(error, interface_errors) and _is_about_the_answer(error):
         raise ConfigError(
             f"{where}: {call}() must {CONTRACT[call]}: {first_line(error).rstrip('.')}."
         ) from error
-    hint = " It is called without options: a wrapper can add them." if call == "reset" else ""
+    hint = " The call passes no options: a wrapper can add them." if call == "reset" else ""
     error.add_note(f"{where}: {call}() raised this.{hint}")
     raise error
 

@@ -1,7 +1,8 @@
-"""Atari games with the preprocessing of Mnih et al. (2015), the same from three backends.
+"""Atari games with the preprocessing of Mnih et al. (2015), identical on three backends.
 
-The backends step games and give single frames; what is common to all stands in :class:`AtariEnv`: lives, frame stack and the
-sign of the reward. Nothing is inherited from an id: ``ALE/Breakout-v5`` and ``BreakoutNoFrameskip-v4`` name the game alone.
+A backend steps games and returns single frames. :class:`AtariEnv` adds what all backends share: lives, the
+frame stack and reward clipping. An id only selects the game, so ``ALE/Breakout-v5`` and
+``BreakoutNoFrameskip-v4`` are equal.
 """
 
 import inspect
@@ -21,32 +22,42 @@ ATARI_ID = re.compile(r"ALE/(\w+)-v5|(\w+)NoFrameskip-v4")
 class AtariEnv(BatchedEnv):
     """N copies of an Atari game.
 
-    Observations are bytes [frame_stack, 84, 84] (three times as many channels in colour), the newest frame last.
-    ``terminated`` is also true where a life was lost, if ``episodic_life``; ``episode_done`` is the end of the game, and
-    resetting an environment that is done starts the next life or the next game.
+    Observations are bytes [frame_stack, 84, 84] with the newest frame last (color: three times as many
+    channels). With ``episodic_life``, ``terminated`` is also true at the loss of a life, while
+    ``episode_done`` marks the end of the game. Resetting a finished environment starts the next life or the
+    next game.
 
     Args:
-        env_id: See above.
-        seeds: One seed an environment.
-        noop_max: Up to so many frames without action begin a game.
-        frame_skip: Frames an action is repeated for; an observation is the maximum of the last two.
-        episodic_life: Learning is cut where a life is lost.
-        fire_reset: FIRE is pressed at the start of a game that has that button, and of the next life (not by the backend
-            ``ale``, which cannot step one game alone: there the agent presses it).
-        screen_size: Height and width of the pictures.
-        grayscale: One channel a frame.
-        clip_reward: The agent learns from the sign of the reward.
-        frame_stack: Frames in an observation.
-        repeat_action_probability: Of the action before, at each frame (sticky actions).
-        full_action_space: All 18 actions instead of those that the game uses.
-        max_episode_frames: A game is cut after so many frames of its steps, rounded down to whole ones.
-        num_threads: Of the backends ``envpool`` and ``ale``; 0 lets them choose.
+        env_id: ``ALE/Game-v5`` or ``GameNoFrameskip-v4``.
+        seeds: One seed per environment.
+        noop_max: Maximum number of frames without action at the start of a game.
+        frame_skip: Frames per action. An observation is the pixelwise maximum of the last two.
+        episodic_life: Treat the loss of a life as termination.
+        fire_reset: Press FIRE at the start of a game that has this button, and at the start of the next life.
+            The backend ``ale`` cannot step one game alone, so there the agent presses FIRE after the loss of
+            a life.
+        screen_size: Height and width of the pictures, pixels.
+        grayscale: Use one channel per frame.
+        clip_reward: Train on the sign of the reward.
+        frame_stack: Frames per observation.
+        repeat_action_probability: Probability, at each frame, of repeating the previous action (sticky
+            actions).
+        full_action_space: Use all 18 actions instead of the minimal set of the game.
+        max_episode_frames: Time limit of a game in frames, rounded down to a multiple of ``frame_skip``.
+        num_threads: Threads of the backends ``envpool`` and ``ale``. 0 lets the backend choose.
 
     Raises:
-        ConfigError: No such game, an option out of its range, or the backend's package is missing.
+        ConfigError: The game does not exist, an option is out of range, or the backend's package is missing.
+
+    Example:
+        >>> from ppo_lightning.envs import make_env
+        >>> env = make_env("ALE/Pong-v5", num_envs=2, env_kwargs={"frame_stack": 3})
+        >>> env.reset_arrays().shape
+        (2, 3, 84, 84)
     """
 
-    _has_frame_skip = True  # or TorchRL, seeing the attribute frame_skip, wraps it to skip frames once more
+    # Without this flag, TorchRL sees the attribute frame_skip and adds a frame-skip transform.
+    _has_frame_skip = True
 
     def __init__(
         self,
@@ -67,9 +78,10 @@ class AtariEnv(BatchedEnv):
         max_episode_frames: int = 108_000,
         num_threads: int = 0,
     ) -> None:
-        self.rom, self.seeds = rom_of(env_id), list(seeds)
+        self.rom = rom_name(env_id)
+        self.seeds = list(seeds)
         self.game = game_name(self.rom)
-        for name, value, least in (
+        for name, value, minimum in (
             ("noop_max", noop_max, 0),
             ("frame_skip", frame_skip, 1),
             ("screen_size", screen_size, 1),
@@ -77,8 +89,8 @@ class AtariEnv(BatchedEnv):
             ("max_episode_frames", max_episode_frames, frame_skip),
             ("num_threads", num_threads, 0),
         ):
-            if value < least:
-                raise ConfigError(f"data.env_kwargs.{name} is {value}: it must be at least {least}.")
+            if value < minimum:
+                raise ConfigError(f"data.env_kwargs.{name} is {value}: it must be at least {minimum}.")
         if not 0 <= repeat_action_probability < 1:
             name = "data.env_kwargs.repeat_action_probability"
             raise ConfigError(f"{name} is {repeat_action_probability}: it must be at least 0 and below 1.")
@@ -89,14 +101,19 @@ class AtariEnv(BatchedEnv):
         # detail 17
         self.fire_reset = fire_reset
         # detail 18
-        self.screen_size, self.grayscale = screen_size, grayscale
-        self.episodic_life, self.clip_reward = episodic_life, clip_reward
-        self.repeat_action_probability, self.full_action_space = repeat_action_probability, full_action_space
+        self.screen_size = screen_size
+        self.grayscale = grayscale
+        self.episodic_life = episodic_life
+        self.clip_reward = clip_reward
+        self.repeat_action_probability = repeat_action_probability
+        self.full_action_space = full_action_space
         self.max_episode_frames = max_episode_frames // frame_skip * frame_skip
         self.num_threads = min(num_threads, len(seeds))
         self.render_fps = 60 / frame_skip
-        self.channels, self.frame_stack = 1 if grayscale else 3, frame_stack
-        count, picture = len(seeds), (self.channels * frame_stack, screen_size, screen_size)
+        self.channels = 1 if grayscale else 3
+        self.frame_stack = frame_stack
+        count = len(seeds)
+        picture = (self.channels * frame_stack, screen_size, screen_size)
         self._stack = np.zeros((count, *picture), np.uint8)
         self._lives = np.zeros(count, np.int64)
         super().__init__(spaces.Box(0, 255, picture, np.uint8), spaces.Discrete(self._make()), self.seeds)
@@ -104,7 +121,7 @@ class AtariEnv(BatchedEnv):
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """See :attr:`BatchedEnv.preprocessing`."""
+        """Settings of the preprocessing, see :attr:`BatchedEnv.preprocessing`."""
         names = (
             "noop_max",
             "frame_skip",
@@ -118,39 +135,47 @@ class AtariEnv(BatchedEnv):
 
     @abstractmethod
     def _make(self) -> int:
-        """Creates the games from ``self.seeds``; returns the number of actions."""
+        """Create the games from ``self.seeds`` and return the number of actions."""
 
     @abstractmethod
     def _new_games(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Starts new games in the environments ``rows`` [K]; returns their frames [K, C, H, W] and lives [K]."""
+        """Start new games in the environments ``rows`` [K]. Return frames [K, C, H, W] and lives [K]."""
 
     def _next_lives(self, rows: np.ndarray) -> np.ndarray | None:
-        """Goes on after the loss of a life in the environments ``rows`` [K]; returns their frames [K, C, H, W] if it did."""
+        """Start the next lives in the environments ``rows`` [K].
+
+        Returns:
+            Frames [K, C, H, W], or None if the game continues unchanged.
+        """
         return None
 
     @abstractmethod
     def _step_games(
         self, action: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Steps all; returns frames [N, C, H, W], rewards, whether games are over, whether they are cut, and lives, all [N]."""
+        """Step all games.
+
+        Returns:
+            Frames [N, C, H, W], rewards [N], ``terminated`` [N], ``truncated`` [N] and lives [N].
+        """
 
     def reseed(self, seeds: list[int]) -> None:
-        """See :meth:`BatchedEnv.reseed`."""
+        """Recreate the games, see :meth:`BatchedEnv.reseed`."""
         self._close_envs()
         self.seeds = list(seeds)
         self._make()
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """See :meth:`BatchedEnv.reset_arrays`."""
+        """Start new games or lives, see :meth:`BatchedEnv.reset_arrays`."""
         assert self.episode_done is not None
-        everyone = np.ones(self.num_envs, bool)
-        over = np.flatnonzero(everyone if mask is None else mask & self.episode_done)
-        if len(over):
-            frames, self._lives[over] = self._new_games(over)
-            self._fill_stack(over, frames)
-        lost = np.flatnonzero(~everyone if mask is None else mask & ~self.episode_done)
-        if len(lost) and (following := self._next_lives(lost)) is not None:
-            self._fill_stack(lost, following)
+        all_rows = np.ones(self.num_envs, bool)
+        new_game_rows = np.flatnonzero(all_rows if mask is None else mask & self.episode_done)
+        if len(new_game_rows):
+            frames, self._lives[new_game_rows] = self._new_games(new_game_rows)
+            self._fill_stack(new_game_rows, frames)
+        next_life_rows = np.flatnonzero(~all_rows if mask is None else mask & ~self.episode_done)
+        if len(next_life_rows) and (next_frames := self._next_lives(next_life_rows)) is not None:
+            self._fill_stack(next_life_rows, next_frames)
         return self._stack
 
     def _fill_stack(self, rows: np.ndarray, frames: np.ndarray) -> None:
@@ -158,7 +183,7 @@ class AtariEnv(BatchedEnv):
         self._stack[rows] = np.tile(frames, (1, self._stack.shape[1] // self.channels, 1, 1))
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """See :meth:`BatchedEnv._step_arrays`."""
+        """Step all games, see :meth:`BatchedEnv._step_arrays`."""
         frames, reward, terminated, truncated, lives = self._step_games(action)
         self._stack[:, : -self.channels] = self._stack[:, self.channels :]
         self._stack[:, -self.channels :] = frames
@@ -170,16 +195,20 @@ class AtariEnv(BatchedEnv):
         return self._stack, reward, terminated, truncated
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
-        """See :meth:`BatchedEnv.learning_reward`."""
+        """Return the clipped reward, see :meth:`BatchedEnv.learning_reward`."""
         # detail 19
         return np.sign(reward) if self.clip_reward else reward
 
 
 def check_options(env_kwargs: dict[str, Any]) -> None:
-    """Demands that every name is an option of :class:`AtariEnv`, and that its value is of the type of the default.
+    """Check that each name is an option of :class:`AtariEnv` and each value has the type of the default.
+
+    Args:
+        env_kwargs: Options by name.
 
     Raises:
-        ConfigError: One is not; the message names the closest ones, or all.
+        ConfigError: An option does not exist or has the wrong type. For an unknown name, the message lists
+            the closest options, or all of them.
     """
     parameters = inspect.signature(AtariEnv.__init__).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -193,11 +222,11 @@ def check_options(env_kwargs: dict[str, Any]) -> None:
             raise ConfigError(f"data.env_kwargs.{name} is {value!r}: it must be {word}.")
 
 
-def rom_of(env_id: str) -> str:
-    """Returns what a game's file is called, as in ``beam_rider`` for ``ALE/BeamRider-v5``.
+def rom_name(env_id: str) -> str:
+    """Return the name of a game's ROM, for example ``beam_rider`` for ``ALE/BeamRider-v5``.
 
     Raises:
-        ConfigError: There is no such game; the message names the closest ones.
+        ConfigError: The game does not exist. The message lists the closest names.
     """
     match = ATARI_ID.fullmatch(env_id)
     name = next(filter(None, match.groups())) if match else env_id
@@ -205,11 +234,11 @@ def rom_of(env_id: str) -> str:
     rom = roms.get(name.lower())
     if match is None or rom is None:
         known = {key: f"ALE/{game_name(rom)}-v5" for key, rom in roms.items()}
-        hint = nearest(name.removesuffix("-v5"), known) or ": ale_py.roms.get_all_rom_ids() has the names."
+        hint = nearest(name.removesuffix("-v5"), known) or ": ale_py.roms.get_all_rom_ids() lists the names."
         raise ConfigError(f"env_id {env_id!r} is not an Atari game{hint}")
     return rom
 
 
 def game_name(rom: str) -> str:
-    """From ``beam_rider`` to ``BeamRider``, as the ids have it."""
+    """Convert the name of a ROM to the name in ids, for example ``beam_rider`` to ``BeamRider``."""
     return "".join(part[:1].upper() + part[1:] for part in rom.split("_")).replace("3d", "3D")

@@ -1,4 +1,4 @@
-"""What steps the games: EnvPool, ``ale_py`` and Gymnasium. All are :class:`~ppo_lightning.envs.atari.AtariEnv`."""
+"""Atari backends: EnvPool, ``ale_py`` and Gymnasium."""
 
 from typing import Any
 
@@ -13,10 +13,12 @@ from ppo_lightning.errors import import_extra
 
 
 class EnvPoolAtari(AtariEnv):
-    """EnvPool's games.
+    """Atari games stepped by EnvPool.
 
-    Its own reset of a game that is not over starts a new one; the next life begins with a step whose action it ignores. That
-    step is made here, for those environments alone, and enters no rollout.
+    EnvPool's reset always starts a new game, even if the current one is not over. The next life begins with a
+    step whose action EnvPool ignores. This class makes that step for the affected environments only, outside
+    the
+    rollout.
     """
 
     def _make(self) -> int:
@@ -27,7 +29,7 @@ class EnvPoolAtari(AtariEnv):
             num_envs=len(self.seeds),
             seed=self.seeds,
             num_threads=self.num_threads,
-            noop_max=max(self.noop_max, 1),  # it makes one less if it fires
+            noop_max=max(self.noop_max, 1),  # with fire_reset, EnvPool makes one no-op less
             frame_skip=self.frame_skip,
             episodic_life=self.episodic_life,
             use_fire_reset=self.fire_reset,
@@ -59,7 +61,7 @@ class EnvPoolAtari(AtariEnv):
 
 
 class AleAtari(AtariEnv):
-    """The games of ``ale_py``'s own vector environment."""
+    """Atari games stepped by the vector environment of ``ale_py``."""
 
     def _make(self) -> int:
         ale_py = import_extra("ale_py.vector_env", extra="atari")
@@ -76,7 +78,7 @@ class AleAtari(AtariEnv):
             stack_num=1,
             frameskip=self.frame_skip,
             noop_max=self.noop_max,
-            episodic_life=False,  # its next life is a new game
+            episodic_life=False,  # ale_py would start a new game instead of the next life
             reward_clipping=False,
             use_fire_reset=self.fire_reset,
         )
@@ -87,7 +89,7 @@ class AleAtari(AtariEnv):
         seeds, self._seeds_to_use = self._seeds_to_use, None
         mask = np.zeros(len(self.seeds), bool)
         mask[rows] = True
-        # An explicit reset takes the place of the automatic one, whose step would ignore the action.
+        # An explicit reset replaces the autoreset, whose step would ignore the action.
         frames, info = self.envs.reset(seed=seeds, options=None if mask.all() else {"reset_mask": mask})
         return self._channels_first(frames)[rows], info["lives"][rows]
 
@@ -98,12 +100,15 @@ class AleAtari(AtariEnv):
         return self._channels_first(frames), reward.astype(np.float64), terminated, truncated, info["lives"]
 
     def _channels_first(self, frames: np.ndarray) -> np.ndarray:
-        """From [N, 1, H, W] or [N, 1, H, W, 3] to [N, C, H, W]."""
+        """Convert [N, 1, H, W] or [N, 1, H, W, 3] to [N, C, H, W]."""
         return frames if self.grayscale else frames[:, 0].transpose(0, 3, 1, 2)
 
 
 class GymnasiumAtari(AtariEnv):
-    """Gymnasium's ``AtariPreprocessing`` around each game, one after the other, with FIRE and lives, which it lacks."""
+    """Atari games in Gymnasium's ``AtariPreprocessing``, stepped one after the other.
+
+    This class adds FIRE and lives, which the wrapper lacks.
+    """
 
     def _make(self) -> int:
         ale_py = import_extra("ale_py", extra="atari")
@@ -116,7 +121,8 @@ class GymnasiumAtari(AtariEnv):
                     frameskip=1,
                     repeat_action_probability=self.repeat_action_probability,
                     full_action_space=self.full_action_space,
-                    max_num_frames_per_episode=0,  # none: it would count the frames before the first step, too
+                    # No limit, because ALE also counts the frames before the first step.
+                    max_num_frames_per_episode=0,
                 ),
                 noop_max=self.noop_max,
                 frame_skip=self.frame_skip,
@@ -145,18 +151,18 @@ class GymnasiumAtari(AtariEnv):
 
     def _next_lives(self, rows: np.ndarray) -> np.ndarray:
         for row in rows:
-            self.envs[row].step(0)  # out of the state in which the life was lost
+            self.envs[row].step(0)  # leave the frame in which the life was lost
             if self._fires:
                 self.envs[row].env.step(1)
         return np.stack([self._frame(self.envs[row].unwrapped) for row in rows])
 
     def render(self) -> np.ndarray:
-        """See :meth:`BatchedEnv.render`: the screen as the console draws it."""
+        """Return the raw screen of the console, see :meth:`BatchedEnv.render`."""
         game: Any = self.envs[0].unwrapped
         return game.ale.getScreenRGB()
 
     def get_state(self) -> list[dict[str, Any]]:
-        """See :meth:`BatchedEnv.get_state`: the emulator's own state, and what is around it."""
+        """Return emulator, frame stack and counters, see :meth:`BatchedEnv.get_state`."""
         assert self.episode_done is not None
         return [
             {
@@ -165,7 +171,7 @@ class GymnasiumAtari(AtariEnv):
                 ),
                 "stack": torch.from_numpy(self._stack[i].copy()),
                 "counts": torch.tensor(
-                    [int(its[i]) for its in (self._lives, self._frames_played, self.episode_done)]
+                    [int(counts[i]) for counts in (self._lives, self._frames_played, self.episode_done)]
                 ),
                 "wrappers": wrapper_attributes(game),
             }
@@ -173,9 +179,10 @@ class GymnasiumAtari(AtariEnv):
         ]
 
     def set_state(self, states: list[dict[str, Any]]) -> None:
-        """See :meth:`BatchedEnv.set_state`."""
+        """Restore the games, see :meth:`BatchedEnv.set_state`."""
         assert self.episode_done is not None
-        self._seeds_to_use, ale_py = None, import_extra("ale_py", extra="atari")
+        self._seeds_to_use = None
+        ale_py = import_extra("ale_py", extra="atari")
         for i, (game, saved) in enumerate(zip(self.envs, states, strict=True)):
             game.reset()
             emulator: Any = game.unwrapped
@@ -185,7 +192,7 @@ class GymnasiumAtari(AtariEnv):
             set_wrapper_attributes(game, saved["wrappers"])
 
     def _frame(self, game: Any) -> np.ndarray:
-        """Returns the present screen, [C, H, W]."""
+        """Return the current screen, [C, H, W]."""
         screen = game.ale.getScreenGrayscale() if self.grayscale else game.ale.getScreenRGB()
         size = (self.screen_size, self.screen_size)
         return self._channels_first(self._cv2.resize(screen, size, interpolation=self._cv2.INTER_AREA))
@@ -196,7 +203,7 @@ class GymnasiumAtari(AtariEnv):
     def _step_games(
         self, action: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        steps = [env.step(int(one)) for env, one in zip(self.envs, action, strict=True)]
+        steps = [env.step(int(button)) for env, button in zip(self.envs, action, strict=True)]
         frames, rewards, terminated, _, infos = zip(*steps, strict=True)
         self._frames_played += self.frame_skip
         truncated = self._frames_played >= self.max_episode_frames

@@ -1,4 +1,4 @@
-"""The base of all natively batched environments: arrays for the fast collector, TensorDicts for TorchRL."""
+"""Base class of natively batched environments: arrays for the fast collector, TensorDicts for TorchRL."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -18,28 +18,35 @@ from ppo_lightning.utils.seeding import derive_seed
 class BatchedEnv(EnvBase):
     """N environments that step together.
 
-    The collector of this package calls :meth:`reset_arrays` and :meth:`step_arrays`; TorchRL's collectors, rollouts and
-    transforms use the same object as an ``EnvBase`` of batch size [N]. An environment that finished is never reset
-    behind the caller's back: ``step`` returns the episode's real last observation, and the caller resets by mask.
+    This package's collector calls :meth:`reset_arrays` and :meth:`step_arrays`. TorchRL's collectors,
+    rollouts and transforms use the same object as an ``EnvBase`` of batch size [N]. There is no autoreset:
+    ``step`` returns the final observation of a finished episode, and the caller resets by mask.
 
     Args:
-        observation_space: Of one environment.
-        action_space: Of one environment.
-        seeds: One seed an environment, N in all.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        seeds: One seed per environment, N in total.
+
+    Example:
+        >>> from ppo_lightning.envs import make_env
+        >>> env = make_env("CartPole-v1", num_envs=2, seed=1)
+        >>> env.reset_arrays().shape
+        (2, 4)
+        >>> env.rollout(3)["next", "reward"].shape
+        torch.Size([2, 3, 1])
     """
 
-    envs: Any  # what a subclass steps: one vector environment, or a list of single ones
-    action_names: Sequence[str] | None = None  # of discrete actions
-    can_restart = False  # whether `max_restarts` is honoured
-    numbers_its_envs = False  # whether the constructor takes `first_env`
-    render_fps = 30.0  # makes a video as fast as the game
+    envs: Any  # one vector environment, or a list of single environments
+    action_names: Sequence[str] | None = None  # names of discrete actions
+    can_restart = False  # whether the class supports `max_restarts`
+    numbers_its_envs = False  # whether the constructor accepts `first_env`
+    render_fps = 30.0  # frame rate of a video in real time, frames per second
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
         self.spaces = observation_space, action_space
-        self.is_closed = (
-            False  # TorchRL says so at its own first reset only, and a closed environment is not closed again
-        )
+        # TorchRL sets this flag only at the first reset, and `close` skips a closed environment.
+        self.is_closed = False
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         observation_spec, action_spec = self.agent_specs
@@ -50,48 +57,51 @@ class BatchedEnv(EnvBase):
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
         if isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating):
             self._bounds = action_space.low, action_space.high
-        # Whose episode ended with the last step, [N], where those are others than the ones that are done: the loss of a
-        # life ends what the agent learns from, and the game goes on. None: the ones that are done.
+        # True where the last step ended the episode, [N]. This differs from `done` if the loss of a life
+        # terminates learning while the game continues. None: equal to `done`.
         self.episode_done: np.ndarray | None = None
-        # How often, of all environments together, one that fails is made anew; and whose last step did, [N], None: nobody's.
+        # Maximum number of restarts of failed environments, in total.
         self.max_restarts = 0
+        # True where the last step failed and restarted the environment, [N]. None: no step failed.
         self.broken: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
 
     @property
     def agent_specs(self) -> tuple[TensorSpec, TensorSpec]:
-        """What an agent is built from: observations and actions of one environment, part by part.
+        """Observation and action spec of one environment, part by part, from which an agent is built.
 
-        The arrays that are exchanged hold all parts of one in a row, see :func:`~ppo_lightning.spaces.specs.columns`.
+        Arrays hold all parts in one row, see :func:`~ppo_lightning.spaces.specs.columns`.
         """
         return spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """Settings of the preprocessing by name, for the manifest of a run."""
+        """Settings of the preprocessing by name, for the run manifest."""
         return {}
 
     @abstractmethod
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Starts new episodes.
+        """Start new episodes.
 
         Args:
-            mask: [N] bool, the environments to reset; all when None.
+            mask: Environments to reset, [N] bool. None resets all.
 
         Returns:
-            The observations of all N environments, [N, ...]; valid until the next call.
+            Observations of all N environments, [N, ...], valid until the next call.
         """
 
     def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Steps every environment once.
+        """Step every environment once.
+
+        A finished environment must be reset before the next step.
 
         Args:
-            action: [N, ...]; continuous ones are clipped to their bounds, in a copy.
+            action: Actions, [N, ...]. Continuous actions are clipped to their bounds, in a copy.
 
         Returns:
-            Observation [N, ...] (the real last one where an episode ended), reward [N], terminated [N] and
-            truncated [N]; valid until the next call. An environment that finished must be reset before the next step.
+            Observation [N, ...] (the final observation at episode ends), reward [N], ``terminated`` [N] and
+            ``truncated`` [N], valid until the next call.
         """
         if self._bounds is not None:
             low, high = self._bounds
@@ -100,20 +110,28 @@ class BatchedEnv(EnvBase):
         return self._step_arrays(action)
 
     def episodes_over(self, done: np.ndarray) -> np.ndarray:
-        """Returns whose episode ended with the last step, [N], of those that are ``done`` [N]."""
+        """Return where the last step ended the episode, [N] bool.
+
+        Args:
+            done: ``terminated | truncated`` of the last step, [N] bool.
+        """
         return done if self.episode_done is None else self.episode_done
 
     def render(self) -> np.ndarray | None:
-        """Returns a picture of the first environment for people, [H, W, 3] uint8, if it was made to be rendered."""
+        """Return a picture of the first environment, [H, W, 3] uint8, or None without rendering."""
         return None
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Returns what the agent learns from, for the rewards [N] of a step; returns of episodes are of ``reward``."""
+        """Return the rewards for training, [N].
+
+        Args:
+            reward: Rewards of a step, [N]. Episodic returns sum these unchanged rewards.
+        """
         return reward
 
     @abstractmethod
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Does what :meth:`step_arrays` does, with actions within their bounds."""
+        """Step every environment once with actions inside their bounds, see :meth:`step_arrays`."""
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -137,17 +155,11 @@ class BatchedEnv(EnvBase):
         self, terminated: np.ndarray | None = None, truncated: np.ndarray | None = None
     ) -> dict[str, torch.Tensor]:
         shape = (self.num_envs, 1)
-        ended = (
-            torch.zeros(shape, dtype=torch.bool)
-            if terminated is None
-            else torch.tensor(terminated).reshape(shape)
-        )
-        cut = (
-            torch.zeros(shape, dtype=torch.bool)
-            if truncated is None
-            else torch.tensor(truncated).reshape(shape)
-        )
-        return {"terminated": ended, "truncated": cut, "done": ended | cut}
+        flags = [
+            torch.zeros(shape, dtype=torch.bool) if flag is None else torch.tensor(flag).reshape(shape)
+            for flag in (terminated, truncated)
+        ]
+        return {"terminated": flags[0], "truncated": flags[1], "done": flags[0] | flags[1]}
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
@@ -155,18 +167,26 @@ class BatchedEnv(EnvBase):
 
     @abstractmethod
     def reseed(self, seeds: list[int]) -> None:
-        """Makes the next full reset start from these seeds, one an environment."""
+        """Set the seeds for the next full reset.
+
+        Args:
+            seeds: One seed per environment.
+        """
 
     def get_state(self) -> list[dict[str, Any]] | None:
-        """Returns what each environment needs to go on with its episode, [N], in tensors and plain types; None: it cannot."""
+        """Return the state of each environment for resuming its episode.
+
+        Returns:
+            N dictionaries of tensors and plain types, or None if the state is not accessible.
+        """
         return None
 
     def set_state(self, states: list[dict[str, Any]]) -> None:
-        """Takes back what :meth:`get_state` returned, in the place of a first reset."""
-        raise AssertionError(f"{type(self).__name__} has no state to go on from")
+        """Restore the states from :meth:`get_state`, instead of a first reset."""
+        raise AssertionError(f"{type(self).__name__} cannot restore a state")
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the environments and stops their threads."""
+        """Close the environments and stop their threads."""
         if not self.is_closed:
             self._close_envs()
         super().close(raise_if_closed=raise_if_closed)

@@ -1,7 +1,7 @@
-"""EnvPool: environments stepped by C++ threads.
+"""EnvPool environments, stepped by C++ threads.
 
-TorchRL's own wrapper is not used: it lets a dummy transition into the batch at every reset, or overwrites the terminal
-observation with the reset one, and it needs the packages ``gym`` and ``treevalue``.
+TorchRL's own wrapper is not used. It inserts a dummy transition into the batch at every reset or overwrites
+the final observation with the reset observation, and it needs the packages ``gym`` and ``treevalue``.
 """
 
 from typing import Any
@@ -10,36 +10,43 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.spaces.specs import cells_as_choices, is_vector, spec_from_space
+from ppo_lightning.spaces.specs import is_vector, spec_from_space
 
 
 class EnvPoolEnv(BatchedEnv):
     """N copies of an EnvPool environment.
 
-    EnvPool resets a finished environment at its *next* step and ignores that step's action. Resetting it explicitly,
-    right after the step that ended it, keeps that dummy transition out of the batch. A dictionary of observations
-    (dm_control's, MiniGrid's) becomes one row, its entries in alphabetical order. Entries ``privileged_...`` are
-    left out.
+    EnvPool resets a finished environment at its *next* step and ignores the action of that step. This class
+    resets it explicitly after the last step of the episode, which keeps the dummy transition out of the
+    batch. A dictionary of observations (dm_control, MiniGrid) becomes one row with its entries in
+    alphabetical order. Entries ``privileged_...`` are dropped.
 
-    Where an episode terminates on the last step of its time limit, EnvPool gives ``truncated`` only. Gymnasium gives
-    both flags.
+    If an episode terminates on the last step of its time limit, EnvPool sets ``truncated`` only. Gymnasium
+    sets both flags.
 
     Args:
         env_id: EnvPool's id.
-        seeds: One seed an environment.
-        num_threads: C++ threads; 0 lets EnvPool choose.
-        **env_kwargs: For ``envpool.make``, ``max_episode_steps`` included.
+        seeds: One seed per environment.
+        num_threads: Number of C++ threads. 0 lets EnvPool choose.
+        **env_kwargs: Arguments of ``envpool.make``, including ``max_episode_steps``.
 
     Raises:
-        ConfigError: No such environment, an Atari game by EnvPool's own id (which would inherit that id's preprocessing), a
-            view of MiniGrid that EnvPool cannot give, or the package ``envpool`` is missing.
+        ConfigError: The environment does not exist, or the package ``envpool`` is missing. Also raised for an
+            Atari game by EnvPool's own id, which implies other preprocessing, and for a MiniGrid view that
+            EnvPool does not support.
+
+    Example:
+        >>> env = EnvPoolEnv("Pendulum-v1", [1, 2], num_threads=1)
+        >>> env.reset_arrays().shape
+        (2, 3)
     """
 
     def __init__(self, env_id: str, seeds: list[int], /, num_threads: int = 0, **env_kwargs: Any) -> None:
         envpool = import_extra("envpool", extra="envpool")
         if env_id not in envpool.list_all_envs():
-            hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() has the names."
+            hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() lists the names."
             raise ConfigError(f"env_id {env_id!r} is not an environment of EnvPool{hint}")
         if envpool.registration.registry.specs[env_id][0] == "envpool.atari":
             raise ConfigError(
@@ -47,8 +54,9 @@ class EnvPoolEnv(BatchedEnv):
             )
         if env_id.startswith("MiniGrid-") and env_kwargs.get("agent_view_size", 7) < 7:
             raise ConfigError(
-                "data.env_kwargs.agent_view_size: EnvPool writes outside of its memory with a view below 7 (1.2.5 aborts): take"
-                " the package minigrid, env_id minigrid:MiniGrid-... with data.backend gymnasium."
+                "data.env_kwargs.agent_view_size must be at least 7, because EnvPool writes out of bounds"
+                " with a smaller view (version 1.2.5 aborts): use the package minigrid, with env_id"
+                " minigrid:MiniGrid-... and data.backend gymnasium."
             )
         self._make = lambda seeds: envpool.make(
             env_id,
@@ -66,7 +74,7 @@ class EnvPoolEnv(BatchedEnv):
             ) from error
         space = cells_as_choices(self.envs.observation_space)
         if isinstance(space, spaces.Dict):
-            # What only the simulator knows is for a critic in training: an actor has no such sensors later.
+            # Privileged entries come from the simulator. A deployed actor has no such sensors.
             space = spaces.Dict(
                 {key: part for key, part in space.items() if not key.startswith("privileged_")}
             )
@@ -77,35 +85,31 @@ class EnvPoolEnv(BatchedEnv):
         self._action_dtype = self.envs.action_space.dtype
 
     def reseed(self, seeds: list[int]) -> None:
-        """See :meth:`BatchedEnv.reseed`."""
+        """Recreate the environments, see :meth:`BatchedEnv.reseed`."""
         self._close_envs()
-        self.envs = self._make(list(seeds))  # EnvPool takes seeds at construction only
+        self.envs = self._make(list(seeds))  # EnvPool accepts seeds only at construction
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """See :meth:`BatchedEnv.reset_arrays`."""
+        """Reset explicitly, see :meth:`BatchedEnv.reset_arrays`."""
         if mask is None:
             self._observation = self._flat(self.envs.reset()[0])
             return self._observation
-        fresh, info = self.envs.reset(np.flatnonzero(mask))
-        self._observation[info["env_id"]] = self._flat(fresh)
+        observation, info = self.envs.reset(np.flatnonzero(mask))
+        self._observation[info["env_id"]] = self._flat(observation)
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """See :meth:`BatchedEnv._step_arrays`."""
+        """Step all environments, see :meth:`BatchedEnv._step_arrays`."""
         action = action.astype(self._action_dtype, copy=False)
         observation, reward, terminated, truncated, info = self.envs.step(action)
         self._observation = self._flat(observation)
-        if self._limit is not None:  # some of EnvPool's environments (Catch) take a limit and ignore it
+        if self._limit is not None:  # some environments (Catch) ignore their time limit
             truncated = truncated | (info["elapsed_step"] >= self._limit)
         return self._observation, reward, terminated, truncated
 
     def _flat(self, observation: Any) -> np.ndarray:
         if self._keys is None:
-            return (
-                observation
-                if isinstance(self.spaces[0], spaces.Box)
-                else observation.reshape(self.num_envs, -1)
-            )
-        return np.concatenate(
-            [observation[key].reshape(len(observation[key]), -1) for key in self._keys], axis=1
-        )
+            is_box = isinstance(self.spaces[0], spaces.Box)
+            return observation if is_box else observation.reshape(self.num_envs, -1)
+        parts = [observation[key].reshape(len(observation[key]), -1) for key in self._keys]
+        return np.concatenate(parts, axis=1)

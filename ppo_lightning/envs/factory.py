@@ -1,4 +1,4 @@
-"""From an id, or a function, to N environments that step together."""
+"""Factories that turn an id or a function into N environments that step together."""
 
 import functools
 import importlib
@@ -22,12 +22,13 @@ Backend = Literal["gymnasium", "vectorized", "envpool", "ale", "procgen"]
 
 
 class Adapter(NamedTuple):
-    """Where the environments of a backend come from.
+    """Where to find the environments of a backend.
 
     Attributes:
-        path: Module and class, imported when the backend is used (EnvPool's import alone takes a second).
-        render: Backend whose environments of the same id have pictures for people.
-        atari: Module and class of the Atari games; None: the backend has none.
+        path: Module and class, imported on first use, because EnvPool's import alone takes a second. None:
+            the backend has Atari games only.
+        render: Backend that renders environments of the same id.
+        atari: Module and class of the Atari games. None: the backend has none.
     """
 
     path: str | None
@@ -45,7 +46,12 @@ BACKENDS: dict[str, Adapter] = {
 
 
 class Specs(NamedTuple):
-    """Observations and actions of one environment, part by part."""
+    """Specs of one environment, part by part.
+
+    Attributes:
+        observation: Spec of the observations.
+        action: Spec of the actions.
+    """
 
     observation: TensorSpec
     action: TensorSpec
@@ -53,18 +59,20 @@ class Specs(NamedTuple):
 
 @dataclass(frozen=True)
 class EnvFactory:
-    """Make environments for training, evaluation, video and export alike.
+    """Factory of environments for training, evaluation, video and export.
 
     Args:
-        env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or TorchRL
-            environment at each call.
+        env_id: Id of the environment as the backend spells it, or a function that creates a new Gymnasium or
+            TorchRL environment at each call.
         backend: A key of ``BACKENDS``.
-        env_kwargs: For the backend's own ``make``, ``max_episode_steps`` included. For Atari games, the options of
-            :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments.
+        env_kwargs: Arguments of the backend's own ``make``, including ``max_episode_steps``. For Atari games,
+            options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments.
         transforms: TorchRL transforms, copied for each batch of environments.
 
     Example:
         >>> env = EnvFactory("CartPole-v1").make(num_envs=4, seed=1)
+        >>> env.batch_size
+        torch.Size([4])
     """
 
     env_id: str | Callable[..., Any]
@@ -83,28 +91,31 @@ class EnvFactory:
         """Make N environments as one TorchRL environment of batch size [N].
 
         Args:
-            num_envs: N.
-            seed: The run's seed; each environment gets a seed of its own, see
+            num_envs: Number of environments N.
+            seed: Seed of the run, from which each environment gets its own seed, see
                 :func:`~ppo_lightning.utils.seeding.derive_seed`.
-            first_env: Global index of the first environment, for several ranks.
-            stream: ``train`` or ``eval``: other episodes for the same seed.
-            render: Whether the first environment must have pictures, see :meth:`BatchedEnv.render`.
+            first_env: Global index of the first environment, for runs with several ranks.
+            stream: ``train`` or ``eval``. The two streams have different episodes for the same seed.
+            render: Make the first environment able to render, see :meth:`BatchedEnv.render`.
+
+        Returns:
+            The environments.
 
         Raises:
-            ConfigError: No such environment, a missing extra, or a function that makes something else.
+            ConfigError: The environment or an extra does not exist, or the function returns another type.
         """
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         if isinstance(self.env_id, str):
-            env: EnvBase = self._registered(seeds, first_env, render)
+            env: EnvBase = self._from_id(seeds, first_env, render)
         else:
-            env = self._by_function(self.env_id, seeds, first_env, stream, render)
+            env = self._from_function(self.env_id, seeds, first_env, stream, render)
         return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
 
     def specs(self) -> Specs:
-        """Return the specs of one environment, which is made for that and closed.
+        """Return the specs of one environment, which is created and closed.
 
         Raises:
-            ConfigError: As for :meth:`make`; or a part of the specs would be ignored.
+            ConfigError: As for :meth:`make`, or a part of the specs would be ignored.
         """
         env = self.make(stream="eval")
         try:
@@ -112,31 +123,32 @@ class EnvFactory:
         finally:
             env.close()
 
-    def _registered(self, seeds: list[int], first_env: int, render: bool) -> BatchedEnv:
-        backend, env_kwargs = BACKENDS[self.backend], dict(self.env_kwargs)
+    def _from_id(self, seeds: list[int], first_env: int, render: bool) -> BatchedEnv:
+        adapter = BACKENDS[self.backend]
+        env_kwargs = dict(self.env_kwargs)
         if render:
-            backend = BACKENDS[backend.render]
+            adapter = BACKENDS[adapter.render]
         if self.backend == "ale" or ATARI_ID.fullmatch(self.env_id):  # type: ignore[arg-type]
-            if backend.atari is None:
+            if adapter.atari is None:
                 raise ConfigError(
-                    f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} does not have."
+                    f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
                 )
             check_options(env_kwargs)
-            return _adapter(backend.atari)(self.env_id, seeds, **env_kwargs)
-        assert backend.path is not None
-        adapter = _adapter(backend.path)
+            return _import_class(adapter.atari)(self.env_id, seeds, **env_kwargs)
+        assert adapter.path is not None
+        env_class = _import_class(adapter.path)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
-        if adapter.numbers_its_envs:
-            return adapter(self.env_id, seeds, first_env, **env_kwargs)
-        return adapter(self.env_id, seeds, **env_kwargs)
+        if env_class.numbers_its_envs:
+            return env_class(self.env_id, seeds, first_env, **env_kwargs)
+        return env_class(self.env_id, seeds, **env_kwargs)
 
-    def _by_function(
+    def _from_function(
         self, function: Callable[..., Any], seeds: list[int], first_env: int, stream: Stream, render: bool
     ) -> EnvBase:
         if self.backend != "gymnasium":
             raise ConfigError(
-                f"data.backend is {self.backend!r}, and env_id is a function: set data.backend to 'gymnasium'."
+                f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
             )
         env_kwargs = dict(self.env_kwargs)
         if render and "render_mode" in _parameters(function):
@@ -144,17 +156,18 @@ class EnvFactory:
         make = functools.partial(_call, function, env_kwargs)
         env = make()
         if not isinstance(env, EnvBase):
-            made = [env]  # only a call tells what the function makes
-            return _adapter("gymnasium:GymnasiumEnv")(
-                lambda: made.pop() if made else make(), seeds, first_env
-            )
+            created = [env]  # reuse the environment that revealed the type
+            gymnasium_env = _import_class("gymnasium:GymnasiumEnv")
+            return gymnasium_env(lambda: created.pop() if created else make(), seeds, first_env)
         num_envs = len(seeds)
         if env.batch_size == torch.Size([]):
             env.close()
             env = SerialEnv(num_envs, make)
         if stream == "train" and env.batch_size != torch.Size([num_envs]):
-            sizes = f"{list(env.batch_size)}: it must be [] or [{num_envs}]"
-            raise ConfigError(f"env_id makes an environment of batch size {sizes}.")
+            raise ConfigError(
+                f"env_id makes an environment of batch size {list(env.batch_size)}: it must be [] or"
+                f" [{num_envs}]."
+            )
         env.set_seed(seeds[0])
         return env
 
@@ -170,14 +183,26 @@ def make_env(
 ) -> BatchedEnv:
     """Make N copies of a Gymnasium environment, see :class:`EnvFactory`.
 
+    Args:
+        env_id: Id of the environment, or a function that creates a Gymnasium environment.
+        num_envs: Number of environments N.
+        backend: A key of ``BACKENDS``.
+        seed: Seed of the run.
+        first_env: Global index of the first environment.
+        stream: ``train`` or ``eval``.
+        env_kwargs: Arguments of the backend's own ``make``, or of the function.
+
     Returns:
-        An environment with the keys ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and ``truncated``.
+        An environment with the keys ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and
+        ``truncated``.
 
     Raises:
         ConfigError: As for :meth:`EnvFactory.make`.
 
     Example:
         >>> env = make_env("Pendulum-v1", num_envs=2, env_kwargs={"max_episode_steps": 100})
+        >>> env.batch_size
+        torch.Size([2])
     """
     env = EnvFactory(env_id, backend, env_kwargs or {}).make(num_envs, seed, first_env, stream)
     assert isinstance(env, BatchedEnv)
@@ -187,38 +212,44 @@ def make_env(
 def specs_of(env: EnvBase) -> Specs:
     """Return the specs of one environment of a batch.
 
+    Args:
+        env: A batch of environments.
+
     Raises:
         ConfigError: The environment has no ``observation``, or transforms would hide a part of its spaces.
     """
     if isinstance(env, BatchedEnv):
         return Specs(*env.agent_specs)
-    spec, base = env.observation_spec_unbatched, getattr(env, "base_env", None)
-    several = False
+    spec = env.observation_spec_unbatched
+    base = getattr(env, "base_env", None)
+    has_parts = False
     if isinstance(base, BatchedEnv):
         observations, actions = base.agent_specs
-        several = stored(observations) is not observations or isinstance(actions, Composite)
-    if several or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
+        has_parts = stored(observations) is not observations or isinstance(actions, Composite)
+    if has_parts or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
         raise ConfigError(
-            "Discrete observations, observations and actions of several parts and an action_mask are read from Gymnasium's"
-            " environments without data.transforms: elsewhere they would be ignored."
+            "Discrete observations, observations and actions of several parts and an action_mask need a"
+            " Gymnasium environment without data.transforms: elsewhere they would be ignored."
         )
     if "observation" not in spec:
-        keys = f"{list(spec.keys())}: it needs the key 'observation'"
-        raise ConfigError(f"env_id makes an environment with the keys {keys}{how_to_join(spec)}")
+        raise ConfigError(
+            f"env_id makes an environment with the keys {list(spec.keys())}: it needs the key 'observation'"
+            f"{suggest_transforms(spec)}"
+        )
     return Specs(spec["observation"], env.action_spec_unbatched)
 
 
-def how_to_join(spec: Composite) -> str:
-    """Return the end of a message: the transforms that join numbers and vectors of a spec as ``observation``."""
+def suggest_transforms(spec: Composite) -> str:
+    """Return the end of an error message: transforms that join the floats of a spec as ``observation``."""
     leaves = {key: part for key, part in spec.items() if not isinstance(part, Composite)}
     floats = {key: part for key, part in leaves.items() if part.dtype.is_floating_point and part.ndim < 2}
     if not floats:
         return "."
-    numbers = [key for key, part in floats.items() if part.ndim == 0]
-    vectors = [f"{key}_1" if key in numbers else key for key in floats]
+    scalars = [key for key, part in floats.items() if part.ndim == 0]
+    vectors = [f"{key}_1" if key in scalars else key for key in floats]
     lines = [
-        f"UnsqueezeTransform(-1, in_keys={numbers}, out_keys={[f'{key}_1' for key in numbers]})"
-        if numbers
+        f"UnsqueezeTransform(-1, in_keys={scalars}, out_keys={[f'{key}_1' for key in scalars]})"
+        if scalars
         else "",
         f"CatTensors({vectors}, 'observation', del_keys=False)",
         "StepCounter(200)  # an episode's time limit",
@@ -230,18 +261,20 @@ def require_maker(env_id: Any) -> None:
     """Check that ``data.env_id`` is an id or a function.
 
     Raises:
-        ConfigError: It is an environment, or something else.
+        ConfigError: It is an environment, or a value of another type.
     """
     if isinstance(env_id, gymnasium.Env | gymnasium.vector.VectorEnv | EnvBase):
-        give = "give a function that makes a new one at each call, as in env_id=lambda: gymnasium.make('CartPole-v1')"
-        raise ConfigError(f"data.env_id is an environment ({type(env_id).__name__}): {give}.")
+        raise ConfigError(
+            f"data.env_id is an environment ({type(env_id).__name__}): give a function that makes a new one"
+            " at each call, as in env_id=lambda: gymnasium.make('CartPole-v1')."
+        )
     if not (isinstance(env_id, str) or callable(env_id)):
         raise ConfigError(
             f"data.env_id is {env_id!r}: give an environment's id, or a function that makes an environment."
         )
 
 
-def _adapter(path: str) -> Any:
+def _import_class(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
@@ -249,7 +282,7 @@ def _adapter(path: str) -> Any:
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin
+    except (TypeError, ValueError):  # builtins have no signature
         return {}
 
 
@@ -258,7 +291,7 @@ def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:
         return function(**env_kwargs)
     except TypeError as error:
         assert error.__traceback__ is not None
-        if error.__traceback__.tb_next is not None:  # the function's own
+        if error.__traceback__.tb_next is not None:  # raised inside the function
             raise
         raise ConfigError(
             f"env_id must be callable with data.env_kwargs as its arguments: {error}."

@@ -1,4 +1,4 @@
-"""Procgen's sixteen games, with endless levels (Cobbe et al., "Leveraging Procedural Generation to Benchmark RL", 2020)."""
+"""Procgen's sixteen games (Cobbe et al., "Leveraging Procedural Generation to Benchmark RL", 2020)."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
-# Where Procgen has such levels; asked for others, its library ends the process.
+# Games that support a distribution mode. With any other game, Procgen's library aborts the process.
 ONLY_IN = {
     "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
     "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
@@ -17,23 +17,30 @@ ONLY_IN = {
 
 
 class ProcgenEnv(BatchedEnv):
-    """N copies of a Procgen game. Observations are bytes [3, 64, 64].
+    """N copies of a Procgen game with byte observations [3, 64, 64].
 
-    Procgen begins the next level by itself: the observation after an episode's last step cannot be had, the one before
-    stands in its place, and every end is ``terminated`` (also that after 1000 steps), as in CleanRL. Nothing bootstraps
-    from it. All copies draw their levels from one generator.
+    Procgen starts the next level by itself, so the final observation of an episode is not available. The
+    observation before the last step replaces it. As in CleanRL, every episode end is ``terminated``,
+    including the time limit of 1000 steps, so that no value is bootstrapped from this observation. All copies
+    draw their levels from one generator.
 
     Args:
-        env_id: The game, as in ``starpilot``.
-        seeds: One seed an environment.
-        distribution_mode: ``easy`` or ``hard``; some games have ``extreme``, ``memory`` or ``exploration``.
-        num_levels: The levels are ``start_level``, ``start_level + 1``, ... so many of them; 0: no end.
-        start_level: The first of them.
-        num_threads: Of Procgen.
-        **options: Of Procgen, ``use_backgrounds`` for example.
+        env_id: Name of the game, for example ``starpilot``.
+        seeds: One seed per environment.
+        distribution_mode: ``easy`` or ``hard``. Some games also support ``extreme``, ``memory`` or
+            ``exploration``.
+        num_levels: Number of levels, starting at ``start_level``. 0 means unlimited.
+        start_level: First level.
+        num_threads: Number of Procgen's threads.
+        **options: Further options of Procgen, for example ``use_backgrounds``.
 
     Raises:
-        ConfigError: No such game, levels or option, or the package is missing.
+        ConfigError: The game, a level or an option does not exist, or the package ``procgen`` is missing.
+
+    Example:
+        >>> env = ProcgenEnv("starpilot", [1, 2])
+        >>> env.reset_arrays().shape
+        (2, 3, 64, 64)
     """
 
     action_names = (
@@ -68,15 +75,17 @@ class ProcgenEnv(BatchedEnv):
             hint = nearest(env_id, games) or f": they are {', '.join(games)}."
             raise ConfigError(f"env_id {env_id!r} is not a game of Procgen{hint}")
         if env_id not in ONLY_IN.get(distribution_mode, games):
-            has = ", ".join(ONLY_IN[distribution_mode])
+            supported = ", ".join(ONLY_IN[distribution_mode])
             raise ConfigError(
-                f"{env_id} has no distribution_mode {distribution_mode!r}: {has} have, or take 'easy' or 'hard'."
+                f"{env_id} has no distribution_mode {distribution_mode!r}: {supported} have, or use"
+                " 'easy' or 'hard'."
             )
         levels = {"num_levels": num_levels, "start_level": start_level}
         for name, value in (*levels.items(), ("num_threads", num_threads)):
             if type(value) is not int or not 0 <= value < 2**31:
                 raise ConfigError(
-                    f"data.env_kwargs.{name} is {value!r}: it must be a whole number, at least 0 and below 2^31."
+                    f"data.env_kwargs.{name} is {value!r}: it must be a whole number, at least 0 and below"
+                    " 2^31."
                 )
         if distribution_mode == "exploration":
             if any(levels.values()):
@@ -88,11 +97,9 @@ class ProcgenEnv(BatchedEnv):
         self._options = options | levels | {"distribution_mode": distribution_mode, "num_threads": threads}
         self.game = env_id
         self._observation = np.zeros((len(seeds), 3, 64, 64), np.uint8)
-        self._next, self._first = (
-            self._observation,
-            np.ones(len(seeds), bool),
-        )  # Procgen's present pictures; of new episodes
-        self._picture: np.ndarray | None = None  # for people
+        self._next = self._observation  # the current observations inside Procgen
+        self._first = np.ones(len(seeds), bool)  # whether these belong to a new episode
+        self._picture: np.ndarray | None = None  # for rendering
         super().__init__(
             spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds
         )
@@ -100,12 +107,12 @@ class ProcgenEnv(BatchedEnv):
         self.reseed(seeds)
 
     def reseed(self, seeds: list[int]) -> None:
-        """See :meth:`BatchedEnv.reseed`."""
+        """Restart the generator of levels, see :meth:`BatchedEnv.reseed`."""
         self._seeds = np.random.default_rng(seeds)
         self._make()
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """See :meth:`BatchedEnv.reset_arrays`; a part can only be reset where episodes ended."""
+        """Reset, see :meth:`BatchedEnv.reset_arrays`. A mask may only select finished episodes."""
         if mask is None:
             if self._played:
                 self._make()
@@ -122,12 +129,12 @@ class ProcgenEnv(BatchedEnv):
             self.envs = self._procgen.ProcgenGym3Env(
                 num=self.num_envs, env_name=self.game, rand_seed=seed, **self._options
             )
-        except Exception as error:  # Procgen raises the base class, too
+        except Exception as error:  # Procgen also raises the base class
             raise ConfigError(
                 f"data.env_kwargs does not fit Procgen's {self.game!r}: {first_line(error)}."
             ) from error
-        # cffi takes a lock at a function's first use. That must not be in gym3's __del__, which the garbage collector may run
-        # while the construction of another environment holds the lock: a deadlock.
+        # cffi takes a lock at the first use of a function. If that were in gym3's __del__, the garbage
+        # collector could run it while the constructor of another environment holds the lock, and deadlock.
         _ = self.envs._c_lib.libenv_close
         self._observe()
         self._played = False
@@ -135,7 +142,8 @@ class ProcgenEnv(BatchedEnv):
     def _close_envs(self) -> None:
         super()._close_envs()
         if self.envs:
-            self.envs.__dict__.clear()  # its buffers, one by one: the garbage collector, freeing them at once, crashes
+            # Free the buffers one by one. The garbage collector crashes when it frees them together.
+            self.envs.__dict__.clear()
 
     def _observe(self) -> np.ndarray:
         reward, observation, self._first = self.envs.observe()
@@ -143,7 +151,7 @@ class ProcgenEnv(BatchedEnv):
         return reward
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """See :meth:`BatchedEnv._step_arrays`."""
+        """Step all copies, see :meth:`BatchedEnv._step_arrays`."""
         self._played = True
         self.envs.act(action)
         reward = self._observe()
@@ -151,7 +159,11 @@ class ProcgenEnv(BatchedEnv):
         return self._observation, reward.astype(np.float64), self._first, np.zeros(self.num_envs, bool)
 
     def render(self) -> np.ndarray | None:
-        """See :meth:`BatchedEnv.render`; after an end the picture before it, until the reset: Procgen has the next."""
+        """Return a picture, see :meth:`BatchedEnv.render`.
+
+        Procgen already holds the next level at an episode end. Until the reset, this returns the previous
+        picture.
+        """
         if not (self._first[0] and self._played):
             self._picture = self.envs.get_info()[0].get("rgb")
         return self._picture

@@ -1,4 +1,4 @@
-"""Single Gymnasium environments, from the registry or by a user's function."""
+"""Single Gymnasium environments, from the registry or a user's function."""
 
 import copy
 import re
@@ -11,18 +11,23 @@ from gymnasium import spaces
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 
-def registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
-    """Makes an environment from Gymnasium's registry.
+def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
+    """Make an environment from Gymnasium's registry.
+
+    Args:
+        env_id: Id of the environment.
+        **env_kwargs: Arguments of ``gymnasium.make``.
 
     Raises:
-        ConfigError: There is none of that id, or it cannot be made.
-        RuntimeError: It raised ``SystemExit``, which would end the process with code 0, as after a whole run.
+        ConfigError: The id is not registered, or the environment cannot be created.
+        RuntimeError: The environment raised ``SystemExit``, which would end the process with exit code 0,
+            like a complete run.
     """
     if env_id.startswith("dm_control/"):
         import_extra("dm_control", extra="dm-control")
-        import_extra("shimmy", extra="dm-control")  # registers the ids
+        import_extra("shimmy", extra="dm-control")  # registers the ids at import
     try:
-        return _with_quick_actions(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs))
+        return _with_fast_action_check(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs))
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ConfigError(
             f"env_id {env_id!r} needs a package that is missing: {first_line(error)}"
@@ -34,9 +39,9 @@ def registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
     except gymnasium.error.Error as error:
         spec = gymnasium.registry.get(env_id.rpartition(":")[2])
         if spec is not None and spec.entry_point is None:
-            must = "register it with the entry_point of one environment, too"
             raise ConfigError(
-                f"env_id {env_id!r} is registered with a vector_entry_point only: {must}."
+                f"env_id {env_id!r} is registered with a vector_entry_point only: register it with the"
+                " entry_point of one environment, too."
             ) from error
         if re.fullmatch(r"\w+(\.[\w<>]+)+", env_id):
             raise ConfigError(
@@ -46,43 +51,52 @@ def registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
         raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
 
 
-def made(function: Callable[..., Any], **env_kwargs: Any) -> gymnasium.Env:
-    """Makes an environment by a user's function.
+def make_from_function(function: Callable[..., Any], **env_kwargs: Any) -> gymnasium.Env:
+    """Make an environment with a user's function.
+
+    Args:
+        function: Returns a new environment.
+        **env_kwargs: Arguments of the function.
 
     Raises:
-        ConfigError: The function makes something else.
+        ConfigError: The function returns another type.
     """
     env = function(**env_kwargs)
     if isinstance(env, gymnasium.Env):
-        return _with_quick_actions(env)
+        return _with_fast_action_check(env)
     kind = type(env).__name__
     if isinstance(env, gymnasium.vector.VectorEnv):
-        advice = "let it make one environment, of which data.num_envs are stepped together"
-        raise ConfigError(f"env_id makes a vectorized environment ({kind}): {advice}.")
+        raise ConfigError(
+            f"env_id makes a vectorized environment ({kind}): it must make one environment, and data.num_envs"
+            " sets how many step together."
+        )
     raise ConfigError(
         f"env_id makes a {kind}: it must make a Gymnasium environment or a TorchRL environment."
     )
 
 
 class QuickDiscrete(spaces.Discrete):
-    """A discrete space that knows its integers at once.
+    """A discrete space with a fast membership test for Python integers.
 
-    Gymnasium's own takes 3 microseconds to convert and to compare types, a third of a step of CartPole, which asserts at every
-    step that it was given an action.
+    Gymnasium's own test takes 3 microseconds to convert and compare types. That is a third of a step of
+    CartPole, which validates its action at every step.
+
+    Example:
+        >>> QuickDiscrete(2).contains(1), QuickDiscrete(2).contains(2)
+        (True, False)
     """
 
     def contains(self, x: Any) -> bool:
-        """Tells whether x is an element."""
+        """Return whether ``x`` is an element of the space."""
         return bool(self.start <= x < self.start + self.n) if type(x) is int else super().contains(x)
 
 
-def _with_quick_actions(env: gymnasium.Env) -> gymnasium.Env:
-    """Lets an environment check its actions sooner."""
-    actions = vars(env.unwrapped).get("action_space")  # not a property, nor its class's
+def _with_fast_action_check(env: gymnasium.Env) -> gymnasium.Env:
+    """Give an environment with discrete actions a space with a faster membership test."""
+    actions = vars(env.unwrapped).get("action_space")  # skips properties and class attributes
     if type(actions) is spaces.Discrete:
-        quick = copy.copy(
-            actions
-        )  # with its dtype and its generator; other environments may have the same object
-        quick.__class__ = QuickDiscrete
-        env.unwrapped.action_space = quick
+        # A copy keeps dtype and generator, and other environments may share the original space.
+        quick_space = copy.copy(actions)
+        quick_space.__class__ = QuickDiscrete
+        env.unwrapped.action_space = quick_space
     return env

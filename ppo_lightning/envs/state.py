@@ -1,4 +1,4 @@
-"""The whole state of single Gymnasium environments as tensors and plain types, to go on with an episode to the bit."""
+"""Complete state of single Gymnasium environments as tensors and plain types, for bit-exact resume."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,16 +7,20 @@ import gymnasium
 import numpy as np
 import torch
 
-# Those whose state is their attributes, and MuJoCo's, is known; of any other there may be more than can be seen.
+# Environments whose complete state is in their attributes and MuJoCo's data. Others may have hidden state.
 KNOWN = ("gymnasium.envs.classic_control.", "gymnasium.envs.mujoco.")
-# Wrappers whose state is among these attributes; of any other there may be more.
+# Wrappers whose complete state is in these attributes.
 WRAPPERS = {"AtariPreprocessing", "MaskedVelocity", "OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}
 WRAPPER_ATTRIBUTES = {"_elapsed_steps", "_has_reset", "lives", "game_over"}
 Row = dict[str, Any]
 
 
-def state_of(env: gymnasium.Env) -> Row | None:
-    """Returns the state of an environment with its wrappers and its random generator; None where that cannot be known."""
+def read_state(env: gymnasium.Env) -> Row | None:
+    """Return the state of an environment, its wrappers and its random generator.
+
+    Returns:
+        The state by name, or None if a part of the state may be hidden.
+    """
     inner = env.unwrapped
     wrappers = {type(layer).__name__ for layer in _layers(env)}
     if not (type(inner).__module__.startswith(KNOWN) and wrappers <= WRAPPERS):
@@ -27,14 +31,19 @@ def state_of(env: gymnasium.Env) -> Row | None:
     state["wrappers"] = wrapper_attributes(env)
     state["random"] = inner.np_random.bit_generator.state
     if (data := getattr(inner, "data", None)) is not None:
-        # Not only MuJoCo's integration state: rewards and observations read what the last step computed on its way.
+        # Rewards and observations read more than MuJoCo's integration state: also results of the last step.
         state |= {f"mujoco {name}": torch.from_numpy(array.copy()) for name, array in _arrays(data)}
         state["mujoco time"] = data.time
     return state
 
 
-def restore(env: gymnasium.Env, state: Row) -> None:
-    """Puts an environment into a state that :func:`state_of` returned."""
+def restore_state(env: gymnasium.Env, state: Row) -> None:
+    """Restore the state from :func:`read_state`.
+
+    Args:
+        env: A new environment of the same kind.
+        state: The state.
+    """
     env.reset()
     inner: Any = env.unwrapped
     for key, value in state.items():
@@ -46,15 +55,14 @@ def restore(env: gymnasium.Env, state: Row) -> None:
     if "mujoco time" in state:
         for name, array in _arrays(inner.data):
             saved = state[f"mujoco {name}"].numpy()
-            if (
-                saved.shape == array.shape
-            ):  # those of contacts change with their number, and every step makes them anew
+            # Contact arrays vary in shape with the number of contacts. Every step recomputes them.
+            if saved.shape == array.shape:
                 array[...] = saved
         inner.data.time = state["mujoco time"]
 
 
 def wrapper_attributes(env: gymnasium.Env) -> Row:
-    """Returns the counts and flags of the wrappers around an environment, by name."""
+    """Return counters and flags of the wrappers around an environment, by name."""
     return {
         name: getattr(layer, name)
         for layer in _layers(env)
@@ -63,7 +71,7 @@ def wrapper_attributes(env: gymnasium.Env) -> Row:
 
 
 def set_wrapper_attributes(env: gymnasium.Env, attributes: Row) -> None:
-    """Takes back what :func:`wrapper_attributes` returned."""
+    """Restore the attributes from :func:`wrapper_attributes`."""
     for layer in _layers(env):
         for name in WRAPPER_ATTRIBUTES & vars(layer).keys():
             setattr(layer, name, attributes[name])
@@ -77,11 +85,8 @@ def _layers(env: Any) -> Iterable[Any]:
 
 def _arrays(data: Any) -> Iterable[tuple[str, np.ndarray]]:
     for name in dir(data):
-        if (
-            not name.startswith("_")
-            and isinstance(array := getattr(data, name), np.ndarray)
-            and array.flags.writeable
-        ):
+        array = None if name.startswith("_") else getattr(data, name)
+        if isinstance(array, np.ndarray) and array.flags.writeable:
             yield name, array
 
 
@@ -94,21 +99,32 @@ def _is_plain(value: Any) -> bool:
 
 
 def to_plain(value: Any) -> Any:
-    """Makes tensors of arrays and of NumPy's numbers."""
+    """Convert NumPy arrays and scalars to tensors. Other values are unchanged."""
     if isinstance(value, tuple):
         return tuple(map(to_plain, value))
     return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def from_plain(value: Any) -> Any:
-    """Makes arrays, and NumPy's numbers, of tensors."""
+    """Convert tensors to NumPy arrays and scalars. Other values are unchanged."""
     if isinstance(value, tuple):
         return tuple(map(from_plain, value))
     return value.numpy().copy()[()] if isinstance(value, torch.Tensor) else value
 
 
 def to_columns(rows: Sequence[Row]) -> dict[str, Any]:
-    """Turns the states of N environments into one dictionary: of stacked tensors, where there are such, and of lists."""
+    """Stack the states of N environments into one dictionary.
+
+    Args:
+        rows: N states with the same names.
+
+    Returns:
+        Stacked tensors where the shapes agree, and lists otherwise.
+
+    Example:
+        >>> to_columns([{"steps": 1}, {"steps": 5}])
+        {'steps': [1, 5]}
+    """
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
     for name, values in columns.items():
         if all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):
@@ -117,5 +133,5 @@ def to_columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def to_rows(columns: dict[str, Any]) -> list[Row]:
-    """Undoes :func:`to_columns`."""
+    """Convert the result of :func:`to_columns` back to N states."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

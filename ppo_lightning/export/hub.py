@@ -1,4 +1,4 @@
-"""A trained agent as a folder for the Hugging Face Hub."""
+"""Export of trained agents to the Hugging Face Hub."""
 
 import json
 from pathlib import Path
@@ -18,22 +18,23 @@ CARD, VIDEO = "README.md", "replay.mp4"
 
 
 def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = True) -> Path:
-    """Writes a folder that the Hugging Face Hub shows: weights, configuration, model card, video.
+    """Write a folder for the Hugging Face Hub with weights, configuration, model card and video.
 
     Args:
-        checkpoint: From :func:`~ppo_lightning.checkpoints.agent.read_checkpoint`.
-        folder: Is made if it does not exist.
-        video: Whether to record an episode, where the environment can be rendered.
+        checkpoint: Result of :func:`~ppo_lightning.checkpoints.agent.read_checkpoint`.
+        folder: Output folder, created if it does not exist.
+        video: Record an episode if the environment can be rendered.
 
     Returns:
         The folder.
     """
     safetensors = import_extra("safetensors.torch", extra="export")
-    folder, agent, data = Path(folder), trained_agent(checkpoint), checkpoint["datamodule_hyper_parameters"]
+    folder = Path(folder)
+    agent = trained_agent(checkpoint)
+    data = checkpoint["datamodule_hyper_parameters"]
     folder.mkdir(parents=True, exist_ok=True)
-    safetensors.save_file(
-        {name: tensor.contiguous() for name, tensor in agent.state_dict().items()}, folder / WEIGHTS
-    )
+    weights = {name: tensor.contiguous() for name, tensor in agent.state_dict().items()}
+    safetensors.save_file(weights, folder / WEIGHTS)
     returns = checkpoint["episode_returns"]
     config = {
         "ppo_lightning": ppo_lightning.__version__,
@@ -51,20 +52,20 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
         },
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=1, default=str) + "\n")
-    said = ""
+    video_tag = ""
     if video:
         try:
             factory = EnvFactory(data["env_id"], data["backend"], data["env_kwargs"] or {})
             record_video(agent, factory, folder / VIDEO, seed=checkpoint["seed"], max_frames=1000)
-            said = f'\n<video controls autoplay loop src="{VIDEO}"></video>\n'
+            video_tag = f'\n<video controls autoplay loop src="{VIDEO}"></video>\n'
         except ConfigError as error:
             print(f"no video: {first_line(error)}")
-    (folder / CARD).write_text(_card(config, said))
+    (folder / CARD).write_text(_card(config, video_tag))
     return folder
 
 
 def _public(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without Lightning's own entries and without the user's file of observations."""
+    """Drop Lightning's own entries and the user's observations from settings."""
     return {
         key: value
         for key, value in settings.items()
@@ -73,14 +74,16 @@ def _public(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _card(config: dict[str, Any], video: str) -> str:
-    env_id, evaluated = config["data"]["env_id"], bool(config["evaluation"])
+    env_id = config["data"]["env_id"]
+    evaluated = bool(config["evaluation"])
     results = config["evaluation"] if evaluated else config["training"]
     mean, std = (results.get(name) for name in ("episodic_return", "episodic_return_std"))
     result = "" if mean is None else f"{mean:.2f} +/- {std:.2f}"
     kind = (
         "Return of the last evaluation (whole episodes, the most probable actions)"
         if evaluated
-        else f"Return of the last {results['episodes']} training episodes (sampled actions; no evaluation of these weights)"
+        else f"Return of the last {results['episodes']} training episodes"
+        " (sampled actions; no evaluation of these weights)"
     )
     metric = (
         f"      - {{type: mean_reward, value: {result}, name: {kind.partition(' (')[0].lower()}}}\n"
@@ -89,7 +92,7 @@ def _card(config: dict[str, Any], video: str) -> str:
     )
     act = "action = agent.mode(observation)  # raw observations [B, ...]"
     if config["agent"]["init_args"].get("memory"):
-        act = """memory = agent.initial_memory(len(observation))  # zero where an episode begins
+        act = """memory = agent.initial_memory(len(observation))  # zero at episode starts
 action, value, memory = agent.play(observation, memory)  # raw observations [B, ...]"""
     settings = "\n".join(f"| {name} | {value} |" for name, value in config["hyper_parameters"].items())
     return f"""---
@@ -121,39 +124,49 @@ agent = load_from_hub("USER/NAME")  # or this folder
 
 
 def load_from_hub(source: str | Path) -> ActorCritic:
-    """Builds the agent of a folder that :func:`save_for_hub` wrote, or of a repository of the Hub; executes nothing from it.
+    """Load an agent from a folder of :func:`save_for_hub` or a repository of the Hub.
+
+    No code from the source is executed.
 
     Args:
         source: A folder, or ``"user/name"``.
 
+    Returns:
+        The agent.
+
     Raises:
-        ConfigError: It is neither, a file in it is damaged, or its agent's class is not imported.
+        ConfigError: The source does not exist, a file is damaged, or the agent's class is not imported.
     """
     folder = Path(source)
     if not folder.is_dir():
         hub = import_extra("huggingface_hub", extra="export")
         try:
             folder = Path(hub.snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG]))
-        except Exception as error:  # whatever lies between here and the Hub
+        except Exception as error:  # network, proxy and server errors have many types
             raise ConfigError(
-                f"{source} is no folder, and the Hub does not give it: {first_line(error)}."
+                f"{source} is not a folder, and the download from the Hub failed: {first_line(error)}."
             ) from error
     return trained_agent(read_hub_folder(folder))
 
 
 def push_to_hub(folder: str | Path, repo_id: str, private: bool = False) -> str:
-    """Upload a folder that :func:`save_for_hub` wrote, and return its address; ``huggingface_hub`` knows the account.
+    """Upload a folder of :func:`save_for_hub` and return its address.
+
+    Args:
+        folder: The folder.
+        repo_id: Repository, ``"user/name"``. The account is the one of ``hf auth login``.
+        private: Whether a new repository is private.
 
     Raises:
-        ConfigError: There is no network, no token, or no right to write there.
+        ConfigError: There is no network, no token, or no write permission.
     """
     api = import_extra("huggingface_hub", extra="export").HfApi()
     try:
         address = api.create_repo(repo_id, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=str(folder))
-    except Exception as error:  # whatever lies between here and the Hub
+    except Exception as error:  # network, proxy and server errors have many types
         raise ConfigError(
-            f"{folder} is written, but not uploaded to {repo_id} ({first_line(error)}): check the network, and log in with"
-            " hf auth login."
+            f"{folder} is written, but not uploaded to {repo_id} ({first_line(error)}): check the network,"
+            " and log in with hf auth login."
         ) from error
     return str(address)

@@ -1,4 +1,4 @@
-"""A trained agent as ONNX."""
+"""Export of trained agents to ONNX."""
 
 import warnings
 from pathlib import Path
@@ -14,16 +14,23 @@ from ppo_lightning.errors import import_extra
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.spaces.specs import columns, mask_columns, stored
 
-CHECKED = 256  # observations of each kind
+NUM_CHECKS = 256  # observations per comparison
 
 
 class Deployed(nn.Module):
-    """What is exported: from raw observations [B, ...] to the most probable actions [B, ...] and values [B].
+    """The exported module, which maps raw observations [B, ...] to actions [B, ...] and values [B].
 
-    A memory [B, M] is another input and another output.
+    The actions are the most probable ones. A memory adds the hidden state [B, M] as an input and an output.
 
     Args:
-        agent: Its statistics are inside.
+        agent: The agent, whose statistics become part of the file.
+
+    Example:
+        >>> from torchrl.data import Unbounded
+        >>> from ppo_lightning.models import MLPAgent
+        >>> agent = MLPAgent(Unbounded((4,)), Categorical(2, shape=()))
+        >>> [tuple(output.shape) for output in Deployed(agent)(torch.zeros(3, 4))]
+        [(3,), (3,)]
     """
 
     def __init__(self, agent: ActorCritic) -> None:
@@ -31,20 +38,22 @@ class Deployed(nn.Module):
         self.agent = agent
 
     def forward(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Returns ``action``, within the environment's bounds, ``state_value`` and, where there is one, ``next_memory``."""
-        *outputs, after = self.agent.play(observation, memory)
-        return tuple(outputs) if after is None else (*outputs, after)
+        """Return ``action`` (within bounds), ``state_value`` and, with a memory, ``next_memory``."""
+        *outputs, next_memory = self.agent.play(observation, memory)
+        return tuple(outputs) if next_memory is None else (*outputs, next_memory)
 
 
 def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) -> Path:
-    """Writes ``observation`` [B, ...] -> ``action`` [B, ...], ``state_value`` [B] as ONNX, for any B.
+    """Export an agent to ONNX for any batch size B.
 
-    An agent with a memory takes ``memory`` [B, M], too, zero where an episode begins, and gives ``next_memory``.
+    The input is ``observation`` [B, ...], the outputs are ``action`` [B, ...] and ``state_value`` [B]. With a
+    memory, the file also has the input ``memory`` [B, M], zero at episode starts, and the output
+    ``next_memory``.
 
     Args:
-        agent: On the CPU.
-        observation_spec: Of one environment.
-        path: The file.
+        agent: An agent on the CPU.
+        observation_spec: Spec of one environment.
+        path: Output file.
 
     Returns:
         The path.
@@ -52,10 +61,11 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
     import_extra("onnxscript", extra="export")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    spec, memory = stored(observation_spec), agent.initial_memory(2)
-    inputs = {"observation": torch.zeros(2, *spec.shape, dtype=spec.dtype)} | (
-        {} if memory is None else {"memory": memory}
-    )
+    spec = stored(observation_spec)
+    memory = agent.initial_memory(2)
+    inputs = {"observation": torch.zeros(2, *spec.shape, dtype=spec.dtype)}
+    if memory is not None:
+        inputs["memory"] = memory
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
@@ -68,39 +78,56 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
             verbose=False,
         )
     for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # stack traces, with the paths of this machine
+        node.metadata_props.clear()  # removes stack traces with local paths
     program.save(path)
     return path
 
 
 @torch.no_grad()
 def largest_difference(agent: ActorCritic, path: str | Path, observation: np.ndarray) -> float:
-    """Returns how far an ONNX file's actions and values are from the agent's at most, for raw observations [B, ...].
+    """Return the largest relative difference between the outputs of an ONNX file and the agent.
 
-    In proportion to 1 + the agent's; an action that is another counts as its index's distance.
+    Differences are divided by 1 + the absolute output of the agent. Discrete actions differ by their indices.
+
+    Args:
+        agent: The agent.
+        path: The ONNX file.
+        observation: Raw observations, [B, ...].
     """
     session = import_extra("onnxruntime", extra="export").InferenceSession(
         str(path), providers=["CPUExecutionProvider"]
     )
-    inputs, memory = {"observation": torch.from_numpy(observation)}, agent.initial_memory(len(observation))
+    inputs = {"observation": torch.from_numpy(observation)}
+    memory = agent.initial_memory(len(observation))
     if memory is not None:
         inputs["memory"] = memory.normal_(generator=torch.Generator().manual_seed(0)).tanh()
-    found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    outputs = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
     expected = [output.numpy() for output in Deployed(agent).eval()(*inputs.values())]
-    return max(float((np.abs(a - b) / (1 + np.abs(b))).max()) for a, b in zip(found, expected, strict=True))
+    return max(
+        float((np.abs(actual - reference) / (1 + np.abs(reference))).max())
+        for actual, reference in zip(outputs, expected, strict=True)
+    )
 
 
 def random_observations(spec: TensorSpec, seed: int = 0) -> np.ndarray:
-    """Returns observations [B, ...] that a spec allows: of pictures any bytes, of vectors some standard normals."""
+    """Draw observations that a spec allows: uniform bytes for pictures, normal numbers for vectors.
+
+    Args:
+        spec: Spec of one environment.
+        seed: Seed of the generator.
+
+    Returns:
+        Observations, [256, ...].
+    """
     generator = np.random.default_rng(seed)
     if isinstance(spec, Composite | Categorical):
         rows = stored(spec)
-        parts = [part.rand([CHECKED]).reshape(CHECKED, -1) for _, part, _ in columns(spec)]
+        parts = [part.rand([NUM_CHECKS]).reshape(NUM_CHECKS, -1) for _, part, _ in columns(spec)]
         row = torch.cat([part.to(rows.dtype) for part in parts], dim=1)
         if (mask := mask_columns(spec)) is not None:
             row[:, mask] = 1
         return row.numpy()
-    shape = (CHECKED, *spec.shape)
+    shape = (NUM_CHECKS, *spec.shape)
     if spec.dtype == torch.uint8:
         return generator.integers(0, 256, shape, np.uint8)
     return generator.normal(0, 3, shape).astype(torch.empty(0, dtype=spec.dtype).numpy().dtype)
@@ -110,17 +137,30 @@ def random_observations(spec: TensorSpec, seed: int = 0) -> np.ndarray:
 def recorded_observations(
     agent: ActorCritic, spec: TensorSpec, data: dict[str, Any], seed: int
 ) -> np.ndarray:
-    """Returns observations [B, ...] that the agent meets in its environment, of the data module's settings."""
+    """Return observations that the agent meets in its environment.
+
+    Args:
+        agent: The agent, which acts with the most probable actions.
+        spec: Observation spec of one environment.
+        data: Settings of the data module.
+        seed: Seed of the environment.
+
+    Returns:
+        Observations, [256, ...].
+    """
     env = make_env(data["env_id"], 1, data["backend"], seed, stream="eval", env_kwargs=data["env_kwargs"])
-    observation, met, memory = env.reset_arrays(), [], agent.initial_memory(1)
+    observation = env.reset_arrays()
+    memory = agent.initial_memory(1)
+    recorded = []
     dtype = torch.empty(0, dtype=stored(spec).dtype).numpy().dtype
     try:
-        for _ in range(CHECKED):
-            met.append(observation[0].astype(dtype))
-            action, _, memory = agent.play(torch.from_numpy(met[-1][None]), memory)
+        for _ in range(NUM_CHECKS):
+            recorded.append(observation[0].astype(dtype))
+            action, _, memory = agent.play(torch.from_numpy(recorded[-1][None]), memory)
             observation, _, terminated, truncated = env.step_arrays(action.numpy())
             if (done := terminated | truncated).any():
-                observation, memory = env.reset_arrays(done), agent.initial_memory(1)
+                observation = env.reset_arrays(done)
+                memory = agent.initial_memory(1)
     finally:
         env.close()
-    return np.stack(met)
+    return np.stack(recorded)

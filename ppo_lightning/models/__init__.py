@@ -1,4 +1,4 @@
-"""Agents: a body for the features, a head for the action distribution, a critic."""
+"""Agents: a body for the features, a head for the action distribution and a critic."""
 
 from ppo_lightning.models.agent import ActorCritic, Evaluation
 from ppo_lightning.models.cnn import CNNAgent

@@ -1,4 +1,4 @@
-"""The agent: what acts in the environment and what the losses differentiate."""
+"""Base class of agents: policy, value function and their state."""
 
 import functools
 from collections.abc import Callable
@@ -21,21 +21,29 @@ from ppo_lightning.models.memory import Memory, MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.spaces.specs import spec_to_plain
 
-# Normalised observation [N, ...], noise [N, ...] and memory [N, M], which is brought up to date in place, to action [N, ...],
-# log-probability [N] and value [N], or None and None where `evaluate` shall find those two for the whole rollout at once.
+# Action [N, ...], log-probability [N] and value [N]. The last two are None if `evaluate` computes them later,
+# for the whole rollout at once.
 Acted = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+# Function of normalized observation [N, ...], noise [N, ...] and hidden state [N, M], updated in place.
 ArrayPolicy = Callable[[np.ndarray, np.ndarray | None, np.ndarray | None], Acted]
 
 
 class Evaluation(NamedTuple):
-    """What an agent says of actions that were taken, by the present weights.
+    """Evaluation of given actions by the current weights.
 
     Attributes:
         log_prob: Log-probability of the action, [B].
         entropy: Entropy of the distribution, [B], in nats.
         value: Value of the observation, [B].
-        features: What the head sees, [B, F].
-        parameters: Parameters of the distribution, each [B, ...], as the head's ``kl`` takes them.
+        features: Input of the head, [B, F].
+        parameters: Parameters of the distribution, each [B, ...], as the head's ``kl`` expects them.
+
+    Example:
+        >>> from torchrl.data import Categorical
+        >>> from ppo_lightning.models import MLPAgent
+        >>> agent = MLPAgent(Unbounded((4,)), Categorical(2, shape=()))
+        >>> agent.evaluate(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)).entropy.shape
+        torch.Size([3])
     """
 
     log_prob: Tensor
@@ -48,32 +56,39 @@ class Evaluation(NamedTuple):
 class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     """A policy and a value function.
 
-    Loops that run thousands of times a second call :meth:`act` and :meth:`evaluate` on tensors, with observations that
-    :meth:`normalize` made: a rollout keeps them as they were when the agent acted, while the statistics go on. As a
-    TensorDict module (``env.rollout(100, policy=agent)``) it reads raw observations under ``observation`` and writes
-    ``action``, ``action_log_prob`` and ``state_value``.
+    Fast loops call :meth:`act` and :meth:`evaluate` on tensors, with observations from :meth:`normalize`. A
+    rollout stores these normalized observations, because the running statistics change later. As a TensorDict
+    module (``env.rollout(100, policy=agent)``), the agent reads raw observations under ``observation`` and
+    writes ``action``, ``action_log_prob`` and ``state_value``.
 
-    With a memory, :meth:`act` takes and returns its state [B, M], zero where an episode begins, and :meth:`evaluate` takes
-    whole sequences; policy and value share the body and the memory.
+    With a memory, policy and value share body and memory. :meth:`act` then takes and returns the hidden state
+    [B, M], which is zero at episode starts, and :meth:`evaluate` takes whole sequences.
 
-    Where the observations have an entry ``action_mask``, discrete actions that it forbids have probability 0.
+    If the observations have an entry ``action_mask``, forbidden discrete actions have probability 0.
 
-    A subclass passes a body and calls ``self.save_hyperparameters(ignore=["observation_spec", "action_spec"])`` with
-    plain arguments, which is how a checkpoint knows how to build it again.
+    A subclass passes a body and calls ``self.save_hyperparameters(ignore=["observation_spec",
+    "action_spec"])`` with plain arguments, from which a checkpoint rebuilds the agent.
 
     Args:
-        action_spec: The environment's actions.
-        body: Makes a module from observations [B, ...] to features [B, F] that has ``out_features`` = F, and may have
-            ``rows_in_cache``.
-        shared: One body for policy and value, instead of one each.
-        head: The action distribution; None: categorical for discrete actions, Gaussian for continuous ones.
-        normalizer: Of the observations; None: they are taken as they are.
-        memory: ``lstm`` or ``gru`` behind the body; None: none.
-        memory_size: H, the width of what the memory gives to the heads.
-        mask: Where in a row of an observation the mask of the actions lies; None: there is none.
+        action_spec: Spec of the actions.
+        body: Makes a module from observations [B, ...] to features [B, F]. The module has an attribute
+            ``out_features`` = F and optionally ``rows_in_cache``.
+        shared: Use one body for policy and value instead of one each.
+        head: The action distribution. None: categorical for discrete actions, Gaussian for continuous ones.
+        normalizer: Normalizes the observations. None: no normalization.
+        memory: ``lstm`` or ``gru`` after the body. None: no memory.
+        memory_size: Width H of the memory's output.
+        mask: Columns of the action mask in a row of observations. None: no mask.
 
     Raises:
-        ConfigError: A memory without ``shared``, or a mask of another size than the actions.
+        ConfigError: There is a memory without ``shared``, or the size of the mask does not match the actions.
+
+    Example:
+        >>> from torchrl.data import Categorical
+        >>> from ppo_lightning.models import MLP
+        >>> agent = ActorCritic(Categorical(2, shape=()), lambda: MLP(4, [64]))
+        >>> agent.mode(torch.zeros(3, 4)).shape
+        torch.Size([3])
     """
 
     in_keys = ("observation",)
@@ -93,9 +108,11 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         super().__init__()
         if memory is not None and not shared:
             raise ConfigError(
-                "model.agent.memory is one for policy and value, and so is the body before it: set shared to true."
+                "model.agent.memory needs one body for policy and value: set model.agent.shared to true."
             )
-        self.normalizer, self._mask, self.actions = normalizer, mask, spec_to_plain(action_spec)
+        self.normalizer = normalizer
+        self._mask = mask
+        self.actions = spec_to_plain(action_spec)
         # detail 13
         # detail 26
         self.actor_body = body()
@@ -107,24 +124,28 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         self.head = make_head(head, width, action_spec)
         if mask is not None and mask.stop - mask.start != self.head.num_choices:
             raise ConfigError(
-                f"env_id has observations with an action_mask of {mask.stop - mask.start} entries, and {self.head.num_choices}"
-                " discrete actions: one entry an action is needed, those of all components one after the other."
+                f"env_id has observations with an action_mask of {mask.stop - mask.start} entries, and"
+                f" {self.head.num_choices} discrete actions: the mask needs one entry per action, with all"
+                " components concatenated."
             )
         self.critic = orthogonal(Float32Linear(width, 1), gain=1.0)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.critic.weight.device
 
     def rollout_keys(self, observation: TensorSpec, action: TensorSpec) -> dict[str, TensorSpec]:
-        """Return what a rollout keeps of each step for the update: key -> spec of one environment.
+        """Return the entries of a step that a rollout stores for the update.
 
         Storage and collectors read the keys here.
 
         Args:
-            observation: What the environment gives, in the form that is stored.
-            action: What the environment takes, in the form that is stored.
+            observation: Spec of the stored observations.
+            action: Spec of the stored actions.
+
+        Returns:
+            Specs of one environment by key.
         """
         normalized = Unbounded(observation.shape, dtype=torch.float32)
         return {
@@ -136,132 +157,174 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     @property
     def rows_in_cache(self) -> int:
-        """How many rows a processor differentiates fastest: those whose activations its cache holds, or what the body says."""
+        """Number of rows for the fastest backpropagation on a CPU, whose cache holds their activations.
+
+        The body may override the default.
+        """
         return getattr(self.actor_body, "rows_in_cache", 4096)
 
     def _features(self, observation: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns what policy and value see of observations [B, ...], and the memory after them."""
-        for_actor = self.actor_body(observation)
+        """Return the features of policy and value for observations [B, ...], and the next hidden state."""
+        actor_features = self.actor_body(observation)
         if self.memory is not None:
             if memory is None:
                 raise ConfigError(
-                    "This agent has a memory: give act its state [B, M], zero where an episode begins."
+                    "This agent has a memory: give act the hidden state [B, M], zero at episode starts."
                 )
-            for_actor, memory = self.memory.step(for_actor, memory)
-        return for_actor, for_actor if self.critic_body is None else self.critic_body(observation), memory
+            actor_features, memory = self.memory.step(actor_features, memory)
+        critic_features = actor_features if self.critic_body is None else self.critic_body(observation)
+        return actor_features, critic_features, memory
 
     def _sequences(self, observation: Tensor, memory: Tensor, is_init: Tensor) -> Tensor:
-        """Returns what policy and value see of sequences [n, T, ...]: [n, T, H]."""
+        """Return the features of policy and value for sequences [n, T, ...], as [n, T, H]."""
         assert self.memory is not None
-        return self.memory(
-            self.actor_body(observation.flatten(0, 1)).unflatten(0, is_init.shape), memory, is_init
-        )
+        features = self.actor_body(observation.flatten(0, 1)).unflatten(0, is_init.shape)
+        return self.memory(features, memory, is_init)
 
     def _allowed(self, observation: Tensor) -> Tensor | None:
         return None if self._mask is None else observation[..., self._mask] > 0
 
     def initial_memory(self, num_envs: int) -> Tensor | None:
-        """Returns the memory at the start of episodes, [N, M]; None where the agent has none."""
-        return (
-            None if self.memory is None else torch.zeros(num_envs, self.memory.state_size, device=self.device)
-        )
+        """Return the hidden state at episode starts, [N, M], or None without a memory.
+
+        Args:
+            num_envs: Number of environments N.
+        """
+        if self.memory is None:
+            return None
+        return torch.zeros(num_envs, self.memory.state_size, device=self.device)
 
     def normalize(self, observation: Tensor) -> Tensor:
-        """Returns what the networks take for raw observations [B, ...], by the present statistics; floats as float32."""
+        """Convert raw observations [B, ...] to the input of the networks, with the current statistics.
+
+        Floats become float32.
+        """
         if self.normalizer is not None:
             return self.normalizer(observation)
         return observation.float() if observation.is_floating_point() else observation
 
     def mode(self, observation: Tensor) -> Tensor:
-        """Returns the most probable actions [B, ...] for raw observations [B, ...], within the environment's bounds.
+        """Return the most probable actions, within the bounds of the environment.
+
+        Args:
+            observation: Raw observations, [B, ...].
+
+        Returns:
+            Actions, [B, ...].
 
         Raises:
-            ConfigError: The agent has a memory, which :meth:`act` takes.
+            ConfigError: The agent has a memory. Use :meth:`play` instead.
         """
         return self.play(observation)[0]
 
     def play(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns what :meth:`mode` does, the values [B], and the memory after raw observations [B, ...]."""
+        """Return the most probable actions with values and hidden state.
+
+        Args:
+            observation: Raw observations, [B, ...].
+            memory: Hidden state before the observations, [B, M], if the agent has a memory.
+
+        Returns:
+            Actions [B, ...] within the bounds of the environment, values [B] and the next hidden state.
+        """
         action, _, value, memory = self.act(self.normalize(observation), memory=memory)
         return self.head.for_environment(action), value, memory
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draws what :meth:`act` needs to sample actions, [*batch_shape, ...], on the CPU."""
+        """Draw the noise with which :meth:`act` samples actions, on the CPU.
+
+        Args:
+            batch_shape: Shape of the batch.
+            generator: Random generator. None: PyTorch's default generator.
+
+        Returns:
+            Noise, [*batch_shape, ...].
+        """
         return self.head.noise(batch_shape, generator)
 
     def act(
         self, observation: Tensor, noise: Tensor | None = None, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Chooses actions.
+        """Choose actions.
 
         Args:
-            observation: Normalised, [B, ...].
-            noise: From :meth:`noise`, [B, ...]; None takes the distribution's mode.
-            memory: Before the observation, [B, M], of an agent that has one.
+            observation: Normalized observations, [B, ...].
+            noise: Noise from :meth:`noise`, [B, ...]. None: the mode of the distribution.
+            memory: Hidden state before the observations, [B, M], if the agent has a memory.
 
         Returns:
-            Action [B, ...] (before any clipping), its log-probability [B], the value of the observation [B] and the memory
-            after it.
+            Actions [B, ...] before any clipping, log-probabilities [B], values [B] and the next hidden state.
 
         Raises:
-            ConfigError: The agent has a memory, and none is given.
+            ConfigError: The agent has a memory, and ``memory`` is None.
         """
-        for_actor, for_critic, memory = self._features(observation, memory)
-        action, log_prob = self.head.sample(for_actor, noise, self._allowed(observation))
-        return action, log_prob, self.critic(for_critic).squeeze(-1), memory
+        actor_features, critic_features, memory = self._features(observation, memory)
+        action, log_prob = self.head.sample(actor_features, noise, self._allowed(observation))
+        return action, log_prob, self.critic(critic_features).squeeze(-1), memory
 
     def evaluate(
         self, observation: Tensor, action: Tensor, memory: Tensor | None = None, is_init: Tensor | None = None
     ) -> Evaluation:
-        """Evaluate actions that were taken, by the present weights.
+        """Evaluate given actions with the current weights.
 
         Args:
-            observation: Normalised, [B, ...]; of an agent with a memory whole sequences, [n, T, ...].
-            action: [B, ...], or [n, T, ...].
-            memory: Before the first step of the sequences, [n, M].
-            is_init: Where in them an episode begins, [n, T] bool.
+            observation: Normalized observations, [B, ...]. With a memory: whole sequences, [n, T, ...].
+            action: Actions, [B, ...] or [n, T, ...].
+            memory: Hidden state before the first step of the sequences, [n, M].
+            is_init: True at the first step of an episode, [n, T] bool.
 
         Returns:
-            What the losses need; tensors [B, ...], or [n, T, ...].
+            Inputs of the losses, with tensors [B, ...] or [n, T, ...].
         """
         if self.memory is None:
-            for_actor, for_critic, _ = self._features(observation, None)
+            actor_features, critic_features, _ = self._features(observation, None)
         else:
             assert memory is not None
             assert is_init is not None
-            for_actor = for_critic = self._sequences(observation, memory, is_init)
-        log_prob, entropy, parameters = self.head.evaluate(for_actor, action, self._allowed(observation))
-        return Evaluation(log_prob, entropy, self.critic(for_critic).squeeze(-1), for_actor, parameters)
+            actor_features = critic_features = self._sequences(observation, memory, is_init)
+        log_prob, entropy, parameters = self.head.evaluate(actor_features, action, self._allowed(observation))
+        return Evaluation(
+            log_prob, entropy, self.critic(critic_features).squeeze(-1), actor_features, parameters
+        )
 
     def explain(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the value of raw observations [B], and the policy as :meth:`Head.bars` shows it, twice [B, A]."""
+        """Return values and a description of the policy for videos.
+
+        Args:
+            observation: Raw observations, [B, ...].
+            memory: Hidden state before the observations, [B, M], if the agent has a memory.
+
+        Returns:
+            Values [B], and the numbers [B, A] and bar lengths [B, A] of :meth:`Head.bars`.
+        """
         observation = self.normalize(observation)
-        for_actor, for_critic, _ = self._features(observation, memory)
-        return self.critic(for_critic).squeeze(-1), *self.head.bars(for_actor, self._allowed(observation))
+        actor_features, critic_features, _ = self._features(observation, memory)
+        return self.critic(critic_features).squeeze(-1), *self.head.bars(
+            actor_features, self._allowed(observation)
+        )
 
     def value(self, observation: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Returns the value of normalised observations [B, ...], [B]; ``memory`` as for :meth:`act`."""
+        """Return the values [B] of normalized observations [B, ...]; ``memory`` is as in :meth:`act`."""
         if self.memory is not None:
             return self.critic(self._features(observation, memory)[1]).squeeze(-1)
         body = self.actor_body if self.critic_body is None else self.critic_body
         return self.critic(body(observation)).squeeze(-1)
 
     def array_policy(self) -> ArrayPolicy:
-        """Returns what the collector calls at each step of a rollout: :meth:`act` from arrays to arrays.
+        """Return the function from arrays to arrays that the collector calls at each step of a rollout.
 
-        A subclass may return a faster function with the same actions to float tolerance. It is asked for anew for each
-        rollout, and used under inference mode.
+        The default wraps :meth:`act`. A subclass may return a faster function whose actions agree to float
+        tolerance. The collector requests a new function for each rollout and calls it in inference mode.
         """
         device = self.device
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
-            drawn, state = (
-                None if each is None else torch.from_numpy(each).to(device) for each in (noise, memory)
+            noise_tensor, state = (
+                None if array is None else torch.from_numpy(array).to(device) for array in (noise, memory)
             )
-            seen = torch.from_numpy(observation).to(
-                device, non_blocking=True
-            )  # a row of the rollout, which stays as it is
-            action, log_prob, value, state = self.act(seen, drawn, state)
+            # The copy may be asynchronous, because this row of the rollout does not change.
+            inputs = torch.from_numpy(observation).to(device, non_blocking=True)
+            action, log_prob, value, state = self.act(inputs, noise_tensor, state)
             if memory is not None and state is not None:
                 memory[:] = state.numpy(force=True)
             return action.numpy(force=True), log_prob.numpy(force=True), value.numpy(force=True)
@@ -269,9 +332,17 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return policy
 
     def forward(self, tensordict: TensorDictBase, generator: torch.Generator | None = None) -> TensorDictBase:
-        """Acts on a TensorDict of any batch size; deterministically under ``ExplorationType.DETERMINISTIC``.
+        """Act on a TensorDict of any batch size.
 
-        An agent with a memory reads it under ``memory`` and writes it under ``("next", "memory")``.
+        The actions are deterministic under ``ExplorationType.DETERMINISTIC``. An agent with a memory reads
+        its hidden state under ``memory`` and writes it under ``("next", "memory")``.
+
+        Args:
+            tensordict: Has raw observations under ``observation``.
+            generator: Random generator of the noise. None: PyTorch's default generator.
+
+        Returns:
+            The same TensorDict, with ``action``, ``action_log_prob`` and ``state_value``.
         """
         draw = functools.partial(self.noise, (tensordict.numel(),), generator)
         return self.act_on(tensordict, self.normalize(tensordict["observation"]), draw)
@@ -279,19 +350,26 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     def act_on(
         self, tensordict: TensorDictBase, observation: Tensor, draw: Callable[[], Tensor]
     ) -> TensorDictBase:
-        """Acts on normalised observations [*batch, ...] and writes the result into a TensorDict of that batch size.
+        """Act on normalized observations and write the results into a TensorDict.
 
-        Noise for all of the batch comes from ``draw``, if there is any.
+        Args:
+            tensordict: A TensorDict of batch size [*batch].
+            observation: Normalized observations, [*batch, ...].
+            draw: Returns noise for the whole batch. Deterministic actions do not call it.
+
+        Returns:
+            The same TensorDict.
         """
         observation = observation.reshape(-1, *observation.shape[tensordict.ndim :])
         deterministic = exploration_type() == ExplorationType.DETERMINISTIC
         noise = None if deterministic else draw().to(observation.device)
         memory = tensordict.get("memory") if self.memory is not None else None
         flat = None if memory is None else memory.reshape(-1, memory.shape[-1])
-        *acted, after = self.act(observation, noise, flat)
-        action, log_prob, value = (out.reshape(tensordict.shape + out.shape[1:]) for out in acted)
-        tensordict["action"], tensordict["action_log_prob"] = action, log_prob
+        *outputs, next_memory = self.act(observation, noise, flat)
+        action, log_prob, value = (out.reshape(tensordict.shape + out.shape[1:]) for out in outputs)
+        tensordict["action"] = action
+        tensordict["action_log_prob"] = log_prob
         tensordict["state_value"] = value.unsqueeze(-1)
-        if memory is not None and after is not None:
-            tensordict["next", "memory"] = after.view_as(memory)
+        if memory is not None and next_memory is not None:
+            tensordict["next", "memory"] = next_memory.view_as(memory)
         return tensordict

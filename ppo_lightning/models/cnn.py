@@ -18,28 +18,36 @@ from ppo_lightning.utils.arguments import Range, check_arguments
 
 
 def scaled(observation: Tensor) -> Tensor:
-    """Maps pictures [B, C, H, W] of bytes to floats in [0, 1], channels last, which convolutions on the CPU prefer."""
+    """Scale byte pictures [B, C, H, W] to floats in [0, 1], in the layout channels last.
+
+    Convolutions on the CPU are fastest in this layout.
+    """
     # detail 22
-    if torch.compiler.is_compiling():  # to one loop
+    if torch.compiler.is_compiling():  # the compiler fuses this into one loop
         return observation.to(dtype=torch.float32, memory_format=torch.channels_last) / 255
-    pixels = torch.stack(
-        observation.unbind(1), dim=-1
-    )  # [B, H, W, C]: a third of the time of a copy to another layout
+    # [B, H, W, C], in a third of the time of a copy with another memory format.
+    pixels = torch.stack(observation.unbind(1), dim=-1)
     return pixels.float().div_(255).permute(0, 3, 1, 2)
 
 
 def channels_last(network: nn.Module) -> nn.Module:
-    """Lays out the weights of convolutions as :func:`scaled` lays out the pictures, in place, and returns the network."""
+    """Convert the weights of convolutions to the layout channels last in place, and return the network."""
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 class NatureCNN(nn.Module):
-    """Three convolutions and a linear layer, of Mnih et al., "Human-level control through deep reinforcement learning" (2015).
+    """Three convolutions and a linear layer.
+
+    Source: Mnih et al., "Human-level control through deep reinforcement learning" (2015).
 
     Args:
-        channels: C of the pictures [B, C, H, W] (of Atari: the stacked frames).
-        height: H, at least 36.
-        width: W, at least 36.
+        channels: Channels C of the pictures [B, C, H, W], for Atari the stacked frames.
+        height: Height H, at least 36 pixels.
+        width: Width W, at least 36 pixels.
+
+    Example:
+        >>> NatureCNN(4, 84, 84)(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
+        torch.Size([2, 512])
     """
 
     out_features = 512
@@ -62,15 +70,19 @@ class NatureCNN(nn.Module):
         self.linear = orthogonal(nn.Linear(size, self.out_features), gain=math.sqrt(2))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Maps pictures [B, C, H, W] of bytes to features [B, 512]."""
+        """Map byte pictures [B, C, H, W] to features [B, 512]."""
         return self.linear(self.convolutions(scaled(observation))).relu()
 
 
 class Residual(nn.Module):
-    """Two convolutions beside the identity.
+    """Two convolutions with a skip connection.
 
     Args:
-        channels: Of the input and the output.
+        channels: Channels of input and output.
+
+    Example:
+        >>> Residual(8)(torch.zeros(2, 8, 5, 5)).shape
+        torch.Size([2, 8, 5, 5])
     """
 
     def __init__(self, channels: int) -> None:
@@ -79,20 +91,25 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, picture: Tensor) -> Tensor:
-        """Maps [B, C, H, W] to the same shape."""
+        """Map a picture [B, C, H, W] to the same shape."""
         return picture + self.second(self.first(picture.relu()).relu())
 
 
 class ImpalaCNN(nn.Module):
-    """Three stages of a convolution, a pooling and two residual blocks, and a linear layer.
+    """Three stages of a convolution, a max pooling and two residual blocks, followed by a linear layer.
 
-    Source: Espeholt et al., "IMPALA" (2018), as Cobbe et al. use it for Procgen (2020), with PyTorch's own initialisation.
+    Source: Espeholt et al., "IMPALA" (2018), as used by Cobbe et al. for Procgen (2020), with PyTorch's
+    initialization.
 
     Args:
-        channels: C of the pictures [B, C, H, W].
-        height: H.
-        width: W.
+        channels: Channels C of the pictures [B, C, H, W].
+        height: Height H, pixels.
+        width: Width W, pixels.
         widths: Channels of the stages.
+
+    Example:
+        >>> ImpalaCNN(3, 64, 64)(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([2, 256])
     """
 
     out_features = 256
@@ -104,36 +121,42 @@ class ImpalaCNN(nn.Module):
         super().__init__()
         # detail P1
         stages: list[nn.Module] = []
-        for before, out in itertools.pairwise((channels, *widths)):
+        for in_channels, out_channels in itertools.pairwise((channels, *widths)):
             stages += [
-                nn.Conv2d(before, out, 3, padding=1),
+                nn.Conv2d(in_channels, out_channels, 3, padding=1),
                 nn.MaxPool2d(3, stride=2, padding=1),
-                Residual(out),
-                Residual(out),
+                Residual(out_channels),
+                Residual(out_channels),
             ]
         self.convolutions = channels_last(nn.Sequential(*stages, nn.Flatten(), nn.ReLU()))
         size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
         self.linear = nn.Linear(size, self.out_features)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Maps pictures [B, C, H, W] of bytes to features [B, 256]."""
+        """Map byte pictures [B, C, H, W] to features [B, 256]."""
         return self.linear(self.convolutions(scaled(observation))).relu()
 
 
 class CNNAgent(ActorCritic):
-    """Policy and value on pictures, with one convolutional trunk for both.
+    """Agent for pictures, with one convolutional body for policy and value.
 
     Args:
-        observation_spec: Pictures of bytes, shape [C, H, W].
-        action_spec: The environment's actions.
+        observation_spec: Byte pictures, shape [C, H, W].
+        action_spec: Spec of the actions.
         body: ``nature`` (Atari) or ``impala`` (Procgen).
-        shared: One trunk for policy and value, instead of one each.
+        shared: Use one body for policy and value instead of one each.
         head: As for :class:`~ppo_lightning.models.MLPAgent`.
         memory: As for :class:`~ppo_lightning.models.MLPAgent`.
         memory_size: As for :class:`~ppo_lightning.models.MLPAgent`.
 
     Raises:
-        ConfigError: The observations are not pictures of bytes, or too small for the network.
+        ConfigError: The observations are not byte pictures, or too small for the network.
+
+    Example:
+        >>> from torchrl.data import Categorical, Unbounded
+        >>> agent = CNNAgent(Unbounded((4, 84, 84), dtype=torch.uint8), Categorical(6, shape=()))
+        >>> agent.mode(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
+        torch.Size([2])
     """
 
     def __init__(
@@ -150,12 +173,14 @@ class CNNAgent(ActorCritic):
         shape = tuple(observation_spec.shape)
         if len(shape) != 3 or observation_spec.dtype != torch.uint8:
             raise ConfigError(
-                f"env_id has observations of shape {shape} and dtype {observation_spec.dtype}, and CNNAgent takes pictures of"
-                " bytes [channels, height, width] only: choose another environment, or an agent made for these observations."
+                f"env_id has observations of shape {shape} and dtype {observation_spec.dtype}, and CNNAgent"
+                " takes pictures of bytes [channels, height, width] only: choose another environment, or an"
+                " agent for these observations."
             )
         if body == "nature" and min(shape[1:]) < 36:
             raise ConfigError(
-                f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at least."
+                f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at"
+                " least."
             )
         bodies: dict[str, Callable[[], nn.Module]] = {
             "nature": lambda: NatureCNN(*shape),

@@ -1,4 +1,4 @@
-"""Actions of several components: MultiDiscrete, MultiBinary, and dictionaries and tuples of all kinds."""
+"""Heads for actions with several components: MultiDiscrete, MultiBinary, dictionaries and tuples."""
 
 import itertools
 import math
@@ -19,56 +19,69 @@ from ppo_lightning.models.heads import (
     Parameters,
     TanhGaussianHead,
 )
-from ppo_lightning.spaces.specs import choices, columns
+from ppo_lightning.spaces.specs import choice_counts, columns
 
 
 class MultiCategoricalHead(Head):
-    """Independent categorical distributions, one a component, whose log-probabilities and entropies are summed.
+    """Independent categorical distributions, one per component.
+
+    Log-probabilities and entropies are summed over the components.
 
     Args:
         in_features: Width of the features.
-        action_spec: The environment's actions: integers [K], each below its own number; or [K] of 0 and 1.
+        action_spec: Spec of the actions: integers [K] with one number of choices per component, or bits [K].
+
+    Example:
+        >>> head = MultiCategoricalHead(8, MultiCategorical([3, 2]))
+        >>> action, log_prob = head.sample(torch.zeros(4, 8), head.noise((4,)))
+        >>> action.shape, log_prob.shape
+        (torch.Size([4, 2]), torch.Size([4]))
     """
 
     index: Tensor
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
-        numbers = choices(action_spec)
-        self.num_choices, self.num_components = sum(numbers), len(numbers)
+        counts = choice_counts(action_spec)
+        self.num_choices = sum(counts)
+        self.num_components = len(counts)
         super().__init__(in_features, self.num_choices)
-        # Components stand side by side in a table as wide as the largest; its empty places point behind the last logit.
-        index, start = torch.full((len(numbers), max(numbers)), self.num_choices), 0
-        for row, number in zip(index, numbers, strict=True):
-            row[:number] = torch.arange(start, start + number)
-            start += number
+        # Each component is a row of a table as wide as the largest. Unused cells point past the last logit.
+        index = torch.full((len(counts), max(counts)), self.num_choices)
+        start = 0
+        for row, count in zip(index, counts, strict=True):
+            row[:count] = torch.arange(start, start + count)
+            start += count
         self.register_buffer("index", index, persistent=False)
-        self.noise_shape, self.largest_entropy = index.shape, sum(map(math.log, numbers))
+        self.noise_shape = index.shape
+        self.largest_entropy = sum(map(math.log, counts))
 
     def table(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the logits [B, K, A], those of actions that do not exist or are not allowed without gradient."""
+        """Return the logits as a table [B, K, A].
+
+        Cells without an action, and forbidden actions, have no gradient.
+        """
         # detail 37
         return nn.functional.pad(self.logits(features, mask), (0, 1), value=INVALID)[..., self.index]
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draws standard Gumbel noise [*batch_shape, K, A]."""
+        """Draw standard Gumbel noise, [*batch_shape, K, A]."""
         return -torch.empty(*batch_shape, *self.index.shape).exponential_(generator=generator).log()
 
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.sample`; actions [B, K]."""
+        """Sample actions [B, K], see :meth:`Head.sample`."""
         table = self.table(features, mask)
         action = (table if noise is None else table + noise).argmax(-1)
         return action, table.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def array_sampler(self) -> ArraySampler:
-        """See :meth:`Head.array_sampler`."""
+        """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
         index = self.index.numpy()
 
         def choose(logits: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-            table = np.concatenate([logits, np.full((len(logits), 1), INVALID, logits.dtype)], axis=1)[
-                :, index
-            ]
+            padding = np.full((len(logits), 1), INVALID, logits.dtype)
+            table = np.concatenate([logits, padding], axis=1)[:, index]
             return (table if noise is None else table + noise).argmax(-1)
 
         return choose
@@ -76,29 +89,37 @@ class MultiCategoricalHead(Head):
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """See :meth:`Head.evaluate`; the parameters are log-probabilities [B, K, A]."""
+        """Evaluate actions, see :meth:`Head.evaluate`. The parameters are log-probabilities [B, K, A]."""
         log_prob = self.table(features, mask).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum((-2, -1))
         return log_prob.gather(-1, action.long().unsqueeze(-1)).squeeze(-1).sum(-1), entropy, (log_prob,)
 
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """See :meth:`Head.kl`."""
+        """Return the sum over the components, see :meth:`Head.kl`."""
         (old_log_prob,), (new_log_prob,) = old, new
         return (old_log_prob.exp() * (old_log_prob - new_log_prob)).sum((-2, -1))
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.bars`: the probabilities of all components, one after the other."""
+        """Return the concatenated probabilities of all components, see :meth:`Head.bars`."""
         probabilities = self.table(features, mask).softmax(-1)[..., self.index < self.num_choices]
         return probabilities, probabilities
 
 
 class CompositeHead(Head):
-    """Independent distributions, one an entry of a dictionary or a tuple; an action is one row of floats.
+    """Independent distributions, one per entry of a dictionary or tuple.
+
+    An action is one row of floats.
 
     Args:
         in_features: Width of the features.
-        action_spec: The environment's actions.
-        head: Of the entries with continuous actions.
+        action_spec: Spec of the actions.
+        head: Distribution of the entries with continuous actions.
+
+    Example:
+        >>> spec = Composite(arm=Categorical(3, shape=()), tool=MultiCategorical([2, 2]))
+        >>> head = CompositeHead(8, spec, None)
+        >>> head.sample(torch.zeros(4, 8), None)[0].shape
+        torch.Size([4, 3])
     """
 
     def __init__(self, in_features: int, action_spec: Composite, head: HeadName | None) -> None:
@@ -108,10 +129,11 @@ class CompositeHead(Head):
             make_head(head if leaf.dtype.is_floating_point else None, in_features, leaf)
             for _, leaf, _ in leaves
         )
-        self._leaves = [(leaf, its) for _, leaf, its in leaves]
+        self._leaves = [(leaf, leaf_columns) for _, leaf, leaf_columns in leaves]
         self.num_choices = sum(part.num_choices for part in self._heads)
-        largest = [part.largest_entropy for part in self._heads]
-        self.largest_entropy = None if None in largest else sum(its for its in largest if its is not None)
+        entropies = [part.largest_entropy for part in self._heads]
+        known = [entropy for entropy in entropies if entropy is not None]
+        self.largest_entropy = sum(known) if len(known) == len(entropies) else None
 
     @property
     def _heads(self) -> list[Head]:
@@ -121,7 +143,10 @@ class CompositeHead(Head):
         if mask is None:
             return [None] * len(self.parts)
         masks = mask.split([part.num_choices for part in self._heads], dim=-1)
-        return [its if part.num_choices else None for part, its in zip(self._heads, masks, strict=True)]
+        return [
+            part_mask if part.num_choices else None
+            for part, part_mask in zip(self._heads, masks, strict=True)
+        ]
 
     def _row(self, actions: list[Tensor]) -> Tensor:
         rows = [
@@ -131,15 +156,15 @@ class CompositeHead(Head):
         return torch.cat([row.float() for row in rows], dim=-1)
 
     def _split(self, row: Tensor) -> list[Tensor]:
-        """Returns each entry's action from rows [B, A]."""
-        actions = [row[..., its] for _, its in self._leaves]
+        """Split rows [B, A] into the action of each entry."""
+        actions = [row[..., leaf_columns] for _, leaf_columns in self._leaves]
         return [
             action if leaf.dtype.is_floating_point else (action if leaf.shape else action.squeeze(-1)).long()
             for (leaf, _), action in zip(self._leaves, actions, strict=True)
         ]
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draws what the entries need, [*batch_shape, ...] in one row."""
+        """Draw the noise of all entries in one row, [*batch_shape, ...]."""
         return torch.cat(
             [part.noise(batch_shape, generator).flatten(len(batch_shape)) for part in self._heads], dim=-1
         )
@@ -147,7 +172,7 @@ class CompositeHead(Head):
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.sample`; actions [B, A]."""
+        """Sample actions [B, A], see :meth:`Head.sample`."""
         noises: list[Tensor | None] = [None] * len(self.parts)
         if noise is not None:
             rows = noise.split([part.noise_shape.numel() for part in self._heads], dim=-1)
@@ -155,19 +180,18 @@ class CompositeHead(Head):
                 row.unflatten(-1, part.noise_shape) for row, part in zip(rows, self._heads, strict=True)
             ]
         parts = zip(self._heads, noises, self._masks(mask), strict=True)
-        drawn = [part.sample(features, its, allowed) for part, its, allowed in parts]
-        return self._row([action for action, _ in drawn]), torch.stack(
-            [log_prob for _, log_prob in drawn]
-        ).sum(0)
+        samples = [part.sample(features, part_noise, allowed) for part, part_noise, allowed in parts]
+        log_probs = torch.stack([log_prob for _, log_prob in samples])
+        return self._row([action for action, _ in samples]), log_probs.sum(0)
 
     def array_sampler(self) -> ArraySampler:
-        """There is none: an agent with this head acts through :meth:`sample`."""
+        """Raise an error: an agent with this head acts through :meth:`sample`."""
         raise AssertionError("a composite head has no single linear layer")
 
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """See :meth:`Head.evaluate`; the parameters are those of the entries, one after the other."""
+        """Evaluate actions, see :meth:`Head.evaluate`. The parameters of all entries are concatenated."""
         parts = zip(self._heads, self._split(action), self._masks(mask), strict=True)
         evaluated = [part.evaluate(features, chosen, allowed) for part, chosen, allowed in parts]
         log_probs, entropies, parameters = zip(*evaluated, strict=True)
@@ -178,8 +202,9 @@ class CompositeHead(Head):
         )
 
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """See :meth:`Head.kl`: the sum over the entries."""
-        divergences, start = [], 0
+        """Return the sum over the entries, see :meth:`Head.kl`."""
+        divergences = []
+        start = 0
         for part in self._heads:
             end = start + (2 if isinstance(part, GaussianHead) else 1)
             divergences.append(part.kl(old[start:end], new[start:end]))
@@ -187,20 +212,29 @@ class CompositeHead(Head):
         return torch.stack(divergences).sum(0)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.bars`, of one entry after the other."""
-        bars = [part.bars(features, its) for part, its in zip(self._heads, self._masks(mask), strict=True)]
+        """Return the concatenated bars of all entries, see :meth:`Head.bars`."""
+        parts = zip(self._heads, self._masks(mask), strict=True)
+        bars = [part.bars(features, part_mask) for part, part_mask in parts]
         numbers, lengths = zip(*bars, strict=True)
         return torch.cat(numbers, dim=-1), torch.cat(lengths, dim=-1)
 
     def for_environment(self, action: Tensor) -> Tensor:
-        """Clips the continuous entries to their bounds."""
-        return self._row(
-            [part.for_environment(its) for part, its in zip(self._heads, self._split(action), strict=True)]
-        )
+        """Clip the continuous entries to their bounds."""
+        parts = zip(self._heads, self._split(action), strict=True)
+        return self._row([part.for_environment(part_action) for part, part_action in parts])
 
 
 def make_head(name: HeadName | None, in_features: int, action_spec: TensorSpec) -> Head:
-    """Makes the head for the environment's actions; ``name`` chooses where there is a choice, which continuous ones have."""
+    """Make the head for a spec of actions.
+
+    Args:
+        name: Name of the head. Only continuous actions have a choice. None: the default.
+        in_features: Width of the features.
+        action_spec: Spec of the actions.
+
+    Raises:
+        ConfigError: The head does not support these actions.
+    """
     if isinstance(action_spec, Composite):
         return CompositeHead(in_features, action_spec, name)
     if isinstance(action_spec, MultiCategorical | Binary) and name in (None, "categorical"):

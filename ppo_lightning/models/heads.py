@@ -1,4 +1,8 @@
-"""Action distributions. Each draws its noise apart from its parameters, so that the collector can draw it ahead."""
+"""Action distributions.
+
+A distribution draws noise separately from its parameters, so that the collector can draw the noise in
+advance.
+"""
 
 import math
 from abc import abstractmethod
@@ -15,24 +19,28 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.init import orthogonal
 
 HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
-# What the linear layer gives for N environments, and noise, to actions [N, ...].
+# Function of the linear layer's output for N environments and of noise. It returns actions [N, ...].
 ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
-Parameters = tuple[Tensor, ...]  # of a distribution, each [B, ...]
+Parameters = tuple[Tensor, ...]  # parameters of a distribution, each [B, ...]
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-INVALID = (
-    -1e9
-)  # the logit of an action that is not allowed: its probability is 0, and 0 times its logarithm is 0, too
+# Logit of a forbidden action. It is finite, so that the probability 0 times its logarithm is 0.
+INVALID = -1e9
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer that computes in float32, whatever ``trainer.precision`` makes of the layers before it.
+    """A linear layer that computes in float32 for any ``trainer.precision``.
 
-    The ratio of the policy loss is the exponential of a difference of log-probabilities: logits of 5 in bfloat16 are wrong by
-    0.02, and so would the ratio be.
+    The ratio of the policy loss is the exponential of a difference of log-probabilities. Logits of 5 in
+    bfloat16 have an error of 0.02, which would be the relative error of the ratio.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     Float32Linear(4, 2)(torch.zeros(3, 4)).dtype
+        torch.float32
     """
 
     def forward(self, features: Tensor) -> Tensor:
-        """Maps features [B, F] of any precision to float32."""
+        """Map features [B, F] of any floating dtype to float32."""
         if not torch.is_autocast_enabled(features.device.type):
             return super().forward(features)
         with torch.autocast(features.device.type, enabled=False):
@@ -40,68 +48,91 @@ class Float32Linear(nn.Linear):
 
 
 class Head(nn.Module):
-    """From features to a distribution over actions.
+    """Base class of distributions over actions.
 
     Args:
         in_features: Width of the features.
-        out_features: Width of the layer that parametrises the distribution.
+        out_features: Width of the linear layer that parametrizes the distribution.
     """
 
-    num_choices = 0  # width of a mask: discrete actions, of all components together
-    noise_shape: torch.Size  # of one action
-    largest_entropy: float | None = None  # where there is one: of discrete actions
+    num_choices = 0  # width of the mask: number of discrete actions of all components
+    noise_shape: torch.Size  # shape of the noise of one action
+    largest_entropy: float | None = None  # nats; None for continuous actions
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.linear = orthogonal(Float32Linear(in_features, out_features), gain=0.01)
 
     def logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the logits of discrete actions [B, ``num_choices``]; those that are not allowed get no gradient."""
+        """Return the logits of discrete actions, [B, ``num_choices``]. Forbidden actions have no gradient."""
         logits = self.linear(features)
         # detail A4
         return logits if mask is None else logits.masked_fill(~mask, INVALID)
 
     @abstractmethod
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draws what :meth:`sample` needs, [*batch_shape, ...]."""
+        """Draw the noise for :meth:`sample`.
+
+        Args:
+            batch_shape: Shape of the batch.
+            generator: Random generator. None: PyTorch's default generator.
+
+        Returns:
+            Noise, [*batch_shape, *noise_shape].
+        """
 
     @abstractmethod
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the action [B, ...] that the noise selects (the mode when None), and its log-probability [B].
+        """Return the actions that the noise selects, with their log-probabilities.
 
-        A mask [B, ``num_choices``] says which discrete actions are allowed; None: all.
+        Args:
+            features: Features, [B, F].
+            noise: Noise from :meth:`noise`. None: the mode of the distribution.
+            mask: Allowed discrete actions, [B, ``num_choices``] bool. None: all.
+
+        Returns:
+            Actions [B, ...] and log-probabilities [B].
         """
 
     @abstractmethod
     def array_sampler(self) -> ArraySampler:
-        """Returns a function of NumPy arrays that draws as :meth:`sample` does after the linear layer.
+        """Return a NumPy version of :meth:`sample` after the linear layer, for the current weights.
 
-        It holds for the present weights, and is used under inference mode.
+        The collector calls it in inference mode.
         """
 
     @abstractmethod
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """Return the log-probability of the action and the entropy, both [B], and the parameters of the distribution."""
+        """Evaluate given actions.
+
+        Args:
+            features: Features, [B, F].
+            action: Actions, [B, ...].
+            mask: Allowed discrete actions, [B, ``num_choices``] bool. None: all.
+
+        Returns:
+            Log-probabilities [B], entropies [B] in nats, and the parameters of the distribution.
+        """
 
     @abstractmethod
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """Return the Kullback-Leibler divergence of distributions from old ones, KL(old || new), [B] in nats.
+        """Return the Kullback-Leibler divergence KL(old || new), [B] in nats.
 
         Args:
-            old: From :meth:`evaluate`.
-            new: From :meth:`evaluate`.
+            old: Parameters from :meth:`evaluate`.
+            new: Parameters from :meth:`evaluate`.
         """
 
     @abstractmethod
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns what a picture of the distribution shows: numbers [B, A], and lengths of bars [B, A] from 0 to 1."""
+        """Describe the distribution for a video: numbers [B, A] and bar lengths [B, A] from 0 to 1."""
 
     def for_environment(self, action: Tensor) -> Tensor:
-        """Returns what the environment gets for an action [B, ...]."""
+        """Convert an action [B, ...] to the action that the environment executes."""
         return action
 
 
@@ -110,10 +141,16 @@ class CategoricalHead(Head):
 
     Args:
         in_features: Width of the features.
-        action_spec: The environment's actions.
+        action_spec: Spec of the actions.
 
     Raises:
-        ConfigError: The actions are not discrete, or not given as indices.
+        ConfigError: The actions are not discrete, or not encoded as indices.
+
+    Example:
+        >>> head = CategoricalHead(8, Categorical(3, shape=()))
+        >>> action, log_prob = head.sample(torch.zeros(4, 8), head.noise((4,)))
+        >>> action.shape, round(log_prob.exp()[0].item(), 3)
+        (torch.Size([4]), 0.333)
     """
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
@@ -123,44 +160,49 @@ class CategoricalHead(Head):
             )
         if not isinstance(action_spec, Categorical):
             raise ConfigError(
-                f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the categorical head takes discrete"
-                " ones only: choose an environment with discrete actions, or leave model.agent.head to the environment."
+                f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the categorical head"
+                " takes discrete ones only: choose an environment with discrete actions, or leave"
+                " model.agent.head unset."
             )
         self.num_actions = self.num_choices = int(action_spec.space.n)
         super().__init__(in_features, self.num_actions)
-        self.noise_shape, self.largest_entropy = torch.Size([self.num_actions]), math.log(self.num_actions)
+        self.noise_shape = torch.Size([self.num_actions])
+        self.largest_entropy = math.log(self.num_actions)
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draws standard Gumbel noise [*batch_shape, A]: the argmax of logits plus it is a sample of the softmax."""
+        """Draw standard Gumbel noise, [*batch_shape, A].
+
+        The argmax of logits plus Gumbel noise is a sample of the softmax.
+        """
         return -torch.empty(*batch_shape, self.num_actions).exponential_(generator=generator).log()
 
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.sample`."""
+        """Sample actions [B], see :meth:`Head.sample`."""
         logits = self.logits(features, mask)
         action = (logits if noise is None else logits + noise).argmax(-1)
         return action, logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def array_sampler(self) -> ArraySampler:
-        """See :meth:`Head.array_sampler`."""
+        """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
         return lambda logits, noise: (logits if noise is None else logits + noise).argmax(-1)
 
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """See :meth:`Head.evaluate`; the parameters are log-probabilities [B, A]."""
+        """Evaluate actions, see :meth:`Head.evaluate`. The parameters are log-probabilities [B, A]."""
         log_prob = self.logits(features, mask).log_softmax(-1)
         entropy = -(log_prob.exp() * log_prob).sum(-1)
         return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy, (log_prob,)
 
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """See :meth:`Head.kl`."""
+        """Return the divergence, see :meth:`Head.kl`."""
         (old_log_prob,), (new_log_prob,) = old, new
         return (old_log_prob.exp() * (old_log_prob - new_log_prob)).sum(-1)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.bars`: the probabilities."""
+        """Return the probabilities, see :meth:`Head.bars`."""
         probabilities = self.logits(features, mask).softmax(-1)
         return probabilities, probabilities
 
@@ -168,20 +210,26 @@ class CategoricalHead(Head):
 class GaussianHead(Head):
     """A normal distribution over vectors of continuous actions.
 
-    Its actions are not clipped, and neither are those that a rollout stores: the environment clips them (pitfall of
-    vwxyzjn/cleanrl#240: the log-probability must be that of the action that was drawn).
+    The head does not clip actions, and a rollout stores them unclipped. Only the environment clips. The
+    log-probability must belong to the sampled action (pitfall vwxyzjn/cleanrl#240).
 
     Args:
         in_features: Width of the features.
-        action_spec: The environment's actions, shape [A] with finite bounds.
+        action_spec: Spec of the actions, shape [A] with finite bounds.
 
     Raises:
-        ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different widths.
+        ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different
+            widths.
+
+    Example:
+        >>> head = GaussianHead(8, Bounded(-1.0, 1.0, shape=(2,)))
+        >>> head.sample(torch.zeros(4, 8), head.noise((4,)))[0].shape
+        torch.Size([4, 2])
     """
 
     low: Tensor
     high: Tensor
-    width_ratio = 10.0  # of the widest bounds to the narrowest
+    width_ratio = 10.0  # maximum ratio of the widest to the narrowest bounds
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
         low, high = _bounds(action_spec, self.width_ratio)
@@ -193,68 +241,80 @@ class GaussianHead(Head):
         self.register_buffer("high", high, persistent=False)
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draws standard normal noise [*batch_shape, A]."""
+        """Draw standard normal noise, [*batch_shape, A]."""
         return torch.randn(*batch_shape, len(self.log_std), generator=generator)
 
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.sample`; actions [B, A]."""
+        """Sample unclipped actions [B, A], see :meth:`Head.sample`."""
         mean = self.linear(features)
         # detail 23
         action = mean if noise is None else mean + self.log_std.exp() * noise
         return action, self._log_prob(mean, action)
 
     def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
-        standardised = (action - mean) * (-self.log_std).exp()
+        standardized = (action - mean) * (-self.log_std).exp()
         # detail 25
-        return (-0.5 * standardised.square() - self.log_std - LOG_SQRT_2PI).sum(-1)
+        return (-0.5 * standardized.square() - self.log_std - LOG_SQRT_2PI).sum(-1)
 
     def array_sampler(self) -> ArraySampler:
-        """See :meth:`Head.array_sampler`."""
+        """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
         std = np.exp(self.log_std.detach().numpy())
         return lambda mean, noise: mean if noise is None else mean + std * noise
 
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """See :meth:`Head.evaluate`; the parameters are means and log standard deviations, both [B, A]."""
+        """Evaluate actions, see :meth:`Head.evaluate`.
+
+        The parameters are means and log standard deviations, both [B, A].
+        """
         mean = self.linear(features)
         entropy = (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
         return self._log_prob(mean, action), entropy, (mean, self.log_std.expand_as(mean))
 
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """See :meth:`Head.kl`; squashing both distributions alike does not change it."""
+        """Return the divergence, see :meth:`Head.kl`. Squashing both distributions does not change it."""
         (old_mean, old_log_std), (new_mean, new_log_std) = old, new
         ratio = (2 * (old_log_std - new_log_std)).exp()
         distance = ((old_mean - new_mean) * (-new_log_std).exp()).square()
         return (new_log_std - old_log_std + 0.5 * (ratio + distance - 1)).sum(-1)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.bars`: the most probable actions, and where they stand between their bounds."""
+        """Return the most probable actions and their positions between the bounds, see :meth:`Head.bars`."""
         action = self.for_environment(self.sample(features, None)[0])
         return action, (action - self.low) / (self.high - self.low)
 
     def for_environment(self, action: Tensor) -> Tensor:
-        """Clips to the bounds, as the environments do with the actions of a rollout."""
+        """Clip an action to the bounds, as the environments do during a rollout."""
         return action.clamp(self.low, self.high)
 
 
 class TanhGaussianHead(GaussianHead):
     """A normal distribution squashed into the action bounds by tanh.
 
-    At the bounds themselves, where tanh has no inverse, the log-probability is that of a point 1e-6 of the half width
-    inside, so that it is finite everywhere. The entropy is that of the normal distribution before tanh; the one after
-    has no closed form.
+    At the bounds, tanh has no inverse. There the log-probability is that of a point inside, at a distance of
+    1e-6 of the half width, so that it is always finite. The entropy is that of the normal distribution before
+    tanh, because the squashed distribution has no closed form.
+
+    Args:
+        in_features: Width of the features.
+        action_spec: Spec of the actions, shape [A] with finite bounds.
+
+    Example:
+        >>> head = TanhGaussianHead(8, Bounded(-1.0, 1.0, shape=(2,)))
+        >>> bool((head.sample(torch.zeros(4, 8), head.noise((4,)))[0].abs() <= 1).all())
+        True
     """
 
     margin = 1e-6
-    width_ratio = math.inf  # it scales itself
+    width_ratio = math.inf  # the head scales actions to any bounds
 
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`Head.sample`; actions [B, A] within the bounds."""
+        """Sample actions [B, A] inside the bounds, see :meth:`Head.sample`."""
         mean = self.linear(features)
         raw = mean if noise is None else mean + self.log_std.exp() * noise
         action = self.low + (self.high - self.low) * (0.5 + 0.5 * raw.tanh())
@@ -264,42 +324,53 @@ class TanhGaussianHead(GaussianHead):
         half_width = 0.5 * (self.high - self.low)
         squashed = ((action - self.low) / half_width - 1).clamp(-1 + self.margin, 1 - self.margin)
         raw = squashed.atanh()
-        # log(1 - tanh(x)^2), without the cancellation
+        # log(1 - tanh(x)^2), without cancellation.
         log_slope = 2 * (math.log(2) - raw - F.softplus(-2 * raw)) + half_width.log()
         return self._log_prob(mean, raw) - log_slope.sum(-1)
 
     def array_sampler(self) -> ArraySampler:
-        """See :meth:`Head.array_sampler`."""
-        normal, low, width = super().array_sampler(), self.low.numpy(), (self.high - self.low).numpy()
-        return lambda mean, noise: low + width * (0.5 + 0.5 * np.tanh(normal(mean, noise)))
+        """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
+        sample_normal = super().array_sampler()
+        low = self.low.numpy()
+        width = (self.high - self.low).numpy()
+        return lambda mean, noise: low + width * (0.5 + 0.5 * np.tanh(sample_normal(mean, noise)))
 
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """See :meth:`Head.evaluate`; the parameters are those of the normal distribution before tanh."""
+        """Evaluate actions, see :meth:`Head.evaluate`.
+
+        The parameters are those of the normal distribution before tanh.
+        """
         mean = self.linear(features)
         _, entropy, parameters = super().evaluate(features, action)
         return self._squashed_log_prob(mean, action), entropy, parameters
 
 
 def _bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
-    """Returns the bounds [A] of continuous actions, or says why a Gaussian cannot draw them."""
+    """Return the bounds [A] of continuous actions.
+
+    Raises:
+        ConfigError: A Gaussian cannot represent the actions.
+    """
     if isinstance(spec, Categorical | OneHot):
         count = "" if spec.shape else f"{spec.space.n} "
         raise ConfigError(
             f"env_id has {count}discrete actions and the Gaussian head takes continuous ones only: choose an"
-            " environment with continuous actions, or leave model.agent.head to the environment."
+            " environment with continuous actions, or leave model.agent.head unset."
         )
     if isinstance(spec, Composite) or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
         raise ConfigError(
-            f"env_id has actions of shape {tuple(spec.shape)} and dtype {spec.dtype}: PPO needs vectors of floats."
+            f"env_id has actions of shape {tuple(spec.shape)} and dtype {spec.dtype}: PPO needs vectors of"
+            " floats."
         )
     wrap = "wrap it in gymnasium.wrappers.RescaleAction"
     if not isinstance(spec, Bounded):
         raise ConfigError(
             f"env_id has actions without finite bounds, which a Gaussian cannot be clipped to: {wrap}."
         )
-    low, high = spec.space.low.clone(), spec.space.high.clone()
+    low = spec.space.low.clone()
+    high = spec.space.high.clone()
     width = high - low
     if not (width > 0).all():
         index = int((width <= 0).int().argmax())
@@ -308,7 +379,7 @@ def _bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
         )
     if width.max() > width_ratio * width.min():
         raise ConfigError(
-            f"env_id has action bounds of unequal widths, from {width.min():g} to {width.max():g}, and a Gaussian starts with"
-            f" the same standard deviation 1 in all: {wrap}."
+            f"env_id has action bounds of unequal widths, from {width.min():g} to {width.max():g}, and a"
+            f" Gaussian starts with the standard deviation 1 in all components: {wrap}."
         )
     return low, high

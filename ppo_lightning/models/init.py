@@ -1,4 +1,4 @@
-"""Weight initialisation."""
+"""Weight initialization."""
 
 from typing import TypeVar
 
@@ -8,9 +8,12 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
-    """Initialises a layer with orthogonal weights of the given gain and zero bias, in place, and returns it.
+    """Initialize a layer in place with orthogonal weights and zero bias, and return it.
 
-    Hidden layers take sqrt(2), the policy's last layer 0.01 (nearly uniform first actions), the value's last layer 1.
+    Args:
+        layer: A linear or convolutional layer.
+        gain: sqrt(2) for hidden layers, 1 for the last layer of the value function, and 0.01 for the last
+            layer of the policy, so that the first actions are nearly uniform.
     """
     # detail 2
     nn.init.orthogonal_(layer.weight, gain)

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons for vector observations."""
+"""Multilayer perceptrons for vector observations."""
 
 import math
 from collections.abc import Sequence
@@ -28,14 +28,20 @@ DENOMINATOR = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03,
 
 
 class FastTanh(torch.autograd.Function):
-    """The hyperbolic tangent as a rational function, to 4e-7: ten times as fast in a compiled graph as the library's.
+    """The hyperbolic tangent as a rational function with an error below 4e-7.
 
-    The coefficients are those of Eigen's ``ptanh``, which XLA uses, too.
+    In a compiled graph it is ten times as fast as the library function.
+
+    Source: the coefficients of Eigen's ``ptanh``, which XLA also uses.
+
+    Example:
+        >>> round(FastTanh.apply(torch.tensor(0.5)).item(), 4)
+        0.4621
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Returns tanh(x) for float32."""
+        """Return tanh(x) for float32."""
         x = x.clamp(-7.90531110763549805, 7.90531110763549805)
         y = x * polynomial(NUMERATOR, x * x) / polynomial(DENOMINATOR, x * x)
         ctx.save_for_backward(y)
@@ -43,13 +49,18 @@ class FastTanh(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        """Returns the derivative times what comes from behind."""
+        """Return the gradient with respect to the input."""
         (y,) = ctx.saved_tensors
         return grads[0] * (1 - y * y)
 
 
 def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Returns the polynomial whose highest coefficient comes first."""
+    """Evaluate a polynomial with Horner's method.
+
+    Args:
+        coefficients: Coefficients, highest power first.
+        x: Arguments, of any shape.
+    """
     y = torch.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         y = y * x + coefficient
@@ -57,7 +68,10 @@ def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def tanh(x: Tensor) -> Tensor:
-    """Does what ``torch.tanh`` does, on the CPU some five times as fast: by :class:`FastTanh` or, in inference, by NumPy."""
+    """Compute ``torch.tanh``, about five times as fast on the CPU.
+
+    The fast version is :class:`FastTanh` in compiled graphs and NumPy in inference mode.
+    """
     if x.device.type == "cpu" and x.dtype == torch.float32:
         if torch.compiler.is_compiling():
             return x.tanh() if torch.compiler.is_exporting() else FastTanh.apply(x)
@@ -70,8 +84,12 @@ class MLP(nn.Module):
     """Linear layers, each followed by tanh.
 
     Args:
-        in_features: Width of the observation.
+        in_features: Width D of the observations.
         hidden_sizes: Widths of the layers.
+
+    Example:
+        >>> MLP(4, [64, 32])(torch.zeros(2, 4)).shape
+        torch.Size([2, 32])
     """
 
     def __init__(self, in_features: int, hidden_sizes: Sequence[int]) -> None:
@@ -83,32 +101,39 @@ class MLP(nn.Module):
         self.out_features = in_features
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Maps observations [B, D] to features [B, F]."""
+        """Map observations [B, D] to features [B, F]."""
         for layer in self.layers:
             observation = tanh(layer(observation))
         return observation
 
 
 class MLPAgent(ActorCritic):
-    """Policy and value as multi-layer perceptrons.
+    """Agent for vectors, with multilayer perceptrons for policy and value.
 
-    Observations of several parts (a dictionary, a discrete one) are encoded part by part, see
+    Observations with several parts (dictionaries, discrete observations) are encoded part by part, see
     :class:`~ppo_lightning.models.encoders.Encoders`.
 
     Args:
-        observation_spec: Of one environment: vectors, shape [D], or several parts.
-        action_spec: The environment's actions.
+        observation_spec: Spec of one environment: vectors, shape [D], or several parts.
+        action_spec: Spec of the actions.
         hidden_sizes: Widths of the hidden layers.
-        shared: One trunk for policy and value, instead of one each.
-        head: The action distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the bounds); None:
-            Gaussian. Of discrete ones it is ``categorical``.
-        norm_obs: Normalise the observations by their running mean and standard deviation; but discrete parts and pictures.
-        clip_obs: Bound of the absolute value of a normalised observation.
-        memory: ``lstm`` or ``gru`` behind the trunk; None: none.
-        memory_size: Width of what it gives to the heads.
+        shared: Use one body for policy and value instead of one each.
+        head: Distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the
+            bounds). None: Gaussian. Discrete actions always use ``categorical``.
+        norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
+            parts and pictures.
+        clip_obs: Maximum absolute value of a normalized observation.
+        memory: ``lstm`` or ``gru`` after the body. None: no memory.
+        memory_size: Width of the memory's output.
 
     Raises:
-        ConfigError: The observations are a picture, or the head does not fit the actions.
+        ConfigError: The observations are a picture, or the head does not support the actions.
+
+    Example:
+        >>> from torchrl.data import Categorical, Unbounded
+        >>> agent = MLPAgent(Unbounded((4,)), Categorical(2, shape=()), hidden_sizes=(32,))
+        >>> agent.mode(torch.zeros(3, 4)).shape
+        torch.Size([3])
     """
 
     def __init__(
@@ -126,8 +151,9 @@ class MLPAgent(ActorCritic):
         check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
             raise ConfigError(
-                f"env_id has observations of shape {tuple(observation_spec.shape)} and dtype {observation_spec.dtype}, and"
-                " MLPAgent takes pictures beside other parts only: set model.agent to ppo_lightning.CNNAgent."
+                f"env_id has observations of shape {tuple(observation_spec.shape)} and dtype"
+                f" {observation_spec.dtype}, and MLPAgent takes pictures beside other parts only: set"
+                " model.agent to ppo_lightning.CNNAgent."
             )
         one_vector = observation_spec.ndim == 1 and is_vector(observation_spec)
 
@@ -136,39 +162,44 @@ class MLPAgent(ActorCritic):
                 return MLP(observation_spec.shape[0], hidden_sizes)
             return Encoders(observation_spec, lambda width: MLP(width, hidden_sizes))
 
-        shape, leave = tuple(stored(observation_spec).shape), not_measured(observation_spec)
-        normalizer = ObservationNormalizer(shape, clip_obs, leave) if norm_obs else None
+        shape = tuple(stored(observation_spec).shape)
+        excluded = not_measured(observation_spec)
+        normalizer = ObservationNormalizer(shape, clip_obs, excluded) if norm_obs else None
         super().__init__(
             action_spec, body, shared, head, normalizer, memory, memory_size, mask_columns(observation_spec)
         )
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:
-        """See :meth:`ActorCritic.array_policy`: on views of the weights, NumPy acts in half of PyTorch's time.
+        """Return a NumPy policy on views of the weights, see :meth:`ActorCritic.array_policy`.
 
-        Values and log-probabilities are left to the end of the rollout: one large batch costs less than many small ones.
+        NumPy needs half of PyTorch's time. Values and log-probabilities are left to the end of the rollout,
+        because one large batch costs less than many small ones.
         """
-        body, head = self.actor_body, self.head
+        body = self.actor_body
+        head = self.head
         if not isinstance(body, MLP) or isinstance(head, CompositeHead):
             return super().array_policy()
         if self.critic.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
-        layers = [arrays_of(layer) for layer in body.layers]
-        to_head, head_bias = arrays_of(head.linear)
-        choose, remember = head.array_sampler(), None if self.memory is None else self.memory.array_step()
+        layers = [as_arrays(layer) for layer in body.layers]
+        head_weight, head_bias = as_arrays(head.linear)
+        sample = head.array_sampler()
+        memory_step = None if self.memory is None else self.memory.array_step()
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
+            features = observation
             for weight, bias in layers:
-                observation = np.tanh(observation @ weight + bias)
-            if remember is not None:
+                features = np.tanh(features @ weight + bias)
+            if memory_step is not None:
                 assert memory is not None
-                observation = remember(observation, memory)
-            return choose(observation @ to_head + head_bias, noise), None, None
+                features = memory_step(features, memory)
+            return sample(features @ head_weight + head_bias, noise), None, None
 
         return policy
 
 
-def arrays_of(layer: nn.Module) -> tuple[np.ndarray, np.ndarray]:
-    """Returns views of a linear layer's weight [in, out] and bias [out]."""
+def as_arrays(layer: nn.Module) -> tuple[np.ndarray, np.ndarray]:
+    """Return views of a linear layer's weight [in, out] and bias [out]."""
     assert isinstance(layer, nn.Linear)
     return layer.weight.detach().numpy().T, layer.bias.detach().numpy()

@@ -1,8 +1,11 @@
-"""Running statistics of observations and rewards: buffers of the model, so that they are in every checkpoint.
+"""Running statistics of observations and rewards.
 
-The moments are those of all data seen so far, merged batch by batch in float64 (Chan, Golub and LeVeque, "Updating
-Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979). Unlike Gymnasium's ``RunningMeanStd``, no
-pseudo-observations are mixed in: after one batch they are the moments of that batch.
+The statistics are buffers of the model, so that every checkpoint has them. They are the moments of all data,
+merged batch by batch in float64. Unlike Gymnasium's ``RunningMeanStd``, they include no pseudo-observations:
+after one batch they are the moments of this batch.
+
+Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"
+(1979).
 """
 
 from collections.abc import Sequence
@@ -16,16 +19,25 @@ from ppo_lightning.utils import collectives
 from ppo_lightning.utils.scans import add_following
 
 Summary = tuple[float, np.ndarray, np.ndarray | float]  # size, mean, sum of squared deviations
-EPSILON = 1e-8  # added to a variance before its root is taken
+EPSILON = 1e-8  # added to a variance before the square root
 
 
 class Moments(nn.Module):
-    """Count, mean and sum of squared deviations of everything seen so far.
+    """Count, mean and sum of squared deviations of all data.
 
-    The fast collector works on :meth:`arrays` and gives them back with :meth:`store`, once a rollout.
+    The fast collector works on a copy from :meth:`arrays` and writes it back with :meth:`store`, once per
+    rollout.
 
     Args:
-        shape: Of one entry.
+        shape: Shape of one entry.
+
+    Example:
+        >>> moments = Moments(())
+        >>> arrays = moments.arrays()
+        >>> arrays.update(np.array([1.0, 3.0]))
+        >>> moments.store(arrays)
+        >>> moments.mean.item(), round(moments.std.item(), 4)
+        (2.0, 1.0)
     """
 
     count: Tensor
@@ -39,9 +51,9 @@ class Moments(nn.Module):
         self.register_buffer("m2", torch.zeros(shape, dtype=torch.float64))
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Moments":
-        """Moves to another device, and never to another precision: a sum over millions of steps needs float64.
+        """Move to another device, but never to another precision: a sum over millions of steps needs float64.
 
-        Apple's GPUs (MPS) have no float64. There the statistics stay on the CPU.
+        Apple GPUs (MPS) have no float64. There the statistics stay on the CPU.
         """
         for name, buffer in self._buffers.items():
             assert buffer is not None
@@ -51,67 +63,95 @@ class Moments(nn.Module):
         return self
 
     def arrays(self) -> "ArrayMoments":
-        """Returns a copy as NumPy arrays."""
+        """Return a copy as NumPy arrays."""
         return ArrayMoments(
             self.count.item(), *(buffer.numpy(force=True).copy() for buffer in (self.mean, self.m2))
         )
 
     def store(self, moments: "ArrayMoments") -> None:
-        """Takes the values of a copy that has seen more data."""
+        """Store the values of an updated copy.
+
+        Args:
+            moments: Copy from :meth:`arrays`.
+        """
         for buffer, array in ((self.count, moments.count), (self.mean, moments.mean), (self.m2, moments.m2)):
             buffer.copy_(torch.from_numpy(np.asarray(array)))
 
     @property
     def std(self) -> Tensor:
-        """The standard deviation, with epsilon; 1 before any data."""
+        """Standard deviation, including epsilon. It is 1 before any data."""
         return torch.where(self.count > 0, self.m2 / self.count.clamp(min=1) + EPSILON, 1.0).sqrt()
 
 
 class ArrayMoments:
-    """:class:`Moments` as NumPy arrays, for loops that run thousands of times a second."""
+    """NumPy version of :class:`Moments` for loops that run thousands of times per second.
+
+    Args:
+        count: Number of entries.
+        mean: Mean of the entries.
+        m2: Sum of squared deviations.
+
+    Example:
+        >>> moments = ArrayMoments(0.0, np.zeros(()), np.zeros(()))
+        >>> moments.update(np.array([1.0, 3.0]))
+        >>> float(moments.mean)
+        2.0
+    """
 
     def __init__(self, count: float, mean: np.ndarray, m2: np.ndarray) -> None:
-        self.count, self.mean, self.m2 = count, mean, m2
+        self.count = count
+        self.mean = mean
+        self.m2 = m2
 
     def update(self, batch: np.ndarray) -> None:
-        """Merges a batch [B, ...]."""
-        self.merge(*summary(batch))
+        """Merge a batch [B, ...]."""
+        self.merge(*summarize(batch))
 
     def merge(self, size: float, mean: np.ndarray, m2: np.ndarray | float) -> None:
-        """Merges a batch by its size, mean and sum of squared deviations."""
-        before = self.count
-        self.count = before + size
+        """Merge a batch, given its size, mean and sum of squared deviations."""
+        old_count = self.count
+        self.count = old_count + size
         delta = mean - self.mean
         self.mean += delta * (size / self.count)
         delta *= delta
-        delta *= before * size / self.count
+        delta *= old_count * size / self.count
         self.m2 += delta
         if size > 1:
             self.m2 += m2
 
     def update_each(self, batches: np.ndarray) -> np.ndarray:
-        """Merges batches of scalars [T, B] of all ranks, one after the other; returns the std after each, [T]."""
+        """Merge batches of scalars of all ranks, one after the other.
+
+        Args:
+            batches: Batches of this rank, [T, B].
+
+        Returns:
+            Standard deviation after each batch, [T].
+        """
         means = batches.mean(axis=1)
-        own = np.stack([means, np.square(batches - means[:, None]).sum(axis=1)])
-        of_ranks = collectives.gather_array(own)  # [W, 2, T]
-        size, means = batches.shape[1] * len(of_ranks), of_ranks[:, 0].mean(axis=0)
-        between = batches.shape[1] * np.square(of_ranks[:, 0] - means).sum(axis=0)
+        local = np.stack([means, np.square(batches - means[:, None]).sum(axis=1)])
+        gathered = collectives.gather_array(local)  # [W, 2, T]
+        size = batches.shape[1] * len(gathered)
+        means = gathered[:, 0].mean(axis=0)
+        between = batches.shape[1] * np.square(gathered[:, 0] - means).sum(axis=0)
         counts = self.count + size * np.arange(1, len(batches) + 1)
-        mean_after = (self.mean * self.count + size * np.cumsum(means)) / counts
-        delta = means - np.concatenate([[self.mean], mean_after[:-1]])
-        steps = of_ranks[:, 1].sum(axis=0) + between + delta * delta * ((counts - size) * size / counts)
-        m2 = self.m2 + np.cumsum(steps)
-        self.count, self.mean, self.m2 = counts[-1], mean_after[-1], m2[-1]
+        new_means = (self.mean * self.count + size * np.cumsum(means)) / counts
+        delta = means - np.concatenate([[self.mean], new_means[:-1]])
+        increments = gathered[:, 1].sum(axis=0) + between + delta * delta * ((counts - size) * size / counts)
+        m2 = self.m2 + np.cumsum(increments)
+        self.count = counts[-1]
+        self.mean = new_means[-1]
+        self.m2 = m2[-1]
         return np.sqrt(m2 / counts + EPSILON)
 
     @property
     def std(self) -> np.ndarray:
-        """The standard deviation, with epsilon; 1 before any data."""
+        """Standard deviation, including epsilon. It is 1 before any data."""
         return np.sqrt(self.m2 / self.count + EPSILON) if self.count else np.ones_like(self.m2)
 
 
-def summary(batch: np.ndarray) -> Summary:
-    """Returns size, mean and sum of squared deviations of a batch [B, ...] over its rows."""
+def summarize(batch: np.ndarray) -> Summary:
+    """Return size, mean and sum of squared deviations of a batch [B, ...] over its rows."""
     size = len(batch)
     if size == 1:
         return 1, batch[0], 0.0
@@ -120,71 +160,83 @@ def summary(batch: np.ndarray) -> Summary:
     return size, mean, np.add.reduce(deviation * deviation, axis=0)
 
 
-def summaries_of_ranks(batches: Sequence[np.ndarray]) -> list[list[Summary]]:
-    """Returns the summaries of a step's observations, and of those after the resets, of every rank that has any.
+def gather_summaries(batches: Sequence[np.ndarray]) -> list[list[Summary]]:
+    """Gather the summaries of a step's batches from all ranks.
+
+    The first batch holds the observations of the step, the second the observations after resets. This is a
+    collective: a rank without resets participates, too.
 
     Args:
-        batches: This rank's, one or two; a rank without resets waits for those of the others all the same.
+        batches: One or two batches of this rank.
+
+    Returns:
+        Two lists with the summaries of all ranks that have this batch.
     """
     shape = batches[0].shape[1:]
     flat = np.zeros((2, 1 + 2 * int(np.prod(shape))))
     for row, batch in zip(flat, batches, strict=False):
-        size, mean, m2 = summary(batch)
-        row[0], row[1:] = size, np.stack([mean, np.broadcast_to(m2, shape)]).ravel()
+        size, mean, m2 = summarize(batch)
+        row[0] = size
+        row[1:] = np.stack([mean, np.broadcast_to(m2, shape)]).ravel()
     return [
-        [(row[0], *row[1:].reshape(2, *shape)) for row in of_ranks if row[0]]
-        for of_ranks in collectives.gather_array(flat).swapaxes(0, 1)
+        [(row[0], *row[1:].reshape(2, *shape)) for row in rank_rows if row[0]]
+        for rank_rows in collectives.gather_array(flat).swapaxes(0, 1)
     ]
 
 
 class ObservationNormalizer(Moments):
-    """Shifts and scales observations by their running mean and standard deviation, and clips.
+    """Normalization of observations by their running mean and standard deviation, with clipping.
 
     Args:
-        shape: Of one observation.
-        clip: Bound of the absolute value of a normalised observation.
-        leave: Columns of rows [D] that stay as they are.
+        shape: Shape of one observation.
+        clip: Maximum absolute value of a normalized observation.
+        leave: Columns of rows [D] that are excluded from normalization.
+
+    Example:
+        >>> normalizer = ObservationNormalizer((2,))
+        >>> normalizer(torch.tensor([[20.0, -0.5]])).tolist()
+        [[10.0, -0.5]]
     """
 
     def __init__(self, shape: tuple[int, ...], clip: float = 10.0, leave: Sequence[slice] = ()) -> None:
         super().__init__(shape)
-        self.clip, self.leave = clip, leave
+        self.clip = clip
+        self.leave = leave
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Normalizes raw observations [B, ...] by the present statistics, to float32 on their device."""
+        """Normalize raw observations [B, ...] by the current statistics, to float32 on their device."""
         raw = observation.to(self.mean.device).double()
-        normalized = (
-            ((raw - self.mean) / self.std).clamp(-self.clip, self.clip).float().to(observation.device)
-        )
-        for its in self.leave:
-            normalized[..., its] = observation[..., its]
+        clipped = ((raw - self.mean) / self.std).clamp(-self.clip, self.clip)
+        normalized = clipped.float().to(observation.device)
+        for excluded in self.leave:
+            normalized[..., excluded] = observation[..., excluded]
         return normalized
 
     def normalize_arrays(
         self, moments: ArrayMoments, batches: Sequence[np.ndarray], update: bool
     ) -> list[np.ndarray]:
-        """Does what :meth:`forward` does, with the collector's own copy of the statistics.
+        """Normalize batches of arrays with the collector's copy of the statistics.
 
         Args:
-            moments: From :meth:`arrays`.
-            batches: Raw observations, each [B, ...]: those of a step, and perhaps those that follow resets.
-            update: Merge each batch into ``moments`` before it is normalised, as CleanRL's wrappers do at each step; on
-                several ranks those of all, which all call this together.
+            moments: Copy from :meth:`arrays`.
+            batches: Raw observations, each [B, ...]: those of a step and optionally those after resets.
+            update: Merge each batch into ``moments`` before normalizing it, as CleanRL's wrappers do at each
+                step. With several ranks this is a collective that merges the batches of all ranks.
 
         Returns:
-            [B, ...] float64, of each batch.
+            Normalized batches, each [B, ...] float64.
         """
         # detail 28
         if not update:
             merges: list[list[Summary]] = [[] for _ in batches]
         elif collectives.world_size() == 1:
-            merges = [[summary(batch)] for batch in batches]
+            merges = [[summarize(batch)] for batch in batches]
         else:
-            merges = summaries_of_ranks(batches)
+            merges = gather_summaries(batches)
         normalized = []
         for i, summaries in enumerate(merges):
-            for each in summaries:
-                moments.merge(*each)
+            for summary in summaries:
+                moments.merge(*summary)
             if i < len(batches):
                 scaled = batches[i] - moments.mean
                 scaled /= moments.std
@@ -192,41 +244,49 @@ class ObservationNormalizer(Moments):
                 normalized.append(
                     np.minimum(np.maximum(scaled, -self.clip, out=scaled), self.clip, out=scaled)
                 )
-                for its in self.leave:
-                    scaled[:, its] = batches[i][:, its]
+                for excluded in self.leave:
+                    scaled[:, excluded] = batches[i][:, excluded]
         return normalized
 
 
 class RewardScaler(Moments):
-    """Divides rewards by the running standard deviation of the discounted return, and clips.
+    """Division of rewards by the running standard deviation of the discounted return, with clipping.
 
     Args:
-        gamma: The discount of PPO's returns.
-        clip: Bound of the absolute value of a scaled reward.
+        gamma: Discount factor of PPO's returns.
+        clip: Maximum absolute value of a scaled reward.
+
+    Example:
+        >>> scaler = RewardScaler(gamma=0.99)
+        >>> scaler.std.item()
+        1.0
     """
 
     def __init__(self, gamma: float, clip: float = 10.0) -> None:
         super().__init__(())
-        self.gamma, self.clip = gamma, clip
+        self.gamma = gamma
+        self.clip = clip
 
     def scale_array(
         self, moments: ArrayMoments, reward: np.ndarray, done: np.ndarray, discounted: np.ndarray
     ) -> np.ndarray:
-        """Scales rewards, those of each step after their discounted sums are merged into the statistics.
+        """Scale rewards, after merging the discounted returns of each step into the statistics.
 
         Args:
-            moments: From :meth:`arrays`.
-            reward: [T, N].
-            done: Whether the episode ended with this step, for whatever reason, [T, N] bool.
-            discounted: The discounted sum of the rewards of each episode before the first step, [N]; brought up to date.
+            moments: Copy from :meth:`arrays`.
+            reward: Rewards, [T, N].
+            done: ``terminated | truncated``, [T, N] bool.
+            discounted: Discounted return of each running episode before the first step, [N]. Updated in
+                place.
 
         Returns:
-            [T, N] float64.
+            Scaled rewards, [T, N] float64.
         """
         # detail 30
-        sums, keep = np.array(reward, dtype=np.float64), self.gamma * ~done[:-1]
+        sums = np.array(reward, dtype=np.float64)
+        keep = self.gamma * ~done[:-1]
         sums[0] += self.gamma * discounted
-        add_following(sums[::-1], keep[::-1])  # backwards in time, what follows is what came before
+        add_following(sums[::-1], keep[::-1])  # reversed time turns the scan into a sum over past rewards
         discounted[:] = np.where(done[-1], 0, sums[-1])
         scaled = reward / moments.update_each(sums)[:, None]
         # detail 31

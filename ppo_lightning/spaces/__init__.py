@@ -1,1 +1,1 @@
-"""Spaces as specs and as rows of numbers."""
+"""Gymnasium spaces as TorchRL specs and as rows of numbers."""

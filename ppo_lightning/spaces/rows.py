@@ -1,4 +1,4 @@
-"""Values of spaces with several parts as rows of numbers, for the arrays that environments and networks exchange."""
+"""Conversion between values of spaces with several parts and rows of numbers."""
 
 from typing import Any
 
@@ -9,25 +9,42 @@ from ppo_lightning.spaces.specs import entries
 
 
 def to_row(space: spaces.Space, value: Any) -> np.ndarray:
-    """Returns a value of a space as one row [D]: its parts one after the other, as :func:`columns` has them."""
+    """Flatten a value of a space to one row [D].
+
+    Args:
+        space: The space.
+        value: An element of the space.
+
+    Returns:
+        All parts in the order of :func:`~ppo_lightning.spaces.specs.columns`.
+
+    Example:
+        >>> to_row(spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)]), (2, [0, 1])).tolist()
+        [2, 0, 1]
+    """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = value if isinstance(space, spaces.Dict) else {str(i): its for i, its in enumerate(value)}
-        return np.concatenate([to_row(its, parts[name]) for name, its in entries(space)])
+        parts = value if isinstance(space, spaces.Dict) else {str(i): part for i, part in enumerate(value)}
+        return np.concatenate([to_row(part_space, parts[name]) for name, part_space in entries(space)])
     return np.asarray(value).reshape(-1)
 
 
 def from_row(space: spaces.Space, row: np.ndarray) -> Any:
-    """Returns the value of a space that a row [D] is; numbers of a ``Box`` are clipped to its bounds.
+    """Convert a row [D] to a value of a space, clipping ``Box`` values to their bounds.
 
     Args:
-        space: Of actions: without text.
-        row: As :func:`to_row` would return it; numbers of any type.
+        space: A space of actions, without text.
+        row: A row in the order of :func:`to_row`, with numbers of any type.
+
+    Example:
+        >>> from_row(spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2)]), np.array([2.0, 1.0]))
+        (2, 1)
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts, start = [], 0
-        for name, its in entries(space):
-            size = _size(its)
-            parts.append((name, from_row(its, row[start : start + size])))
+        parts = []
+        start = 0
+        for name, part_space in entries(space):
+            size = _size(part_space)
+            parts.append((name, from_row(part_space, row[start : start + size])))
             start += size
         return dict(parts) if isinstance(space, spaces.Dict) else tuple(part for _, part in parts)
     if isinstance(space, spaces.Discrete):
@@ -38,5 +55,5 @@ def from_row(space: spaces.Space, row: np.ndarray) -> Any:
 
 def _size(space: spaces.Space) -> int:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return sum(_size(its) for _, its in entries(space))
+        return sum(_size(part_space) for _, part_space in entries(space))
     return int(np.prod(space.shape or ()))

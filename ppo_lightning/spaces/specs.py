@@ -1,4 +1,4 @@
-"""Gymnasium spaces as TorchRL specs, and specs as plain data that a checkpoint can hold."""
+"""Conversion of Gymnasium spaces to TorchRL specs, and of specs to plain data for checkpoints."""
 
 import math
 from collections.abc import Iterator
@@ -11,23 +11,29 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 
 from ppo_lightning.errors import ConfigError
 
-MASK = "action_mask"  # the entry of a dictionary of observations that says which discrete actions are allowed
-CELL = (11, 6, 3)  # how many objects, colours and states MiniGrid has (minigrid/core/constants.py)
-LARGEST = 2**24  # numbers in an observation or an action that a file may name
-SMALLEST_PICTURE = 36  # pixels: a smaller one (a few cells of a grid) is a vector
+MASK = "action_mask"  # observation entry that marks the allowed discrete actions
+LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
+SMALLEST_PICTURE = 36  # pixels; smaller pictures, such as the cells of a grid, count as vectors
 
 
 def spec_from_space(space: spaces.Space) -> TensorSpec:
-    """Describes a Gymnasium space of one environment as a TorchRL spec.
+    """Convert the Gymnasium space of one environment to a TorchRL spec.
 
-    Floating point boxes become float32; integer boxes (pixels) keep their dtype, so that they are stored as they are.
+    Floating-point boxes become float32. Integer boxes (pixels) keep their dtype, in which they are stored.
 
     Args:
-        space: A ``Box``, a ``Discrete`` that starts at 0, a ``MultiDiscrete``, a ``MultiBinary``, or a ``Dict`` or a ``Tuple``
-            of these; entries of text are left out.
+        space: A ``Box``, a ``Discrete`` that starts at 0, a ``MultiDiscrete``, a ``MultiBinary``, or a
+            ``Dict`` or ``Tuple`` of these. Text entries are dropped.
+
+    Returns:
+        The spec without batch dimensions.
 
     Raises:
         ConfigError: The space is of another kind.
+
+    Example:
+        >>> spec_from_space(spaces.Discrete(3)).space.n
+        3
     """
     if isinstance(space, spaces.Discrete):
         if space.start != 0:
@@ -45,63 +51,54 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
     if isinstance(space, spaces.Box):
         floating = np.issubdtype(space.dtype, np.floating)
         dtype = torch.float32 if floating else torch.from_numpy(np.empty(0, space.dtype)).dtype
-        low, high = (
-            torch.from_numpy(np.asarray(space.low)).to(dtype),
-            torch.from_numpy(np.asarray(space.high)).to(dtype),
-        )
+        low = torch.from_numpy(np.asarray(space.low)).to(dtype)
+        high = torch.from_numpy(np.asarray(space.high)).to(dtype)
         if floating and not (low.isfinite().all() and high.isfinite().all()):
             return Unbounded(shape=space.shape, dtype=dtype)
         return Bounded(low, high, shape=space.shape, dtype=dtype)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return Composite({name: spec_from_space(its) for name, its in entries(space)})
+        return Composite({name: spec_from_space(part) for name, part in entries(space)})
     raise ConfigError(
-        f"The space {space} is not supported: the environment needs a Box, a Discrete, a MultiDiscrete or a MultiBinary space,"
-        " or a dictionary or a tuple of these."
+        f"The space {space} is not supported: the environment needs a Box, a Discrete, a MultiDiscrete or a"
+        " MultiBinary space, or a dictionary or a tuple of these."
     )
 
 
 def entries(space: spaces.Dict | spaces.Tuple) -> list[tuple[str, spaces.Space]]:
-    """Returns names and spaces of the entries, those of a tuple counted; text is left out, for no network here reads it.
+    """Return names and spaces of the entries of a dictionary or tuple, without text.
 
-    Also text of a kind of its own, which MiniGrid's is.
+    The entries of a tuple are named by their index. No network of this package reads text.
     """
-    named = (
-        space.spaces.items()
-        if isinstance(space, spaces.Dict)
-        else ((str(i), its) for i, its in enumerate(space.spaces))
-    )
-    return [
-        (name, its)
-        for name, its in named
-        if not isinstance(its, spaces.Text) and type(its).__name__ != "MissionSpace"
-    ]
+    if isinstance(space, spaces.Dict):
+        named = list(space.spaces.items())
+    else:
+        named = [(str(i), part) for i, part in enumerate(space.spaces)]
+    return [(name, part) for name, part in named if not _is_text(part)]
+
+
+def _is_text(space: spaces.Space) -> bool:
+    # MiniGrid defines a text space of its own, in a package that may not be installed.
+    return isinstance(space, spaces.Text) or type(space).__name__ == "MissionSpace"
 
 
 def without_text(space: spaces.Space) -> bool:
-    """Tells whether :func:`entries` leaves nothing of a space out, however deep."""
+    """Return whether a space has no text at any depth."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return True
     kept = entries(space)
-    return len(kept) == len(space.spaces) and all(without_text(its) for _, its in kept)
-
-
-def cells_as_choices(space: spaces.Space) -> spaces.Space:
-    """Returns MiniGrid's observations without their text and with each cell as an object, a colour and a state.
-
-    It declares them as bytes, of which a network would take a ball for more of a key. Any other space is returned as it is.
-    """
-    if not (isinstance(space, spaces.Dict) and set(space) == {"direction", "image", "mission"}):
-        return space
-    shape = space["image"].shape or ()
-    if shape[2:] != (3,) or shape[0] >= SMALLEST_PICTURE:  # a wrapper drew pixels, or did the same as this
-        return space
-    return spaces.Dict(direction=space["direction"], image=spaces.MultiDiscrete(np.broadcast_to(CELL, shape)))
+    return len(kept) == len(space.spaces) and all(without_text(part) for _, part in kept)
 
 
 def columns(spec: TensorSpec, name: str = "", start: int = 0) -> Iterator[tuple[str, TensorSpec, slice]]:
-    """Yields the parts of a spec, with the columns of each where they lie in one row, one after the other.
+    """Yield name, spec and columns of each part of a spec in its row.
 
-    The names of nested parts are joined by dots.
+    Args:
+        spec: Spec of one environment.
+        name: Name of the spec. Dots join the names of nested parts.
+        start: First column.
+
+    Yields:
+        Name, spec and slice of columns of each part, in order.
     """
     if not isinstance(spec, Composite):
         yield name, spec, slice(start, start + spec.shape.numel())
@@ -113,21 +110,23 @@ def columns(spec: TensorSpec, name: str = "", start: int = 0) -> Iterator[tuple[
 
 
 def row_spec(spec: TensorSpec) -> TensorSpec:
-    """Returns the spec of the rows that a spec of several parts, or of a discrete observation, is stored as.
+    """Return the spec of the row that stores a spec of several parts or a discrete observation.
 
-    Floats, with the bounds of each column; bytes, where nothing in it needs more.
+    The row is bytes if the parts have a picture and all parts fit in bytes. Otherwise the row is float32,
+    with the bounds of each column.
     """
     parts = [part for _, part, _ in columns(spec)]
-    if any(part.dtype == torch.uint8 and part.ndim == 3 for part in parts) and all(map(_in_a_byte, parts)):
+    if any(part.dtype == torch.uint8 and part.ndim == 3 for part in parts) and all(map(_fits_byte, parts)):
         return Unbounded(shape=(sum(part.shape.numel() for part in parts),), dtype=torch.uint8)
     lows, highs = zip(*map(_bounds, parts), strict=True)
-    low, high = torch.cat(lows), torch.cat(highs)
+    low = torch.cat(lows)
+    high = torch.cat(highs)
     if not (low.isfinite().all() and high.isfinite().all()):
         return Unbounded(shape=low.shape, dtype=torch.float32)
     return Bounded(low, high, shape=low.shape, dtype=torch.float32)
 
 
-def _in_a_byte(spec: TensorSpec) -> bool:
+def _fits_byte(spec: TensorSpec) -> bool:
     if isinstance(spec, MultiCategorical):
         return bool((spec.nvec <= 256).all())
     return int(spec.space.n) <= 256 if isinstance(spec, Categorical) else spec.dtype == torch.uint8
@@ -145,54 +144,73 @@ def _bounds(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def is_picture(spec: TensorSpec) -> bool:
-    """Returns whether a part of an observation is a picture of bytes for a convolutional network, [C, H, W] or [H, W, C]."""
+    """Return whether a part of an observation is a byte picture, [C, H, W] or [H, W, C], for a CNN."""
     return spec.dtype == torch.uint8 and spec.ndim == 3 and sorted(spec.shape)[1] >= SMALLEST_PICTURE
 
 
 def stored(observation_spec: TensorSpec) -> TensorSpec:
-    """Returns the spec of the tensors that hold an observation: a box as it is, everything else as a row."""
+    """Return the spec of the tensors that store an observation.
+
+    A box is stored unchanged, any other spec as a row, see :func:`row_spec`.
+    """
     plain = not isinstance(observation_spec, Composite | Categorical)
     return observation_spec if plain else row_spec(observation_spec)
 
 
 def mask_columns(observation_spec: TensorSpec) -> slice | None:
-    """Returns where in a row the mask of the actions lies, which may have parts; None: there is none."""
-    found = [its for name, _, its in columns(observation_spec) if is_mask(name)]
-    return slice(found[0].start, found[-1].stop) if found else None
+    """Return the columns of the action mask in a row, or None without a mask.
+
+    A mask may have several parts, which are adjacent.
+    """
+    slices = [part_columns for name, _, part_columns in columns(observation_spec) if is_mask(name)]
+    return slice(slices[0].start, slices[-1].stop) if slices else None
 
 
 def is_mask(name: str) -> bool:
-    """Returns whether a part of an observation, by its name, is the mask of the actions, or a part of it."""
+    """Return whether a part of an observation is the action mask or belongs to it.
+
+    Args:
+        name: Name of the part.
+    """
     return name == MASK or name.startswith(f"{MASK}.")
 
 
-def choices(action_spec: TensorSpec) -> list[int]:
-    """Returns of how many actions each discrete component chooses, in the order of a mask's entries."""
-    numbers: list[int] = []
+def choice_counts(action_spec: TensorSpec) -> list[int]:
+    """Return the number of actions of each discrete component, in the order of the mask.
+
+    Example:
+        >>> choice_counts(spec_from_space(spaces.MultiDiscrete([3, 2])))
+        [3, 2]
+    """
+    counts: list[int] = []
     for _, part, _ in columns(action_spec):
         if isinstance(part, MultiCategorical):
-            numbers += part.nvec.flatten().tolist()
+            counts += part.nvec.flatten().tolist()
         elif isinstance(part, Categorical):
-            numbers += [int(part.space.n)] * max(1, part.shape.numel())
-    return numbers
+            counts += [int(part.space.n)] * max(1, part.shape.numel())
+    return counts
 
 
 def not_measured(observation_spec: TensorSpec) -> list[slice]:
-    """Returns the columns that are no measurements, and shall not be normalised: choices, pictures, masks."""
+    """Return the columns excluded from normalization: choices, pictures and masks."""
     return [
-        its
-        for name, part, its in columns(observation_spec)
+        part_columns
+        for name, part, part_columns in columns(observation_spec)
         if isinstance(part, Categorical) or is_picture(part) or is_mask(name)
     ]
 
 
 def is_vector(spec: TensorSpec) -> bool:
-    """Returns whether all parts of an observation are floats, which together are a plain vector."""
+    """Return whether all parts of an observation are floats, so that its row is a plain vector."""
     return all(part.dtype.is_floating_point and not is_mask(name) for name, part, _ in columns(spec))
 
 
 def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
-    """Describes a spec by strings, numbers and lists only (``torch.load(..., weights_only=True)`` reads them)."""
+    """Convert a spec to strings, numbers and lists, which ``torch.load(..., weights_only=True)`` can read.
+
+    Args:
+        spec: Spec of one environment.
+    """
     if isinstance(spec, Composite):
         return {"kind": "Composite", "parts": {key: spec_to_plain(spec[key]) for key in spec.keys()}}  # noqa: SIM118
     if isinstance(spec, MultiCategorical):
@@ -208,10 +226,14 @@ def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
 
 
 def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
-    """Rebuild the spec that :func:`spec_to_plain` described.
+    """Rebuild a spec from the result of :func:`spec_to_plain`.
 
     Raises:
-        ConfigError: It is larger than any observation, or of no type of PyTorch.
+        ConfigError: The space is too large, or its dtype does not exist.
+
+    Example:
+        >>> spec_from_plain({"kind": "Categorical", "n": 3}).space.n
+        3
     """
     if plain["kind"] == "Composite":
         return Composite({key: spec_from_plain(part) for key, part in plain["parts"].items()})
@@ -219,7 +241,7 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
     size = max(map(abs, numbers)) * len(numbers) if isinstance(numbers, list) else numbers
     if not 0 <= size <= LARGEST:
         raise ConfigError(
-            f"The checkpoint names a space of {size} numbers: the file is damaged, or was edited."
+            f"The checkpoint names a space of {size} numbers: the file is damaged or was edited."
         )
     if plain["kind"] == "MultiCategorical":
         return MultiCategorical(numbers, dtype=torch.int64)
@@ -227,10 +249,11 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
         return Binary(size, shape=(size,), dtype=torch.int64)
     if plain["kind"] == "Categorical":
         return Categorical(size, shape=(), dtype=torch.int64)
-    shape, dtype = tuple(plain["shape"]), getattr(torch, plain["dtype"])
+    shape = tuple(plain["shape"])
+    dtype = getattr(torch, plain["dtype"])
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(
-            f"The checkpoint names a space of type {plain['dtype']!r}: the file is damaged, or was edited."
+            f"The checkpoint names a space of type {plain['dtype']!r}: the file is damaged or was edited."
         )
     if plain["kind"] == "Unbounded":
         return Unbounded(shape=shape, dtype=dtype)
@@ -239,7 +262,6 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
 
 
 def _shrink(bound: torch.Tensor) -> Any:
-    """Returns one number for a bound that is equal everywhere (84 x 84 pixels), nested lists otherwise."""
-    return (
-        bound.flatten()[0].item() if bound.numel() and (bound == bound.flatten()[0]).all() else bound.tolist()
-    )
+    """Return a single number for a constant bound (84 x 84 pixels), or nested lists."""
+    is_constant = bound.numel() and (bound == bound.flatten()[0]).all()
+    return bound.flatten()[0].item() if is_constant else bound.tolist()

@@ -1,4 +1,7 @@
-"""What the agent thinks, drawn beside the picture: the "visual" variant of Huang et al. (2022)."""
+"""A panel with the agent's value and policy beside the picture.
+
+Source: the "visual" variant of Huang et al., "The 37 Implementation Details of PPO" (2022).
+"""
 
 from collections.abc import Sequence
 
@@ -7,8 +10,8 @@ import numpy as np
 from ppo_lightning.errors import import_extra
 
 WIDTH, ROW, MARGIN = 220, 16, 8  # pixels
-SMALLEST = 320  # height of a picture; smaller ones are enlarged
-DARK, GREY, LIGHT, CHOSEN = (24, 24, 24), (70, 70, 70), (230, 230, 230), (255, 170, 0)
+SMALLEST = 320  # minimum height in pixels; smaller pictures are enlarged
+DARK, GRAY, LIGHT, CHOSEN = (24, 24, 24), (70, 70, 70), (230, 230, 230), (255, 170, 0)
 
 
 def draw(
@@ -19,18 +22,19 @@ def draw(
     numbers: Sequence[str],
     chosen: int | None,
 ) -> np.ndarray:
-    """Puts a panel to the right of a picture: lines of text, then a bar for each action.
+    """Add a panel to the right of a picture, with lines of text and one bar per action.
 
     Args:
-        picture: [H, W, 3] uint8.
-        lines: Of text.
-        names: Of the actions, A.
-        shares: Lengths of the bars, [A] between 0 and 1.
-        numbers: Written at the right of the bars, A.
-        chosen: Index of the bar to highlight; None: no one.
+        picture: The picture, [H, W, 3] uint8.
+        lines: Lines of text.
+        names: Names of the actions, A.
+        shares: Lengths of the bars, [A] in [0, 1].
+        numbers: Text to the right of each bar, A.
+        chosen: Index of the bar to highlight. None: no highlight.
 
     Returns:
-        [H', W', 3] uint8, H' and W' even, as video encoders want them; a small picture is enlarged by a whole factor.
+        The new picture, [H', W', 3] uint8. H' and W' are even, as video encoders require. A small picture is
+        enlarged by an integer factor.
 
     Raises:
         ConfigError: Pillow is not installed.
@@ -43,17 +47,19 @@ def draw(
     pen = painter.Draw(panel)
     for row, line in enumerate(lines):
         pen.text((MARGIN, MARGIN + row * ROW), line, fill=LIGHT)
-    left, right = 90, WIDTH - 50  # of the bars
+    left = 90  # pixels; horizontal range of the bars
+    right = WIDTH - 50
     for index, (name, share, number) in enumerate(zip(names, shares, numbers, strict=True)):
         top = MARGIN + (len(lines) + 1 + index) * ROW
-        colour = CHOSEN if index == chosen else LIGHT
-        pen.text((MARGIN, top), name[:13], fill=colour)
-        pen.rectangle((left, top + 2, right, top + ROW - 4), fill=GREY)
-        pen.rectangle(
-            (left, top + 2, left + round(float(share) * (right - left)), top + ROW - 4), fill=colour
-        )
-        pen.text((right + 6, top), number, fill=colour)
-    whole = np.full((height + height % 2, picture.shape[1] + WIDTH + picture.shape[1] % 2, 3), DARK, np.uint8)
-    whole[: picture.shape[0], : picture.shape[1]] = picture
-    whole[:height, picture.shape[1] : picture.shape[1] + WIDTH] = np.asarray(panel)
-    return whole
+        color = CHOSEN if index == chosen else LIGHT
+        pen.text((MARGIN, top), name[:13], fill=color)
+        pen.rectangle((left, top + 2, right, top + ROW - 4), fill=GRAY)
+        end = left + round(float(share) * (right - left))
+        pen.rectangle((left, top + 2, end, top + ROW - 4), fill=color)
+        pen.text((right + 6, top), number, fill=color)
+    canvas = np.full(
+        (height + height % 2, picture.shape[1] + WIDTH + picture.shape[1] % 2, 3), DARK, np.uint8
+    )
+    canvas[: picture.shape[0], : picture.shape[1]] = picture
+    canvas[:height, picture.shape[1] : picture.shape[1] + WIDTH] = np.asarray(panel)
+    return canvas

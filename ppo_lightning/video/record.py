@@ -1,4 +1,4 @@
-"""Videos of an agent that plays."""
+"""Recording of videos of an agent."""
 
 import os
 import sys
@@ -27,24 +27,24 @@ def record_video(
     overlay: bool = False,
     max_frames: int = 10_000,
 ) -> list[float]:
-    """Play episodes with the most probable actions, and write every frame to a file.
+    """Play episodes with the most probable actions, and write all frames to a file.
 
     Args:
         agent: The agent.
-        factory: Makes the environment; the one of the same id that its backend renders with.
-        path: Ends in ``.mp4`` or ``.gif``.
-        episodes: How many, one after the other.
-        seed: Decides the episodes, which (but for Procgen) are those of an evaluation with this seed.
-        overlay: Draw the probabilities of the actions (of continuous actions: their means), the value and the return so far
-            beside the picture.
-        max_frames: Ends an episode that has not ended by itself.
+        factory: Factory of the environment. A backend without rendering is replaced by one with the same ids.
+        path: Output file, ``.mp4`` or ``.gif``.
+        episodes: Number of episodes.
+        seed: Seed of the episodes. Except for Procgen, an evaluation with this seed plays the same episodes.
+        overlay: Draw the action probabilities (for continuous actions: the means), the value and the return
+            so far beside the picture.
+        max_frames: Maximum number of steps per episode.
 
     Returns:
-        The return of each episode.
+        Return of each episode.
 
     Raises:
-        ConfigError: The environment cannot be made or rendered on this machine, the agent is one for other spaces, or what
-            writes videos is missing.
+        ConfigError: The environment cannot be created or rendered on this machine, the agent was built for
+            other spaces, or a video package is missing.
     """
     path = Path(path)
     if path.suffix not in (".mp4", ".gif"):
@@ -54,28 +54,32 @@ def record_video(
     imageio = import_extra("imageio.v2", extra="video")
     import_extra("imageio_ffmpeg", extra="video")
     if sys.platform == "linux" and "DISPLAY" not in os.environ:
-        os.environ.setdefault("MUJOCO_GL", "egl")  # read by mujoco and dm_control when they are imported
+        os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco and dm_control read it at import
     env = factory.make(1, seed, stream="eval", render=True)
     if not isinstance(env, BatchedEnv):
         raise ConfigError(
-            "Only environments of Gymnasium, EnvPool, ALE and Procgen can be recorded, without data.transforms."
+            "Only environments of Gymnasium, EnvPool, ALE and Procgen can be recorded, without"
+            " data.transforms."
         )
     check_same_spaces(agent, env)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        observation, memory, returns = env.reset_arrays(), agent.initial_memory(1), []
+        observation = env.reset_arrays()
+        memory = agent.initial_memory(1)
+        returns = []
         frame = _frame(env, agent, observation, memory, 0.0, overlay)
         with imageio.get_writer(path, fps=env.render_fps, **_options(path)) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
-                    observation, memory = env.reset_arrays(), agent.initial_memory(1)
+                    observation = env.reset_arrays()
+                    memory = agent.initial_memory(1)
                     frame = _frame(env, agent, observation, memory, 0.0, overlay)
                 video.append_data(frame)
                 total = 0.0
                 for _ in range(max_frames):
-                    seen = torch.tensor(observation, device=agent.device)
-                    action, _, memory = agent.play(seen, memory)
+                    inputs = torch.tensor(observation, device=agent.device)
+                    action, _, memory = agent.play(inputs, memory)
                     observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
                     total += float(reward[0])
                     video.append_data(_frame(env, agent, observation, memory, total, overlay))
@@ -83,7 +87,8 @@ def record_video(
                     if env.episodes_over(done)[0]:
                         break
                     if done[0]:
-                        observation, memory = env.reset_arrays(done), agent.initial_memory(1)  # the next life
+                        observation = env.reset_arrays(done)  # the next life
+                        memory = agent.initial_memory(1)
                 returns.append(total)
     finally:
         env.close()
@@ -98,21 +103,21 @@ def _frame(
     total: float,
     overlay: bool,
 ) -> np.ndarray:
-    """Returns one frame, [H, W, 3] uint8."""
+    """Return one frame, [H, W, 3] uint8."""
     try:
         picture = env.render()
-    except Exception as error:  # whatever a graphics library raises where it finds no display
+    except Exception as error:  # graphics libraries raise many types without a display
         raise ConfigError(
-            f"The environment cannot be rendered here ({first_line(error)}): install the package that it names, or, for"
-            " MuJoCo, libegl1 with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
+            f"The environment cannot be rendered here ({first_line(error)}): install the package it names,"
+            " or, for MuJoCo, libegl1 with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
         ) from error
     if picture is None:
         raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
     if not overlay:
         return picture
     value, numbers, lengths = (
-        each[0].numpy(force=True)
-        for each in agent.explain(torch.tensor(observation, device=agent.device), memory)
+        output[0].numpy(force=True)
+        for output in agent.explain(torch.tensor(observation, device=agent.device), memory)
     )
     names = env.action_names or [f"action {index}" for index in range(len(numbers))]
     chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None

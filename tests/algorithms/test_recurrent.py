@@ -255,7 +255,7 @@ def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
     """Also where the whole of a sequence is left out, and sequences would be differentiated one by one."""
     kwargs = {"kind": "raises", "env": Trouble.made + 1, "at": 32}  # the last step of the first rollout
     trouble = {"env_id": "Trouble-v0", "env_kwargs": kwargs, "max_restarts": 1}
-    with pytest.warns(UserWarning, match="it is made anew"):
+    with pytest.warns(UserWarning, match="it is recreated"):
         model = fit(tmp_path, lstm(), model={"microbatch_size": 32}, **trouble)
     assert all(parameter.isfinite().all() for parameter in model.agent.parameters())
 

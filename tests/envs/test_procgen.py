@@ -142,7 +142,7 @@ def test_procgens_rewards_are_scaled_with_the_gamma_of_ppo_and_its_pictures_are_
             "has one level: leave num_levels and start_level",
         ),
         ("starpilot", {"levels": 3}, "data.env_kwargs does not fit Procgen's 'starpilot'"),
-        ("ALE/Pong-v5", {}, "is an Atari game, which the backend 'procgen' does not have"),
+        ("ALE/Pong-v5", {}, "is an Atari game, which the backend 'procgen' lacks"),
     ],
 )
 def test_wrong_games_and_options(env_id, options, sentence, env):

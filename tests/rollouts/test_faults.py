@@ -245,7 +245,7 @@ def troubled(kind, num_envs=3, at=20, **options):
     [
         ("raises", "RuntimeError .the simulator is broken"),
         ("exits", r"SystemExit \(0\)"),
-        ("nan", "is not finite"),
+        ("nan", "non-finite"),
     ],
 )
 def test_an_environment_that_fails_is_made_anew_and_its_episode_left_out(kind, said):

@@ -17,12 +17,12 @@ from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO, RolloutDataM
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
 from ppo_lightning.commands import cli
+from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
-from ppo_lightning.models.encoders import encoder
+from ppo_lightning.models.encoders import make_encoder
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.rows import from_row, to_row
 from ppo_lightning.spaces.specs import (
-    cells_as_choices,
     columns,
     mask_columns,
     row_spec,
@@ -247,7 +247,7 @@ def test_pictures_and_choices_alone_are_kept_as_bytes():
 def test_minigrids_cells_are_choices():
     env, random = make_env("MiniGrid-ObstructedMaze-1Dlhb-v0", 4, "envpool"), np.random.default_rng(0)
     of = {name: its for name, _, its in columns(env.agent_specs[0])}
-    encode, limits = encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 3], 49)
+    encode, limits = make_encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 3], 49)
     first = np.concatenate([[0], limits.cumsum()[:-1]])
     observation, met = env.reset_arrays(), set()
     for _ in range(100):

@@ -124,7 +124,7 @@ def bar_lengths(frame, count, lines):
     """The drawn lengths of the bars, of the longest possible one."""
     rows = [overlay.MARGIN + (lines + 1 + i) * overlay.ROW + 6 for i in range(count)]
     bars = frame[rows, frame.shape[1] - overlay.WIDTH + 90 : frame.shape[1] - 50]
-    return (bars != np.array(overlay.GREY)).any(-1).mean(1)
+    return (bars != np.array(overlay.GRAY)).any(-1).mean(1)
 
 
 def test_the_bars_are_as_long_as_the_policy_says():
