@@ -24,7 +24,7 @@ def weights(network):
 
 
 class Recording(PPO):
-    """Keeps the weights at the start, and the learning rate of each iteration."""
+    """Recorder of the initial weights and the learning rate of each iteration."""
 
     def on_train_start(self):
         super().on_train_start()
@@ -52,7 +52,7 @@ class NoSchedule(Recording):
         return torch.optim.SGD(self.trainable_parameters(), lr=0.1)
 
 
-def test_an_own_optimizer_and_schedule_are_used(fit):
+def test_a_subclass_uses_its_own_optimizer_and_schedule(fit):
     module = fit(DATA, MODEL, ppo=OwnSchedule)
     assert type(module.trainer.optimizers[0]) is torch.optim.SGD
     assert module.rates == pytest.approx([0.1, 0.05, 0.025]), "one step of the schedule an iteration"
@@ -89,7 +89,7 @@ def test_a_run_without_a_schedule_is_resumed(fit, tmp_path):
 
 
 class ConstantAdvantages(Recording):
-    """Advantages of 2 and value targets of the stored values."""
+    """PPO with advantages of 2, and the stored values as value targets."""
 
     def advantages(self, rollout):
         rollout["advantage"] = torch.full_like(rollout["state_value"], 2.0)
@@ -106,7 +106,7 @@ def test_overridden_advantages_reach_the_loss(fit):
 
 
 class FirstMinibatch(Recording):
-    """Uses half of each rollout."""
+    """PPO that uses half of each rollout."""
 
     def minibatches(self, rollout):
         yield next(super().minibatches(rollout))
@@ -119,7 +119,7 @@ def test_overridden_minibatches_are_those_of_the_updates(fit):
 
 
 class Decay(Recording):
-    """Its only loss is half the squared norm of the weights."""
+    """PPO whose loss is half the squared norm of the weights."""
 
     def loss(self, minibatch):
         loss = 0.5 * sum(parameter.square().sum() for parameter in self.agent.parameters())
@@ -135,7 +135,7 @@ def test_an_overridden_loss_is_minimized_and_its_parts_are_logged(fit):
 
 
 class Numbered:
-    """Numbers the steps of a rollout, and checks in the loss that the number belongs to the observation."""
+    """Mixin that numbers the steps of a rollout and checks number and observation in the loss."""
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "number")
 
@@ -175,7 +175,7 @@ def test_an_additional_rollout_key_goes_through_the_minibatches(fit, ppo, agent)
 
 
 class Auxiliary(Recording):
-    """A second value network, which only the loss uses."""
+    """PPO with a second value network, which only the loss uses."""
 
     def __init__(self, **hyperparameters):
         super().__init__(**hyperparameters)
@@ -193,7 +193,7 @@ class Auxiliary(Recording):
 
 
 class NotOptimized(Auxiliary):
-    """The same without the seam: the optimizer does not know the second network."""
+    """Auxiliary whose optimizer does not know the second network."""
 
     def trainable_parameters(self):
         return self.agent.parameters()
@@ -218,7 +218,7 @@ def test_an_additional_network_is_saved_and_resumed(fit, tmp_path):
 
 
 class OwnCollection(Recording):
-    """Collects with the agent of the first iteration, and clips scaled rewards at 0.5."""
+    """PPO that collects with the initial agent, and clips scaled rewards at 0.5."""
 
     def collector_inputs(self):
         if not hasattr(self, "behavior"):

@@ -25,7 +25,7 @@ class Manual(BoringModel):
 
 
 class CountedTwice(Manual):
-    """Counts one optimizer step beside the one that Lightning counts."""
+    """A model that counts one optimizer step beside the one that Lightning counts."""
 
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
@@ -42,7 +42,7 @@ class Publishing(BoringModel):
 
 
 class Monitor(L.Callback):
-    """Reads what the model published, as EarlyStopping and ModelCheckpoint do."""
+    """A callback that reads published metrics, as EarlyStopping and ModelCheckpoint do."""
 
     value = None
 
@@ -51,7 +51,7 @@ class Monitor(L.Callback):
 
 
 class HandlerBeforeTraining(L.Callback):
-    """Replaces the handler in ``setup``, as Preemption does, and sends the signal in the first batch."""
+    """A callback that replaces the handler in ``setup``, as Preemption does, and sends the signal."""
 
     def __init__(self):
         self.received = []
@@ -91,7 +91,7 @@ def test_a_compiled_module_is_recognized():
 
 def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
     class ManySteps(Manual):
-        """Takes three optimizer steps in a batch."""
+        """A model that takes three optimizer steps per batch."""
 
         def __init__(self, remove):
             super().__init__()
