@@ -280,7 +280,8 @@ def test_processes_started_by_fork_or_spawn_train_as_ddp_does(tmp_path):
 
 SLOW_RANKS = """
 trainer: {accelerator: cpu, devices: 2, logger: false, enable_checkpointing: false,
-  enable_progress_bar: false, limit_val_batches: 0, strategy: {class_path: DDPStrategy, init_args: {timeout: "0:00:20"}}}
+  enable_progress_bar: false, limit_val_batches: 0,
+  strategy: {class_path: DDPStrategy, init_args: {timeout: "0:00:20"}}}
 data: {total_timesteps: 100000000}
 """
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ppo_lightning import PPO
 from ppo_lightning.algorithms.schedule import IterationLR, KLAdaptiveLR, LinearAnnealing, remaining
 from tests.checkpoints.test_resume import SaveAfter
 
@@ -152,9 +153,21 @@ def test_a_resumed_run_restores_the_factor_of_the_kl_adaptation(fit, tmp_path):
         assert torch.equal(one, other)
 
 
+class LearningRates(PPO):
+    """PPO that records the learning rate of each iteration."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.rates = []
+
+    def training_step(self, rollout, batch_idx):
+        self.rates += learning_rates(self.trainer.optimizers[0])
+        super().training_step(rollout, batch_idx)
+
+
 def test_a_resumed_run_applies_the_restored_factor_to_its_own_learning_rate(fit, tmp_path):
     path = tmp_path / "middle.ckpt"
     model = {"learning_rate": 1e-4, "anneal_lr": False, "desired_kl": 100.0}
     fit(DATA, model, callbacks=[SaveAfter(path, 3)])
-    resumed = fit(DATA, model | {"learning_rate": 2e-4}, ckpt_path=path)
-    assert resumed.lr_schedulers().get_last_lr() == pytest.approx([2e-4 * 1.5**6])
+    resumed = fit(DATA, model | {"learning_rate": 2e-4}, ppo=LearningRates, ckpt_path=path)
+    assert resumed.rates == pytest.approx([2e-4 * 1.5**n for n in (3, 4, 5)])
