@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    """A quiet Trainer in a folder of its own."""
+    """Return a function that makes quiet Trainers in a folder of the test."""
 
     def make(**options):
         defaults = {
@@ -37,7 +37,10 @@ def make_trainer(tmp_path):
 
 @pytest.fixture
 def fit(make_trainer):
-    """Trains and returns the module: fit({data options}, {model options}, seed=1, **trainer options)."""
+    """Return a function that trains a module and returns it.
+
+    ``fit({data options}, {model options}, seed=1, **trainer options)``.
+    """
 
     def run(data=None, model=None, seed=1, ppo=PPO, ckpt_path=None, **options):
         L.seed_everything(seed, verbose=False)
@@ -50,7 +53,7 @@ def fit(make_trainer):
 
 @pytest.fixture
 def env():
-    """``make_env``, whose environments are closed afterwards."""
+    """Return ``make_env``; the fixture closes the environments after the test."""
     made = []
 
     def make(*args, **kwargs):
@@ -58,5 +61,5 @@ def env():
         return made[-1]
 
     yield make
-    for one in made:
-        one.close(raise_if_closed=False)
+    for environment in made:
+        environment.close(raise_if_closed=False)

@@ -1,4 +1,4 @@
-"""What the documentation tells a reader to type: the commands, snippets and settings in README.md and docs/."""
+"""Find the commands, snippets and settings that README.md and docs/ tell a reader to type."""
 
 import re
 import subprocess
@@ -7,11 +7,15 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md")),
-]  # fmt: skip
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 LIGHTNING = ("fit", "validate", "test", "predict")
 INLINE = re.compile(
-    r"(?<!`)`((?:ppo-lightning \w+|fit|validate|test|predict) [^`\n]*--(?:config|ckpt_path|recipes)\b(?! \.\.\.`)[^`\n]*"
+    r"(?<!`)`((?:ppo-lightning \w+|fit|validate|test|predict) [^`\n]*"
+    r"--(?:config|ckpt_path|recipes)\b(?! \.\.\.`)[^`\n]*"
     r"|python [^`\n]+|pytest [^`\n]+|make [\w-]+|pip install [^`\n]+)`(?!`)"
 )
 
@@ -24,7 +28,7 @@ class Block(NamedTuple):
 
 
 def blocks(document: Path) -> list[Block]:
-    """Returns the fenced blocks and the whole commands in sentences of a document, in order."""
+    """Return the fenced blocks of a document and the commands in its sentences, in order."""
     text = document.read_text()
     fenced = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
     found = [(match.start(), Block(match[1], match[2])) for match in fenced.finditer(text)]
@@ -34,7 +38,7 @@ def blocks(document: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """Returns the commands of a block, one a line, without comments."""
+    """Return the commands of a block, one per line, without comments."""
     if block.language not in ("bash", "inline"):
         return []
     lines = block.text.replace("\\\n", " ").splitlines()
@@ -43,7 +47,7 @@ def commands(block: Block) -> list[str]:
 
 
 def all_commands() -> dict[str, Path]:
-    """Returns every command with the first document that has it."""
+    """Return every command with the first document that contains it."""
     found: dict[str, Path] = {}
     for document in DOCUMENTS:
         for block in blocks(document):
@@ -53,7 +57,7 @@ def all_commands() -> dict[str, Path]:
 
 
 def words(command: str, folder: Path) -> list[str]:
-    """Returns the words of a command as bash has them in a folder (quotes, braces, ``*``)."""
+    """Split a command into words as bash does in a folder (quotes, braces, ``*``)."""
     script = f"printf '%s\\0' {command}"
     out = subprocess.run(
         ["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True
@@ -62,6 +66,6 @@ def words(command: str, folder: Path) -> list[str]:
 
 
 def flags_of(recipe: Path) -> list[str]:
-    """Returns the flags that the comments of a recipe name."""
+    """Return the flags that the comments of a recipe name."""
     comments = " ".join(re.findall(r"#(.*)", recipe.read_text()))
     return [word for pair in re.findall(r"(--[\w.]+) ([\w./-]*\w)", comments) for word in pair]

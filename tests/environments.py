@@ -1,4 +1,4 @@
-"""Small environments whose right answer is known."""
+"""Small environments with known correct answers."""
 
 import sys
 import time
@@ -8,7 +8,10 @@ import numpy as np
 
 
 class Counter(gym.Env):
-    """The observation is the time step, the reward 1 if not given; terminates at step ``terminate_at`` if given."""
+    """Environment that observes the time step.
+
+    The reward is 1 by default. The episode terminates at step ``terminate_at`` if given.
+    """
 
     observation_space = gym.spaces.Box(0, 1000, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -31,7 +34,7 @@ class Counter(gym.Env):
 
 
 class Forever(Counter):
-    """Never ends and always looks the same: with reward 1 a step its value is 1 / (1 - gamma)."""
+    """Endless episode with a constant observation: at reward 1 per step the value is 1 / (1 - gamma)."""
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
 
@@ -40,7 +43,9 @@ class Forever(Counter):
 
 
 class Probe(gym.Env):
-    """The five probes of Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021), each finding one kind of bug.
+    """The five probe environments of Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021).
+
+    Each probe finds one kind of bug.
 
     - ``constant``: one step, observation 0, reward 1: can the value learn a constant?
     - ``observation``: one step, observation -1 or 1, reward equal to it: does the value see the observation?
@@ -78,7 +83,7 @@ class Probe(gym.Env):
 
 
 class Script(gym.Env):
-    """Ends after as many steps as the reset seed's draw says; the observation names environment, episode and step."""
+    """Environment with random episode lengths; the observation names environment, episode and step."""
 
     observation_space = gym.spaces.Box(-1e6, 1e6, (3,), np.float32)
     action_space = gym.spaces.Discrete(3)
@@ -101,10 +106,11 @@ class Script(gym.Env):
 
 
 class Reach(gym.Env):
-    """Continuous: the observation is a random number, the time and the two action components that were received.
+    """Environment with continuous actions.
 
-    The reward is the negative distance of the action to (0.25, -0.25); an episode ends after 3 to 9 steps. ``break_at``
-    gives NaN at that step of the environment's life, in the ``observation`` or the ``reward`` as ``broken`` says.
+    The observation is a random number, the time and the two components of the received action.
+    The reward is the negative distance of the action to (0.25, -0.25). An episode ends after 3 to 9 steps.
+    ``broken`` (``observation`` or ``reward``) is not finite at step ``break_at`` of the environment's life.
     """
 
     observation_space = gym.spaces.Dict(
@@ -143,7 +149,10 @@ class Reach(gym.Env):
 
 
 class Trouble(Counter):
-    """Counts as Counter does; at step ``at`` of ``env``, by order of creation, it raises, exits, hangs or gives NaN."""
+    """Counter that fails at step ``at``: it raises, exits, hangs or returns NaN.
+
+    Only environment ``env``, in order of creation, fails.
+    """
 
     made = 0
 
@@ -158,7 +167,7 @@ class Trouble(Counter):
             if self.kind == "raises":
                 raise RuntimeError("the simulator is broken")
             if self.kind == "exits":
-                sys.exit(0)  # as if all were well
+                sys.exit(0)  # reports success
             while self.kind == "hangs":
                 time.sleep(1)
             if self.kind == "nan":

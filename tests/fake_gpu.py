@@ -1,6 +1,6 @@
-"""Agents on a GPU that is not there: PyTorch computes shapes, types and devices, and refuses what a GPU refuses.
+"""Run agents on a simulated GPU: PyTorch computes shapes, types and devices, and refuses what a GPU refuses.
 
-Started by test_devices.py, because the guard stays registered for the rest of the process.
+test_devices.py starts this script in a process, because the device guard stays registered.
 """
 
 import subprocess
@@ -38,11 +38,12 @@ ENVS, STEPS = 4, 8
 
 
 def register_guard(device: str, folder: Path) -> None:
-    """Compiles and loads what lets this build of PyTorch index tensors of a device that it does not have."""
+    """Compile and load a device guard: PyTorch needs one to index tensors of an absent device."""
     source, library, torch_folder = folder / "guard.cpp", folder / "guard.so", Path(torch.__file__).parent
     source.write_text(
         "#include <c10/core/impl/DeviceGuardImplInterface.h>\n"
-        f"C10_REGISTER_GUARD_IMPL({device.upper()}, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::{device.upper()}>)\n"
+        f"C10_REGISTER_GUARD_IMPL({device.upper()}, "
+        f"c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::{device.upper()}>)\n"
     )
     include = [f"-I{torch_folder / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
     libraries = [f"-L{torch_folder / 'lib'}", "-lc10"]
@@ -53,7 +54,7 @@ def register_guard(device: str, folder: Path) -> None:
 
 
 class WithoutFloat64(TorchDispatchMode):
-    """Refuses float64 on a device, as Apple's GPUs do."""
+    """Mode that refuses float64 on a device, as Apple's GPUs do."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -61,16 +62,16 @@ class WithoutFloat64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **kwargs or {})
-        for each in tree_leaves((args, kwargs, out)):
-            if torch.is_tensor(each) and each.device.type == self.device and each.dtype == torch.float64:
+        for leaf in tree_leaves((args, kwargs, out)):
+            if torch.is_tensor(leaf) and leaf.device.type == self.device and leaf.dtype == torch.float64:
                 raise TypeError(f"{func} has float64 on {self.device}")
         return out
 
 
 class WholeSequences(TorchDispatchMode):
-    """Answers what a memory asks of the values of tensors, which have none: no episode begins within a sequence.
+    """Mode that answers operations that need the values of tensors: no episode begins within a sequence.
 
-    And what PyTorch does not know about a GRU without values.
+    Simulated tensors have no values. PyTorch also cannot compute the shapes of a GRU without values.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -91,14 +92,14 @@ class WholeSequences(TorchDispatchMode):
 
 
 def same_device(device: str | torch.device, *tensors: torch.Tensor | None) -> None:
-    """Raises where a tensor is on another device."""
+    """Raise an error if a tensor is on another device."""
     for tensor in tensors:
         if tensor is not None and tensor.device != torch.device(device):
             raise RuntimeError(f"a result is on {tensor.device}")
 
 
 def make(agent_class, observations, actions, options):
-    """Returns a module and raw observations [N, ...], both on the CPU."""
+    """Return a module and raw observations [N, ...] on the CPU."""
     specs = spec_from_space(observations), spec_from_space(actions)
     module = (RecurrentPPO if "memory" in options else PPO)(norm_reward=True)
     module.agent = agent_class(*specs, **options)
@@ -106,7 +107,7 @@ def make(agent_class, observations, actions, options):
 
 
 def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
-    """Acts, plays, explains, computes advantages, losses and the statistics of an evaluation."""
+    """Act, play and explain; compute advantages, losses and the statistics of an evaluation."""
     agent, recurrent = module.to(device).agent, module.takes_memory
     raw, memory = raw.to(device), agent.initial_memory(ENVS)
     noise = agent.noise((ENVS,)).to(device)
@@ -126,9 +127,11 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
         "terminated": flag,
     }
     rollout = {
-        "observation": sequence(observation), "action": sequence(action), "action_log_prob": sequence(log_prob),
+        "observation": sequence(observation),
+        "action": sequence(action),
+        "action_log_prob": sequence(log_prob),
         "state_value": sequence(value.unsqueeze(-1)),
-    }  # fmt: skip
+    }
     if recurrent:
         rollout["memory"] = following["memory"] = sequence(memory)
     rollout = TensorDict(
@@ -151,7 +154,7 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
 
 @contextmanager
 def autocast(device: str, precision: torch.dtype) -> Iterator[None]:
-    """Does what ``torch.autocast`` does, which refuses a device that is not there."""
+    """Enable autocast; ``torch.autocast`` itself refuses an absent device."""
     torch.set_autocast_dtype(device, torch.bfloat16)
     torch.set_autocast_enabled(device, precision == torch.bfloat16)
     try:
@@ -162,7 +165,7 @@ def autocast(device: str, precision: torch.dtype) -> Iterator[None]:
 
 
 def leave_behind() -> None:
-    """Lets one tensor of an agent stay on the CPU."""
+    """Leave one tensor of an agent on the CPU."""
     evaluate = heads.GaussianHead.evaluate
 
     def on_the_cpu(self, features, action, *args):

@@ -1,4 +1,4 @@
-"""``benchmarks/attack.py``: it counts tries and losses, and sees what is lost."""
+"""``benchmarks/attack.py`` counts attempts and losses, and detects every loss."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def forked(monkeypatch):
 
 
 def attack(folder, *command, **tries):
-    """Attacks; returns the exit code, what was printed, and tries, losses and outcomes by the name of the attack."""
+    """Run the attack; return the process, and attempts, losses and outcomes of each kind of attack."""
     output = folder / "attack.md"
     args = [part for name, count in tries.items() for part in (f"--{name}", str(count))]
     env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
@@ -72,8 +72,8 @@ def test_a_small_attack(tmp_path):
 
 
 @pytest.mark.integration
-def test_losses_are_seen(tmp_path):
-    """Resuming gives another order of minibatches and other weights, and settings that would train fail."""
+def test_planted_losses_are_found(tmp_path):
+    """The sabotage changes the minibatches and weights of resumed runs, and lets valid settings fail."""
     done, table = attack(tmp_path, "-c", SABOTAGE, kills=6, files=2, disks=0, settings=16)
     assert done.returncode == 1
     assert table["kills"][0] == 6
@@ -97,7 +97,7 @@ def test_losses_are_seen(tmp_path):
         (0, "Traceback (most recent call last):\nOSError: full\nmore", "traceback: OSError: full"),
     ],
 )
-def test_ends_are_judged(forked, code, errors, complaint):
+def test_the_end_of_a_process_is_judged(forked, code, errors, complaint):
     assert forked.complaint(code, errors).startswith(complaint)
     assert bool(forked.complaint(code, errors)) == bool(complaint)
 

@@ -1,4 +1,4 @@
-"""The same on a GPU: what can be seen without one, and, where there is one, that training there is training here."""
+"""GPUs: checks on a simulated device, and, where a GPU is present, agreement of training with the CPU."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ ON_GPU = {"accelerator": "gpu", "devices": 1}
 
 
 def on_a_fake(device, folder, *options):
-    """Runs fake_gpu.py; returns the exit code, what was printed and the errors."""
+    """Run fake_gpu.py; return exit code, standard output and standard error."""
     command = [sys.executable, "-m", "tests.fake_gpu", device, str(folder), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout, done.stderr
@@ -28,14 +28,14 @@ def on_a_fake(device, folder, *options):
 @pytest.mark.integration
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_agents_compute_on_one_device(device, tmp_path):
-    """Acting, advantages, losses and evaluations of all agents, in float32 and under autocast; on MPS without float64."""
-    code, said, errors = on_a_fake(device, tmp_path)
+    """All agents act, learn and are evaluated, in float32 and under autocast; on MPS without float64."""
+    code, output, errors = on_a_fake(device, tmp_path)
     assert code == 0, errors
-    assert len(said.splitlines()) == 22, "11 agents in two precisions"
+    assert len(output.splitlines()) == 22, "11 agents in two precisions"
 
 
 @pytest.mark.integration
-def test_a_tensor_that_stays_behind_is_found(tmp_path):
+def test_a_tensor_on_the_wrong_device_is_found(tmp_path):
     code, _, errors = on_a_fake("cuda", tmp_path, "broken")
     assert code != 0
     assert "found at least two devices, cuda:0 and cpu" in errors
@@ -43,7 +43,7 @@ def test_a_tensor_that_stays_behind_is_found(tmp_path):
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1"])
 def test_environment_and_agent_are_made_on_the_cpu(fit, monkeypatch, env_id):
-    """Lightning's default device while a model is configured is that of training: there, a seed gives other weights."""
+    """Lightning configures models on the training device, where the same seed gives other weights."""
     data = CARTPOLE | {"env_id": env_id}
     here = fit(data, MODEL)
     monkeypatch.setattr(
@@ -52,8 +52,8 @@ def test_environment_and_agent_are_made_on_the_cpu(fit, monkeypatch, env_id):
     assert weights(fit(data, MODEL)).tolist() == weights(here).tolist()
 
 
-def test_adam_is_of_the_runs_precision_whatever_the_checkpoints_was(fit):
-    """A fused step reads its count where the weights are."""
+def test_adam_follows_the_precision_of_the_run_not_of_the_checkpoint(fit):
+    """A fused step needs the step count on the device of the weights."""
     options = {"enable_checkpointing": True, "max_epochs": -1}
     first = fit(CARTPOLE, MODEL, precision="bf16-mixed", **options)
     path = first.trainer.checkpoint_callback.best_model_path
@@ -63,8 +63,9 @@ def test_adam_is_of_the_runs_precision_whatever_the_checkpoints_was(fit):
 
 
 def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
-    """PyTorch's own function refuses that; here, it is made to refuse the CPU."""
-    devices = [frozenset({"cpu"}) if isinstance(each, frozenset) else each for each in own.__code__.co_consts]
+    """PyTorch's own function refuses GPUs; this test makes it refuse the CPU."""
+    constants = own.__code__.co_consts
+    devices = [frozenset({"cpu"}) if isinstance(value, frozenset) else value for value in constants]
     monkeypatch.setattr(own, "__code__", own.__code__.replace(co_consts=tuple(devices)))
 
     def step(function):
@@ -90,7 +91,7 @@ def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
     ],
     ids=["cartpole", "reach", "breakout"],
 )
-def test_training_on_a_gpu_is_training_on_the_cpu(fit, data, agent, options, monkeypatch):
+def test_training_on_a_gpu_agrees_with_the_cpu(fit, data, agent, options, monkeypatch):
     monkeypatch.setattr("torch.backends.cudnn.allow_tf32", False)  # convolutions in float32, as on the CPU
     here, there = (
         fit(data, MODEL | {"agent": agent} | model, **on) for model, on in (({}, {}), (options, ON_GPU))

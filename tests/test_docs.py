@@ -1,4 +1,4 @@
-"""The documentation site: builds without a warning, and its links to lines of code lead to these lines."""
+"""The documentation site builds without warnings, and its links lead to the right lines of code."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Every command, snippet and setting in README.md and docs/ works as it stands, with a small budget."""
+"""All commands, snippets and settings in README.md and docs/ work as written, with a small budget."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, c
 
 CARTPOLE = ROOT / "configs/classic/cartpole.yaml"
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
-# What is not run, by a part of the command, and why. It is parsed, or looked up (the last test).
+# Part of a command -> why it is not run. The last test parses these commands or looks them up.
 NOT_RUN = {
     "make train": "minutes; tests/algorithms/test_learning.py trains the recipe",
     "make test": "the tests themselves",
@@ -39,7 +39,7 @@ def is_run(command):
 
 
 def test_every_command_is_run_or_listed():
-    """And the list names nothing that is not documented any more."""
+    """The list names no command that is no longer documented."""
     found = all_commands()
     assert len(found) > 60
     unknown = [command for command in found if is_run(command) and not command.startswith("ppo-lightning ")]
@@ -58,7 +58,7 @@ def value(args, flag, default=None):
 
 
 class Reader:
-    """Somebody who types the commands of a document in a fresh folder with the recipes."""
+    """Reader who types the commands of a document in a new folder with the recipes."""
 
     def __init__(self, folder, monkeypatch, capfd):
         self.folder, self.monkeypatch, self.capfd = folder, monkeypatch, capfd
@@ -74,7 +74,7 @@ class Reader:
         self.first = None
 
     def checkpoint(self, recipe=None):
-        """The checkpoint of the first run of a recipe; None: of the first run of all, which may be one of CartPole's."""
+        """Return the checkpoint of the first run of a recipe; None: of the first run of all recipes."""
         found = sorted(self.folder.glob(f"runs/{recipe}/version_0/checkpoints/*.ckpt"))
         if found:
             return str(found[0])
@@ -83,12 +83,14 @@ class Reader:
         return self.first
 
     def substituted(self, command):
-        """A command with real files in place of placeholders."""
+        """Replace the placeholders of a command by real files."""
         command = re.sub(
             r"runs/(\w+)/version_0/checkpoints/\.\.\.\.ckpt", lambda match: self.checkpoint(match[1]), command
         )
         command = re.sub(r"runs/\.\.\./\S+\.ckpt", lambda match: self.checkpoint(), command)
-        folder = r"runs/(\w+)/version_0(?=/cli_config\.yaml)"  # of the run whose checkpoint stands in
+        folder = (
+            r"runs/(\w+)/version_0(?=/cli_config\.yaml)"  # the folder of the run whose checkpoint is used
+        )
         command = re.sub(folder, lambda match: self.checkpoint(match[1]).rsplit("/", 2)[0], command)
         command = re.sub(
             r"(--ckpt_path) \.\.\.(?= |$)", lambda match: f"{match[1]} {self.checkpoint()}", command
@@ -103,7 +105,7 @@ class Reader:
         return command
 
     def budget(self, args):
-        """Flags that make a command short."""
+        """Return flags that shorten a command."""
         if args[0] in ("validate", "test"):
             return ["--data.eval_episodes", "1"]
         if args[0] == "profile":
@@ -148,7 +150,7 @@ class Reader:
         return [*flags, "--data.total_timesteps", str(rollouts * sizes["num_envs"] * sizes["num_steps"])]
 
     def run(self, args):
-        """Runs a command: in this process, or in one of its own where it starts others."""
+        """Run a command: in this process, or in a new one if the command starts others."""
         if "--trainer.devices" in args or args[0] in ("benchmark", "ablate"):
             env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "ppo_lightning", *args]
@@ -167,7 +169,7 @@ class Reader:
         return out
 
     def type(self, command):
-        """Types a documented command."""
+        """Run a documented command."""
         program, *args = words(self.substituted(command), self.folder)
         assert program == "ppo-lightning"
         out = self.run([*args, *self.budget(args)])
@@ -175,7 +177,7 @@ class Reader:
             assert "wall time:" in out, out
 
     def paste(self, code):
-        """Runs a snippet, with an agent and an observation for it."""
+        """Run a snippet with an agent and an observation."""
         checkpoint = torch.load(self.checkpoint(), weights_only=True)
         names = {"agent": PPO.load_from_checkpoint(self.checkpoint()).agent}
         names["observation"] = torch.zeros(1, *checkpoint["agent"]["observation_spec"]["shape"])
@@ -183,7 +185,7 @@ class Reader:
         self.capfd.readouterr()
 
     def read_settings(self, text):
-        """Parses settings in YAML."""
+        """Parse settings in YAML."""
         (self.folder / "settings.yaml").write_text(text)
         assert "class_path: ppo_lightning" in self.run(["fit", "--config", "settings.yaml", "--print_config"])
 
@@ -203,7 +205,7 @@ def has_examples(document):
     "document", [*filter(has_examples, DOCUMENTS)], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_the_examples_of_a_document_work(document, reader):
-    """In their order; a command that an earlier document has too is run there."""
+    """In their order; a command that an earlier document contains is run there only."""
     first = all_commands()
     for block in blocks(document):
         for command in commands(block):

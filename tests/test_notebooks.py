@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, in a quick form."""
+"""The notebooks run from top to bottom, with small budgets."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
-# What the test replaces in each notebook, and what the outputs must hold: so many pictures, and a text.
+# Notebook -> replacements that shorten it, the number of pictures, and a text in the outputs.
 QUICK = {
     "1_cartpole.ipynb": ({"total_timesteps=500_000": "total_timesteps=2_048"}, 2, "wall time"),
     "2_details.ipynb": (
@@ -30,14 +30,14 @@ QUICK = {
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(its, marks=pytest.mark.slow if "4_" in its.stem else (), id=its.stem)
-        for its in sorted(NOTEBOOKS.glob("*.ipynb"))
+        pytest.param(path, marks=pytest.mark.slow if "4_" in path.stem else (), id=path.stem)
+        for path in sorted(NOTEBOOKS.glob("*.ipynb"))
     ],
 )
 def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.delenv(
         "MPLBACKEND", raising=False
-    )  # EnvPool, imported by other tests, switches matplotlib's pictures off
+    )  # EnvPool, which other tests import, disables matplotlib's pictures
     notebook = nbformat.read(path, as_version=4)
     shorter, pictures, text = QUICK[path.name]
     for long, short in shorter.items():

@@ -1,4 +1,4 @@
-"""The scripts that measure speed: every competitor runs with the number of threads that suits it best."""
+"""Speed scripts run every competitor with its best number of threads."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.integration
 @pytest.mark.parametrize(("flags", "threads"), [((), 1), (("--threads", "2"), 2)])
 def test_others_run_with_their_best_number_of_threads_unless_told_otherwise(flags, threads, tmp_path):
-    """PyTorch's default is one thread for each core, which slows Stable-Baselines3 on small networks."""
+    """PyTorch's default, one thread per core, slows Stable-Baselines3 on small networks."""
     out = tmp_path / "speed.json"
     command = [sys.executable, "-W", "ignore", "benchmarks/speed.py", "--workloads", "cartpole-4x128", *flags]
     command += ["--competitors", "stable-baselines3", "--repeats", "1", "--seconds", "0.01"]

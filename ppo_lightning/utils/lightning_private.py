@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 
-CHECKED_VERSIONS = ("2.6.0", "2.6.1")
+CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
 
 
 def has_trainer(module: LightningModule) -> bool:

@@ -1,4 +1,4 @@
-"""A short data parallel run; every rank saves what it ended with. Started by test_distributed.py."""
+"""Train a short data parallel run and save the result of every rank; test_distributed.py starts it."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ class Recorded:
         super().on_train_start()
         self.initial = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
         self.exchanges = self.updates = 0
-        if several and not options["nccl"]:  # where it would be an exchange of tensors on the CPU
+        if several and not options["nccl"]:  # which exchanges no tensors of the CPU
             self.trainer.model.register_comm_hook(None, self.exchange)
 
     def exchange(self, state, bucket):
@@ -68,27 +68,27 @@ class RecurrentRun(Recorded, RecurrentPPO):
 
 
 def make_local(what):
-    """Undoes one of the exchanges between ranks."""
+    """Replace one exchange between ranks by a local computation."""
     if what == "seeds":
         make = ppo_lightning.RolloutDataModule._make
         ppo_lightning.RolloutDataModule._make = lambda self, num_envs, first_env, stream: make(
             self, num_envs, 0, stream
         )
     if what == "statistics":
-        normalizers.ranks = types.SimpleNamespace(
+        normalizers.collectives = types.SimpleNamespace(
             world_size=lambda: 1, gather_array=lambda array: array[None]
         )
     if what == "advantages":
         normalize = losses.normalize
-        losses.normalize = lambda advantage, of: normalize(advantage)
+        losses.normalize = lambda advantage, reference, weight: normalize(advantage, weight=weight)
     if what == "kl":
         Run.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
 
 
 def refuse_cpu_tensors():
-    """Lets the default group behave as one of nccl does, which exchanges no tensors of the CPU.
+    """Make the default process group behave like NCCL's, which exchanges no tensors of the CPU.
 
-    Lightning's own exchanges are of integers, which it puts on the accelerator.
+    Lightning exchanges integers only, which it moves to the accelerator.
     """
     backend = torch.distributed.get_backend
     torch.distributed.get_backend = lambda group=None: (
@@ -124,12 +124,20 @@ if __name__ == "__main__":
     module = (RecurrentRun if options["agent"].get("memory") else Run)(
         **{"learning_rate": 1e-3} | options["model"], agent=agent
     )
-    together = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
+    strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", devices=options["devices"], num_nodes=options["nodes"],
-        strategy=together if several else "auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        limit_val_batches=options["validations"], enable_model_summary=False, default_root_dir=options["folder"],
-    )  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        devices=options["devices"],
+        num_nodes=options["nodes"],
+        strategy=strategy if several else "auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        limit_val_batches=options["validations"],
+        enable_model_summary=False,
+        default_root_dir=options["folder"],
+    )
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
     trainer.fit(module, ppo_lightning.RolloutDataModule(**data))
     result = {

@@ -1,4 +1,4 @@
-"""A short run in processes that Lightning starts from this one; started by test_distributed.py."""
+"""Train in processes that Lightning starts from this one; test_distributed.py starts it."""
 
 import json
 import sys
@@ -14,10 +14,17 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     L.seed_everything(1)
     trainer_options = {
-        "max_epochs": -1, "accelerator": "cpu", "devices": 2, "strategy": options["strategy"], "logger": False,
-        "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
-        "default_root_dir": options["folder"], "num_sanity_val_steps": 0,
-    }  # fmt: skip
+        "max_epochs": -1,
+        "accelerator": "cpu",
+        "devices": 2,
+        "strategy": options["strategy"],
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": options["folder"],
+        "num_sanity_val_steps": 0,
+    }
     data = {
         "num_envs": 4,
         "num_steps": 16,

@@ -1,4 +1,4 @@
-"""Data parallel training in real processes (gloo): N ranks do what one rank with all the environments does."""
+"""Data parallel training in real processes (gloo): N ranks train as one rank with all environments does."""
 
 import contextlib
 import json
@@ -19,35 +19,49 @@ from ppo_lightning import ConfigError, RolloutDataModule
 from ppo_lightning.utils import collectives
 
 pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 DEFAULTS = {
-    "model": {}, "agent": {}, "data": {}, "rollouts": 3, "kl_of_ranks": None, "local": None, "spoil": None, "check_every": 10,
-    "trouble_on": None, "nodes": 1, "nccl": False, "validations": 0,
-    "invalid": [], "timeout": 100,
-}  # fmt: skip
-# Every statistic there is, and environments that end soon and not together.
+    "model": {},
+    "agent": {},
+    "data": {},
+    "rollouts": 3,
+    "kl_of_ranks": None,
+    "local": None,
+    "spoil": None,
+    "check_every": 10,
+    "trouble_on": None,
+    "nodes": 1,
+    "nccl": False,
+    "validations": 0,
+    "invalid": [],
+    "timeout": 100,
+}
+# All running statistics, and environments whose episodes end soon and at different steps.
 HOPPER = {
-    "data": {"env_id": "Hopper-v5"}, "agent": {"norm_obs": True}, "model": {"norm_reward": True, "target_kl": 0.01},
+    "data": {"env_id": "Hopper-v5"},
+    "agent": {"norm_obs": True},
+    "model": {"norm_reward": True, "target_kl": 0.01},
     "check_every": 1,
-}  # fmt: skip
+}
 
 
 def start(folder, devices, launcher=(), **options):
-    """Starts a run in `devices` processes."""
+    """Start a run in ``devices`` processes."""
     folder.mkdir(exist_ok=True)
     settings = DEFAULTS | {"folder": str(folder), "devices": devices} | options
     return launch([*launcher, SCRIPT], settings)
 
 
 def launch(script, settings):
-    """Starts a script, whose settings are its argument."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
+    """Start a script with its settings as argument."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *map(str, script), json.dumps(settings)]
     return subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process, timeout=120):
-    """Returns the exit code and what was printed as errors; the other ranks are killed, too, if one of them hangs."""
+    """Return the exit code and standard error; kill all ranks if one of them hangs."""
     try:
         _, errors = process.communicate(timeout=timeout)
         return process.returncode, errors
@@ -57,7 +71,7 @@ def finish(process, timeout=120):
 
 
 def run(folder, devices, **options):
-    """Trains in `devices` processes; returns what each rank ended with."""
+    """Train in ``devices`` processes and return the result of each rank."""
     code, errors = finish(start(folder, devices, **options))
     assert code == 0, errors
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(devices)]
@@ -65,7 +79,7 @@ def run(folder, devices, **options):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """One rank with all the environments, after three iterations."""
+    """Return the result of one rank with all environments after three iterations."""
     (result,) = run(tmp_path_factory.mktemp("one") / "run", 1, **HOPPER)
     assert (result["weights"] - result["initial"]).abs().max() > 1e-3
     assert len(result["returns"]) > 2, "or nothing was reset"
@@ -73,7 +87,7 @@ def one(tmp_path_factory):
 
 
 def difference(ranks, one, when="weights"):
-    """The largest difference between the weights of several ranks and of one, in proportion to how far the one has learnt."""
+    """Return the weight difference of several ranks to one rank, relative to the change by training."""
     return ((ranks[0][when] - one[when]).abs().max() / (one[when] - one["initial"]).abs().max()).item()
 
 
@@ -101,8 +115,8 @@ def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, device
     )
 
 
-def test_ranks_with_a_memory_do_so_too(tmp_path):
-    """And the learning rate, which follows the KL divergence, is the same for all."""
+def test_ranks_with_a_memory_do_what_one_rank_does(tmp_path):
+    """The learning rate, which follows the KL divergence, is the same on all ranks."""
     agent = {"memory": "lstm", "memory_size": 16, "shared": True}
     model = {"num_minibatches": 2, "anneal_lr": False, "desired_kl": 1e-3}
     options = {"agent": agent, "model": model, "data": {"env_id": "Hopper-v5"}, "check_every": 1}
@@ -115,7 +129,7 @@ def test_ranks_with_a_memory_do_so_too(tmp_path):
 
 
 def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
-    """With every buffer there is, 0-dimensional ones too, beyond the first comparison."""
+    """All buffers are compared, 0-dimensional ones too, and training continues afterwards."""
     model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
     for rank in run(tmp_path / "run", 2, **HOPPER | {"model": model, "rollouts": 11, "check_every": 10}):
         assert rank["env_steps"] == 4 * 16 * 11
@@ -123,8 +137,8 @@ def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("memory", [None, "lstm"])
-def test_ranks_count_by_their_valid_steps(tmp_path, memory):
-    """One rank has 32 valid steps and the other 6: each step counts alike, in the gradients and in the metrics."""
+def test_valid_steps_of_all_ranks_have_the_same_weight(tmp_path, memory):
+    """One rank has 32 valid steps and the other 6; every step weighs the same in gradients and metrics."""
     agent = HOPPER["agent"] | ({"memory": memory, "memory_size": 8, "shared": True} if memory else {})
     model = {"norm_reward": True, "num_minibatches": 1, "target_kl": 0.1}
     options = HOPPER | {"agent": agent, "model": model, "invalid": [[2, 14], [3, 12]]}
@@ -145,7 +159,7 @@ def test_gradients_of_a_minibatch_in_parts_are_exchanged_once(tmp_path, one):
 
 
 def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path):
-    """As on several GPUs, where the default process group takes no tensors of the CPU."""
+    """On several GPUs the default process group exchanges no tensors of the CPU."""
     data = HOPPER["data"] | {"eval_episodes": 2}
     options = HOPPER | {"data": data, "rollouts": 2, "nccl": True, "validations": 1, "timeout": 77}
     first, second = run(tmp_path / "run", 2, **options)
@@ -154,7 +168,7 @@ def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path
 
 
 def test_the_group_for_the_cpu_is_another_one_where_the_default_has_none():
-    """The backend that PyTorch has for tests says that it is for GPUs only."""
+    """PyTorch's backend for tests claims to support GPUs only."""
     distributed.init_process_group("cuda:fake", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
@@ -166,7 +180,7 @@ def test_the_group_for_the_cpu_is_another_one_where_the_default_has_none():
 
 
 def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
-    """Two launchers with node ranks of their own, as on two hosts, which meet at an address."""
+    """Two launchers with different node ranks meet at an address, as on two hosts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -192,7 +206,7 @@ def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
 
 
 @pytest.mark.parametrize("what", [pytest.param("seeds", marks=pytest.mark.slow), "statistics", "advantages"])
-def test_that_is_not_so_when_something_is_local_again(tmp_path, one, what):
+def test_a_local_exchange_makes_ranks_differ(tmp_path, one, what):
     two = run(
         tmp_path / "two", 2, **HOPPER | {"local": what, "check_every": 100}
     )  # the check would end the run
@@ -202,14 +216,14 @@ def test_that_is_not_so_when_something_is_local_again(tmp_path, one, what):
 @pytest.mark.detail("A3")
 @pytest.mark.parametrize(("target_kl", "epochs"), [(0.4, 1), pytest.param(0.6, 4, marks=pytest.mark.slow)])
 def test_ranks_agree_on_the_early_stop(tmp_path, target_kl, epochs):
-    """Only rank 1 is far from its old policy: the mean, 0.5, decides for both, and neither waits for the other."""
+    """Only rank 1 has left its old policy: the mean KL, 0.5, decides for both ranks, and no rank waits."""
     ranks = run(tmp_path / "run", 2, model={"target_kl": target_kl}, kl_of_ranks=[0.0, 1.0])
     assert [rank["global_step"] for rank in ranks] == [3 * epochs * 4] * 2
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
 
 
 @pytest.mark.slow
-def test_a_local_early_stop_would_not_end_well(tmp_path):
+def test_a_local_early_stop_hangs_or_fails(tmp_path):
     process = start(tmp_path / "run", 2, model={"target_kl": 0.5}, kl_of_ranks=[0.0, 1.0], local="kl")
     try:
         code, _ = finish(process, timeout=30)
@@ -218,14 +232,14 @@ def test_a_local_early_stop_would_not_end_well(tmp_path):
     assert code != 0
 
 
-def test_ranks_that_part_are_stopped(tmp_path):
+def test_ranks_that_diverge_are_stopped(tmp_path):
     code, errors = finish(start(tmp_path / "run", 2, spoil=1, check_every=1, rollouts=4))
     assert code != 0
     assert "agent.critic.bias of rank 1 is not the one of rank 0 after 128 steps" in errors
 
 
-def test_the_arithmetic_of_ranks(tmp_path):
-    """CleanRL's multi-GPU example: 2 ranks with 4 environments each are a batch of 8 x 128, in minibatches of 256."""
+def test_local_num_envs_makes_the_batch_grow_with_the_ranks(tmp_path):
+    """CleanRL's multi-GPU example: 2 ranks with 4 environments each make a batch of 8 x 128."""
     ranks = run(tmp_path / "run", 2, data={"local_num_envs": 4, "num_steps": 128, "total_timesteps": 2048})
     assert [rank["env_steps"] for rank in ranks] == [2048] * 2
     assert [rank["global_step"] for rank in ranks] == [2 * 4 * 4] * 2
@@ -238,8 +252,8 @@ def test_too_short_a_run_for_the_ranks_is_refused():
 
 
 @pytest.mark.integration
-def test_processes_started_from_a_notebook_or_by_spawn_do_the_same(tmp_path):
-    """And the process that started them has the trained agent: it plays as the evaluation in the run said."""
+def test_processes_started_by_fork_or_spawn_train_as_ddp_does(tmp_path):
+    """The starting process gets the trained agent."""
     script = SCRIPT.with_name("spawned_run.py")
     results = []
     for strategy in ("ddp", "ddp_spawn", "ddp_notebook"):
@@ -265,31 +279,32 @@ def test_processes_started_from_a_notebook_or_by_spawn_do_the_same(tmp_path):
 
 
 SLOW_RANKS = """
-trainer: {accelerator: cpu, devices: 2, logger: false, enable_checkpointing: false, enable_progress_bar: false,
-  limit_val_batches: 0, strategy: {class_path: DDPStrategy, init_args: {timeout: "0:00:20"}}}
+trainer: {accelerator: cpu, devices: 2, logger: false, enable_checkpointing: false,
+  enable_progress_bar: false, limit_val_batches: 0,
+  strategy: {class_path: DDPStrategy, init_args: {timeout: "0:00:20"}}}
 data: {total_timesteps: 100000000}
 """
 
 
 def session(process):
-    """Returns the processes of a session that are not over, with what they are doing."""
+    """Return the living processes of a session with their states."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            doing, _, _, of_session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
-            if int(of_session) == process.pid and doing != "Z":
-                found[int(folder.name)] = doing
+            state, _, _, session_id = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+            if int(session_id) == process.pid and state != "Z":
+                found[int(folder.name)] = state
     return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_stopped_rank_ends_the_run_after_the_time_out(tmp_path):
-    """Of docs/long_runs.md; the stopped process ends, too."""
+def test_a_stopped_rank_ends_the_run_after_the_timeout(tmp_path):
+    """docs/long_runs.md promises this. The stopped process ends, too."""
     (tmp_path / "slow.yaml").write_text(SLOW_RANKS)
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(SCRIPT.parent.parent),
+        "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
     }
     command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", "slow.yaml"]

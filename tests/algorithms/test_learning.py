@@ -1,4 +1,4 @@
-"""It learns: the five probe environments, and the infinite horizon that needs time limits to be bootstrapped."""
+"""PPO learns the five probe environments and the value of an infinite horizon behind time limits."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def horizon(fit, **model):
 @pytest.mark.integration
 def test_an_infinite_horizon_is_worth_1_over_1_minus_gamma_only_if_time_limits_are_bootstrapped(fit):
     assert horizon(fit) == pytest.approx(10, abs=1)
-    # cut at 10 steps as if that were the end, it is worth between 1 and (1 - 0.9^10) / 0.1 = 6.5
+    # If step 10 counts as a terminal state, the value lies between 1 and (1 - 0.9^10) / 0.1 = 6.5.
     assert horizon(fit, bootstrap_truncated=False) < 7
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic, against closed forms, independent float64 versions and TorchRL."""
+"""Losses and advantages, against closed forms, independent float64 versions and TorchRL."""
 
 import numpy as np
 import pytest
@@ -15,20 +15,20 @@ ENDS = ("terminated", "truncated", "both", "rollout end")
 
 
 def case(kind, num_envs=3, num_steps=13, seed=0):
-    """A random rollout in which environment 1 has an end of the given kind at step 5."""
+    """Return a random rollout; environment 1 ends in the given way at step 5."""
     generator = torch.Generator().manual_seed(seed)
     reward, value, next_value = (torch.randn(num_envs, num_steps, generator=generator) for _ in range(3))
     terminated, truncated = (torch.zeros(num_envs, num_steps, dtype=torch.bool) for _ in range(2))
     terminated[1, 5] = kind in ("terminated", "both")
     truncated[1, 5] = kind in ("truncated", "both")
-    # inside an episode the following observation is the next stored one
+    # Within an episode, the next observation is the next stored one.
     inside = ~(terminated | truncated)[:, :-1]
     next_value[:, :-1][inside] = value[:, 1:][inside]
     return reward, value, next_value, terminated, terminated | truncated
 
 
 def slow_gae(reward, value, next_value, terminated, done, gamma, gae_lambda):
-    """Sums discounted TD errors forwards from each step, in float64, straight from the definition."""
+    """Sum discounted TD errors forwards from each step in float64, as the definition does."""
     reward, value, next_value = (x.double().numpy() for x in (reward, value, next_value))
     advantage = np.zeros_like(reward)
     for n, t in np.ndindex(*reward.shape):
@@ -54,7 +54,7 @@ def test_gae_of_one_reward_and_a_constant_value_has_a_closed_form(gamma, gae_lam
     terminated = torch.zeros(1, num_steps, dtype=torch.bool)
     terminated[0, -1] = True
     advantage, target = losses.gae(reward, value, value.clone(), terminated, terminated, gamma, gae_lambda)
-    # every step before the last has the TD error (gamma - 1) c, the last one 1 - c
+    # The TD error is 1 - c at the last step and (gamma - 1) c before it.
     decay = gamma * gae_lambda
     steps_left = torch.arange(num_steps - 1, -1, -1)
     geometric = torch.tensor([sum(decay**i for i in range(int(k))) for k in steps_left])

@@ -19,7 +19,7 @@ SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 5}
 
 
 class Recorder(PPO):
-    """Keeps what happened: minibatches, their metrics, gradient norms, learning rates, clipping ranges."""
+    """Recorder of minibatches, metrics, gradient norms, learning rates and clipping ranges."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -63,7 +63,7 @@ class MemoryLogger(Logger):
 
 
 def one_rollout(module):
-    """A rollout with advantages, collected by a trained module in fresh environments."""
+    """Collect a rollout in fresh environments and add the advantages."""
     rollout = make_collector(make_env("CartPole-v1", 4, seed=9), module.agent, 16, 1).rollout().clone()
     return module.advantages(rollout)
 
@@ -122,23 +122,23 @@ def test_the_learning_rate_falls_linearly_by_one_step_an_iteration(fit):
     ("desired_kl", "rates"), [(10.0, [4e-3, 6e-3, 9e-3, 1e-2]), (1e-12, [4e-3, 4e-3 / 1.5, 4e-3 / 2.25])]
 )
 def test_the_learning_rate_follows_the_kl_divergence(fit, tmp_path, desired_kl, rates):
-    """By steps of 1.5, between 1e-5 and 1e-2; and goes on where it was in a run that was interrupted."""
+    """The factor is 1.5 within 1e-5 and 1e-2, and a resumed run restores it."""
 
     class Rates(L.Callback):
-        seen: tuple = ()
+        rates: tuple = ()
 
         def on_train_batch_end(self, trainer, pl_module, *args):
-            self.seen = (*self.seen, pl_module.trainer.callback_metrics["charts/learning_rate"].item())
-            if len(self.seen) == 2:
+            self.rates = (*self.rates, pl_module.trainer.callback_metrics["charts/learning_rate"].item())
+            if len(self.rates) == 2:
                 trainer.save_checkpoint(tmp_path / "two.ckpt")
 
     data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * len(rates)}
     model = {"learning_rate": 4e-3, "anneal_lr": False, "desired_kl": desired_kl}
     whole, rest = Rates(), Rates()
     fit(data, model, callbacks=[whole])
-    assert list(whole.seen) == pytest.approx(rates, rel=1e-5)
+    assert list(whole.rates) == pytest.approx(rates, rel=1e-5)
     fit(data, model, callbacks=[rest], ckpt_path=tmp_path / "two.ckpt")
-    assert list(rest.seen) == pytest.approx(rates[2:], rel=1e-5)
+    assert list(rest.rates) == pytest.approx(rates[2:], rel=1e-5)
 
 
 @pytest.mark.detail("A1")
@@ -181,7 +181,7 @@ def test_the_total_loss_weighs_its_parts(fit):
 
 
 @pytest.mark.detail("7")
-def test_the_advantages_of_each_minibatch_are_normalised(fit):
+def test_the_advantages_of_each_minibatch_are_normalized(fit):
     for epoch in fit(SMALL, {"num_minibatches": 2}, ppo=Recorder).epochs:
         for minibatch in epoch:
             assert minibatch["advantage"].shape == (32, 1)
@@ -196,7 +196,7 @@ def test_the_advantages_of_each_minibatch_are_normalised(fit):
 @pytest.mark.detail("8")
 @pytest.mark.detail("9")
 def test_the_loss_uses_its_options(fit):
-    """Changing the clipping and the old values changes exactly what should change."""
+    """Clipping and old values change the parts of the loss that they concern."""
     module = fit(SMALL, {})
     batch = one_rollout(module).flatten()
     batch["action_log_prob"] = batch["action_log_prob"] + torch.randn(
@@ -220,14 +220,14 @@ def test_the_first_minibatch_has_ratio_1(fit):
 
 
 class Forgetful(MLPAgent):
-    """Drops out a tenth of what it sees, anew each time it is asked."""
+    """Agent that drops a tenth of the observation, newly drawn at every evaluation."""
 
     def evaluate(self, observation, action):
         return super().evaluate(torch.nn.functional.dropout(observation, 0.1), action)
 
 
 @pytest.mark.parametrize("agent", [MLPAgent, Forgetful])
-def test_an_agent_that_learns_as_another_than_acted_is_reported(fit, agent):
+def test_an_agent_that_evaluates_other_than_it_acted_is_reported(fit, agent):
     def make(observation_spec, action_spec):
         made = agent(observation_spec, action_spec)
         torch.nn.init.normal_(made.head.linear.weight)
@@ -247,7 +247,7 @@ def test_the_epochs_stop_when_the_policy_has_moved_too_far(fit):
     iterations = len(module.rollouts)
     assert iterations == 5
     assert iterations <= len(module.epochs) < iterations * 10
-    # the last minibatch of an epoch decides: below the target within an iteration, above it where it stopped early
+    # The last minibatch of an epoch decides: its KL is above the target where the iteration stopped early.
     last = [metrics["approx_kl"].item() for metrics in module.metrics[1::2]]
     assert len(last) == len(module.epochs)
     assert sum(kl > 0.01 for kl in last) >= 1
@@ -296,7 +296,7 @@ def test_the_last_100_episodes_are_kept(fit):
 
 @pytest.mark.detail("5")
 def test_a_time_limit_is_bootstrapped_from_the_real_last_observation(fit):
-    """With lambda 0 the advantage is r + gamma V(s') - V(s): V(s') is asked of the observation after the limit."""
+    """With lambda 0 the advantage is r + gamma V(s') - V(s), where s' is the final observation."""
     data = {
         "env_id": "Counter-v0",
         "env_kwargs": {"max_episode_steps": 6},
@@ -416,7 +416,7 @@ def test_rollouts_must_come_from_the_data_module(make_trainer):
 
 
 def test_construction_starts_nothing():
-    """No process, no thread, no environment before a stage needs one (notebooks fork; DDP spawns)."""
+    """No process, thread or environment starts before a stage needs it (notebooks fork, DDP spawns)."""
     import threading
 
     before = threading.active_count()
@@ -442,7 +442,7 @@ def test_fit_warns_of_nothing(fit, recwarn):
     ]
 
 
-def test_small_layers_train_on_one_thread_and_give_the_others_back(fit):
+def test_small_layers_train_on_one_thread_and_the_thread_count_is_restored(fit):
     class Watching(PPO):
         def training_step(self, rollout, batch_idx):
             self.threads = torch.get_num_threads()
@@ -465,7 +465,7 @@ def test_small_layers_train_on_one_thread_and_give_the_others_back(fit):
         torch.set_num_threads(1)
 
 
-def test_the_metrics_are_on_disk_while_the_run_goes_on(fit, tmp_path, monkeypatch):
+def test_metrics_are_on_disk_during_the_run(fit, tmp_path, monkeypatch):
     rows = []
 
     class Watching(Recorder):

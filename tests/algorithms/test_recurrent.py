@@ -1,4 +1,4 @@
-"""Agents with a memory: sequences equal steps, resets, minibatches of whole sequences, and everything around a run."""
+"""Agents with a memory: sequences, resets, minibatches, runs, evaluation and export."""
 
 import functools
 import json
@@ -57,7 +57,7 @@ def lstm(kind="lstm", agent=MLPAgent, **options):
 
 
 def strong(kind="lstm", agent=MLPAgent):
-    """An agent whose actions depend on its memory, which at the start they hardly do."""
+    """Return a factory of agents whose actions depend on the memory from the start."""
 
     def make(observation_spec, action_spec):
         made = lstm(kind, agent)(observation_spec, action_spec)
@@ -70,7 +70,7 @@ def strong(kind="lstm", agent=MLPAgent):
 
 
 class First(L.Callback):
-    """Keeps the metrics of every first minibatch, whose log-probabilities are those that :meth:`ActorCritic.act` finds."""
+    """Recorder of first minibatches that checks stored log-probabilities against ``ActorCritic.act``."""
 
     def __init__(self):
         self.kl, self.clipfrac = [], []
@@ -102,8 +102,8 @@ class First(L.Callback):
 @pytest.mark.detail("33")
 @KINDS
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_sequences_give_what_steps_give(kind, share):
-    """Random resets, from none to every step; and the arrays of the fast collector."""
+def test_sequences_give_the_result_of_single_steps(kind, share):
+    """Resets are random, from none to every step; the arrays of the fast collector agree, too."""
     torch.manual_seed(0)
     memory, count, num_steps = Memory(kind, 5, 7), 3, 29
     for parameter in memory.parameters():
@@ -142,8 +142,8 @@ def test_weights_are_orthogonal_and_biases_zero(kind):
 @pytest.mark.detail("34")
 @pytest.mark.parametrize("collector", ["ours", "torchrl"])
 @KINDS
-def test_the_memory_of_a_rollout_is_the_one_that_acting_had(kind, collector):
-    """Every episode begins with zeros, and goes on from one rollout to the next."""
+def test_a_rollout_stores_the_memory_that_the_agent_acted_with(kind, collector):
+    """The memory is zero at the start of an episode, and continues from one rollout to the next."""
     env = make_env("Script-v0", 3, seed=7)
     agent = agent_of(env, kind)
     if collector == "torchrl":
@@ -181,14 +181,15 @@ def test_the_first_ratio_is_1_on_pictures(tmp_path):
     first = First()
     fit(
         tmp_path, strong(agent=CNNAgent), callbacks=[first],
-        env_id="ALE/Breakout-v5", backend="ale", num_envs=2, num_steps=16, total_timesteps=64, env_kwargs={"frame_stack": 1},
+        env_id="ALE/Breakout-v5", backend="ale", num_envs=2, num_steps=16, total_timesteps=64,
+        env_kwargs={"frame_stack": 1},
     )  # fmt: skip
     assert len(first.kl) == 2
     assert max(first.kl) < 1e-6
 
 
 def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset(tmp_path):
-    """Where an episode was cut, the value of its last observation is the one that goes on from its memory."""
+    """At a time limit, the value of the final observation uses the memory of the episode that ended."""
     env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 5})
     agent = agent_of(env)
     module = RecurrentPPO(gamma=0.9, gae_lambda=0.0)
@@ -206,7 +207,7 @@ def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset(tmp_path)
 
 
 @pytest.mark.detail("35")
-def test_minibatches_are_whole_sequences_and_each_once():
+def test_minibatches_partition_the_sequences():
     env = make_env("Counter-v0", 6)
     agent = agent_of(env)
     module = RecurrentPPO(num_minibatches=3)
@@ -230,8 +231,8 @@ def test_minibatches_are_whole_sequences_and_each_once():
         assert advantage.std() == pytest.approx(1, abs=1e-4)
 
 
-def test_steps_that_are_not_valid_are_in_no_mean():
-    """The loss of sequences with such steps is that of the others alone, and no gradient comes from them."""
+def test_invalid_steps_do_not_count_in_the_loss():
+    """The loss does not depend on the advantages of invalid steps."""
     env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 4})
     agent = agent_of(env)
     module = RecurrentPPO(num_minibatches=1, norm_adv=False)
@@ -248,11 +249,11 @@ def test_steps_that_are_not_valid_are_in_no_mean():
         }
         losses.append(module.loss(poisoned)[0])
     assert losses[0] == losses[1]
-    assert losses[0] != module.loss({key: its for key, its in minibatch.items() if key != "weight"})[0]
+    assert losses[0] != module.loss({key: tensor for key, tensor in minibatch.items() if key != "weight"})[0]
 
 
 def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
-    """Also where the whole of a sequence is left out, and sequences would be differentiated one by one."""
+    """A whole sequence may be left out, and sequences are differentiated one by one."""
     kwargs = {"kind": "raises", "env": Trouble.made + 1, "at": 32}  # the last step of the first rollout
     trouble = {"env_id": "Trouble-v0", "env_kwargs": kwargs, "max_restarts": 1}
     with pytest.warns(UserWarning, match="it is recreated"):
@@ -261,7 +262,7 @@ def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
 
 
 @KINDS
-def test_an_interrupted_run_goes_on_to_the_bit(kind, tmp_path):
+def test_an_interrupted_run_resumes_to_the_bit(kind, tmp_path):
     class Save(L.Callback):
         def on_train_batch_end(self, trainer, pl_module, *args):
             if pl_module.env_steps == 256:
@@ -275,7 +276,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(kind, tmp_path):
 
 
 @KINDS
-def test_evaluation_and_onnx_go_on_with_the_memory(kind, tmp_path):
+def test_evaluation_and_onnx_carry_the_memory(kind, tmp_path):
     env = make_env("CartPole-v1", 2)
     agent = agent_of(env, kind)
     episodes = evaluate(agent, make_env("CartPole-v1", 2, stream="eval"))
@@ -290,7 +291,7 @@ def test_evaluation_and_onnx_go_on_with_the_memory(kind, tmp_path):
     assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-5
 
 
-def test_a_video_of_it(tmp_path):
+def test_a_video_of_an_agent_with_a_memory(tmp_path):
     agent = agent_of(make_env("CartPole-v1", 1))
     assert record_video(agent, EnvFactory("CartPole-v1"), tmp_path / "video.gif", overlay=True)[0] > 5
     with pytest.raises(ConfigError, match="has a memory"):
@@ -312,7 +313,7 @@ def test_what_does_not_fit_is_refused(module, agent, data, match, tmp_path):
 
 
 class Recall(gym.Env):
-    """Shows a bit at the first step only, and asks for it at the fourth."""
+    """Environment that shows a bit at the first step only, and asks for it at the fourth."""
 
     observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
 

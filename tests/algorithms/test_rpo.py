@@ -11,7 +11,7 @@ MODEL = {"num_minibatches": 2, "update_epochs": 3, "norm_reward": True}
 
 
 class Recording(RPO):
-    """Keeps the actions of each minibatch, and what was collected."""
+    """Recorder of the collected actions and the actions of each minibatch."""
 
     def training_step(self, rollout, batch_idx):
         self.rollout, self.minibatch_actions = rollout["action"].clone(), []
@@ -27,7 +27,7 @@ def weights(module):
     return torch.nn.utils.parameters_to_vector(module.agent.parameters())
 
 
-def test_without_noise_it_is_ppo(fit):
+def test_rpo_without_noise_is_ppo(fit):
     whole = MODEL | {"num_minibatches": 1, "update_epochs": 2}  # the whole rollout: the order does not matter
     plain = fit(REACH, whole)
     without, with_noise = (fit(REACH, whole | {"rpo_alpha": alpha}, ppo=RPO) for alpha in (0.0, 0.5))
@@ -60,7 +60,7 @@ def test_the_noise_is_uniform_new_in_each_epoch_and_not_in_the_rollout(fit):
 
 
 def test_moving_the_action_is_moving_the_mean():
-    """log N(action | mean + z, std) == log N(action - z | mean, std), which is what RPO asks its agent for."""
+    """log N(action | mean + z, std) == log N(action - z | mean, std): RPO evaluates the right-hand side."""
     torch.manual_seed(0)
     agent = MLPAgent(Unbounded(shape=(3,)), Bounded(-1, 1, shape=(2,), dtype=torch.float32))
     observation, z = torch.randn(5, 3), torch.rand(5, 2)
@@ -78,6 +78,6 @@ def test_moving_the_action_is_moving_the_mean():
         ({}, {"rpo_alpha": -1.0}, "model.rpo_alpha is -1.0"),
     ],
 )
-def test_what_it_cannot_do_is_refused(fit, data, model, sentence):
+def test_what_rpo_cannot_train_is_refused(fit, data, model, sentence):
     with pytest.raises(ConfigError, match=sentence):
         fit(REACH | data, MODEL | model, ppo=RPO)

@@ -1,4 +1,4 @@
-"""What a run leaves behind for the next one, in the same process."""
+"""Two runs in one process: the first leaves nothing behind."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.algorithms.test_update import CARTPOLE, MODEL
 
 
 class Interrupted(PPO):
-    """Keeps the learning rates of its iterations; the second one raises, if ``fails``."""
+    """Recorder of the learning rates; with ``fails``, the second iteration raises an error."""
 
     def __init__(self, fails=False, **kwargs):
         super().__init__(**kwargs)
@@ -34,7 +34,7 @@ def test_a_second_fit_starts_at_the_learning_rate_again(make_trainer):
 
 @pytest.mark.parametrize("options", [{"compile": True}], ids=str)
 def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch, options):
-    """Neither graphs nor threads: the next run, or an evaluation, is an ordinary one."""
+    """Compiled graphs and thread counts are dropped, so that the next run is an ordinary one."""
     monkeypatch.setattr(
         PPO, "update", lambda self, minibatch: {"approx_kl": torch.zeros(())}
     )  # nothing is compiled
@@ -47,7 +47,7 @@ def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch
     assert module.optimize._loss == module.loss
 
 
-def test_a_run_that_is_refused_before_it_starts_says_why(make_trainer):
-    """And nothing that the end of a run gives back was taken."""
+def test_a_run_that_is_refused_before_setup_says_why(make_trainer):
+    """Teardown works although setup did not finish."""
     with pytest.raises(ConfigError, match=r"trainer.precision is '64-true'"):
         make_trainer(precision="64-true").fit(PPO(), RolloutDataModule(**CARTPOLE))

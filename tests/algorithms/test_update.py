@@ -1,4 +1,4 @@
-"""The compiled update gives what the eager one gives, step for step."""
+"""The compiled update agrees with the eager update, step by step."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from ppo_lightning.algorithms.schedule import IterationLR
 from ppo_lightning.algorithms.update import CompiledUpdate, compile_per_instance
 from ppo_lightning.models.mlp import FastTanh
 
-# Some iterations only: float32 rounds differently in a compiled graph, and training amplifies any difference.
+# Few iterations: float32 rounds differently in a compiled graph, and training amplifies any difference.
 REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
 MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
@@ -23,7 +23,7 @@ MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "le
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Counts the calls of compiled updates."""
+    """Record the calls of compiled updates."""
     made = []
     call = CompiledUpdate._compiled
     monkeypatch.setattr(
@@ -33,7 +33,7 @@ def calls(monkeypatch):
 
 
 class Tracing(PPO):
-    """Keeps what each update gave."""
+    """Recorder of metrics and learning rate of each update."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -50,7 +50,7 @@ class Tracing(PPO):
 
 
 def weights(module):
-    return torch.cat([its.detach().flatten() for its in module.agent.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in module.agent.parameters()])
 
 
 def optimizer_state(module):
@@ -111,8 +111,8 @@ def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path,
 
 
 @pytest.mark.integration
-def test_parts_of_a_minibatch_give_what_the_whole_gives(fit, calls):
-    """Rows of a minibatch: 32, in one part, in 4 and (for there are no 3 equal ones) in 4 again."""
+def test_microbatches_give_the_update_of_the_whole_minibatch(fit, calls):
+    """32 rows are split into 4 parts of 8, and for 11 rows at once into 4 parts again: 3 are not equal."""
     ends = [
         fit(CARTPOLE, MODEL | {"compile": on, "microbatch_size": rows}, ppo=Tracing)
         for on, rows in ((False, None), (False, 8), (True, 8), (True, 11))
@@ -127,14 +127,14 @@ def test_parts_of_a_minibatch_give_what_the_whole_gives(fit, calls):
 @pytest.mark.parametrize(
     ("size", "rows", "parts"), [(12, 12, 1), (12, 5, 3), (12, 7, 2), (13, 5, 1), (4096, 1000, 8)]
 )
-def test_parts_are_equal_and_no_more_than_needed(size, rows, parts):
+def test_microbatches_are_equal_and_no_more_than_needed(size, rows, parts):
     minibatch = {"action": torch.arange(size), "advantage": torch.arange(size).unsqueeze(1)}
     split = equal_parts(minibatch, rows)
     assert len(split) == parts and len({len(part["action"]) for part in split}) == 1
     assert torch.equal(torch.cat([part["advantage"] for part in split]), minibatch["advantage"])
 
 
-def test_the_tangent_of_compiled_graphs_is_the_tangent():
+def test_fast_tanh_and_its_gradient_are_those_of_tanh():
     x = torch.linspace(-10, 10, 10_001, requires_grad=True)
     y = FastTanh.apply(x), x.tanh()
     torch.testing.assert_close(y[0], y[1], atol=4e-7, rtol=0)
@@ -145,7 +145,7 @@ def test_the_tangent_of_compiled_graphs_is_the_tangent():
 
 
 @pytest.mark.integration
-def test_a_graph_that_computes_something_else_is_left_after_its_first_update(fit, calls, monkeypatch):
+def test_a_compiled_loss_that_differs_is_abandoned_after_its_first_update(fit, calls, monkeypatch):
     loss = PPO.loss
 
     def wrong(self, minibatch):
@@ -174,7 +174,7 @@ class Adds:
 
 @pytest.mark.integration
 def test_each_object_has_graphs_of_its_own(monkeypatch):
-    """PyTorch keeps eight graphs of a function's code and then refuses; a notebook may well have more runs."""
+    """PyTorch compiles at most eight graphs of the same code, but a notebook may have more runs."""
     for number in range(10):
         assert compile_per_instance(Adds(number).add)(torch.zeros(2)).tolist() == [number, number]
     monkeypatch.setattr(Adds, "what", lambda self: 100)
@@ -190,8 +190,8 @@ OLD_GPU = SimpleNamespace(name="K80", major=3, minor=7)
     "error",
     [TritonMissing(None), GPUTooOldForTriton(OLD_GPU, None), OSError(30, "Read-only file system", "/cache")],
 )
-def test_a_machine_that_cannot_compile_is_one_sentence(fit, monkeypatch, error):
-    """What a GPU machine without Triton raises; here there is no GPU."""
+def test_a_machine_that_cannot_compile_ends_in_one_sentence(fit, monkeypatch, error):
+    """A GPU machine without Triton raises these errors; this test needs no GPU."""
 
     def fail(*args, **kwargs):
         raise error
@@ -232,7 +232,7 @@ class Other(PPO):
         lambda p: torch.optim.Adam([{"params": [x]} for x in p]),
     ],
 )
-def test_an_optimizer_that_the_graph_does_not_hold_is_refused(fit, optimizer):
+def test_an_optimizer_that_the_graph_does_not_support_is_refused(fit, optimizer):
     with pytest.raises(ConfigError, match=r"model.compile takes torch.optim.Adam without"):
         fit(CARTPOLE, MODEL | {"compile": True, "make": optimizer}, ppo=Other)
 
@@ -244,7 +244,7 @@ def frozen(observation_spec, action_spec):
 
 
 @pytest.mark.slow
-def test_frozen_parameters_stay(fit, calls):
+def test_frozen_parameters_stay_frozen(fit, calls):
     ends = [fit(CARTPOLE, MODEL | {"compile": on, "agent": frozen}) for on in (False, True)]
     assert len(calls) == 11
     torch.testing.assert_close(weights(ends[1]), weights(ends[0]), atol=1e-5, rtol=1e-4)

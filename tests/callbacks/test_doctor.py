@@ -1,4 +1,4 @@
-"""The doctor finds each illness in a run that has it, and nothing in runs that are well."""
+"""The doctor finds every symptom in a run that has it, and nothing in healthy runs."""
 
 import functools
 import statistics
@@ -20,7 +20,7 @@ WELL = {"num_envs": 4, "num_steps": 64, "total_timesteps": 4 * 64 * 40}
 
 
 class Dropout(MLPAgent):
-    """Computes something else each time."""
+    """Agent whose evaluation differs from its action selection."""
 
     def __init__(self, observation_spec, action_spec):
         super().__init__(observation_spec, action_spec)
@@ -33,7 +33,7 @@ class Dropout(MLPAgent):
 
 
 class Huge(Counter):
-    """Observations in the thousands."""
+    """Counter with observations in the thousands."""
 
     observation_space = gym.spaces.Box(-1e6, 1e6, (1,))
 
@@ -42,7 +42,7 @@ class Huge(Counter):
 
 
 class Flips(Counter):
-    """What pays in one rollout costs in the next: the values are always those of the rollout before."""
+    """Counter whose rewards change sign with every rollout: learned values are always wrong."""
 
     life = 0
 
@@ -57,7 +57,7 @@ class Flips(Counter):
 
 
 class Narrow(gym.Env):
-    """Actions within 0.01 of 0."""
+    """Action bounds of -0.01 and 0.01."""
 
     observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Box(-0.01, 0.01, (1,))
 
@@ -92,7 +92,7 @@ ILL = {
 
 @pytest.mark.filterwarnings("ignore:The log-probabilities")
 @pytest.mark.parametrize("illness", ILL)
-def test_a_run_with_the_illness_is_told_what_it_has(illness, fit, capsys):
+def test_the_doctor_reports_each_symptom_once(illness, fit, capsys):
     data, model = ILL[illness]
     doctor = Doctor()
     fit(WELL | data, model, callbacks=[doctor])
@@ -116,20 +116,20 @@ def test_a_run_with_the_illness_is_told_what_it_has(illness, fit, capsys):
         ({"env_id": "Acrobot-v1"}, {}),
         (
             {"env_id": "Hopper-v5", "num_envs": 1, "num_steps": 512, "total_timesteps": 512 * 24},
-            {"agent": functools.partial(MLPAgent, norm_obs=True), "norm_reward": True, "ent_coef": 0.0, "learning_rate": 3e-4,
-             "num_minibatches": 8, "update_epochs": 10},
+            {"agent": functools.partial(MLPAgent, norm_obs=True), "norm_reward": True, "ent_coef": 0.0,
+             "learning_rate": 3e-4, "num_minibatches": 8, "update_epochs": 10},
         ),
     ],
     ids=["CartPole", "Acrobot", "Hopper"],
 )  # fmt: skip
-def test_it_says_nothing_of_a_run_that_is_well(data, model, fit, capsys):
+def test_the_doctor_reports_nothing_in_a_healthy_run(data, model, fit, capsys):
     doctor = Doctor()
     fit(WELL | data, model, callbacks=[doctor])
     assert doctor.findings == {}
     assert "doctor" not in capsys.readouterr().out
 
 
-def test_it_changes_nothing(fit):
+def test_the_doctor_changes_no_weight(fit):
     with_doctor, without = fit(WELL, callbacks=[Doctor(every=1)]), fit(WELL)
     for a, b in zip(with_doctor.parameters(), without.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -139,9 +139,9 @@ def test_it_changes_nothing(fit):
 
 
 class Waits(L.Callback):
-    """Makes evaluations slow from iteration 60 to 70, and then iterations.
+    """Callback that slows down evaluations from iteration 60 to 70, and training afterwards.
 
-    A real second thread beside other processes makes an iteration take seconds instead of milliseconds.
+    In real runs, a second thread on a busy machine slows an iteration from milliseconds to seconds.
     """
 
     def __init__(self, doctor):
@@ -166,7 +166,7 @@ class Waits(L.Callback):
             self.wait()
 
 
-def test_a_run_with_two_threads_that_becomes_slow_is_told_to_take_one(fit, capsys, monkeypatch):
+def test_a_run_that_slows_down_with_two_threads_is_advised_to_use_one(fit, capsys, monkeypatch):
     monkeypatch.setattr(speed, "get_num_threads", lambda: 2)
     doctor = Doctor()
     waits = Waits(doctor)
@@ -197,7 +197,7 @@ ALONE = RunSpeed(sps=1000.0, used=0.9, threads=1, available=2, load=1.0)
         (5, {"sps": 400.0, "used": 0.4, "load": None}, None),
     ],
 )
-def test_when_a_slow_run_is_told_what_to_do(earlier, now, remedy):
+def test_the_advice_for_a_slow_run_depends_on_the_load(earlier, now, remedy):
     run = type("Run", (), {"speeds": [ALONE] * earlier + [ALONE._replace(**now)]})
     found = sinking_speed(run)
     assert (found is None) == (remedy is None)

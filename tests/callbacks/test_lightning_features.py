@@ -1,4 +1,4 @@
-"""What Lightning's users expect of an epoch, callbacks, loggers and Trainer options; docs/lightning.md has the table."""
+"""Epochs, callbacks, loggers and Trainer options work as Lightning's users expect (docs/lightning.md)."""
 
 import csv
 import datetime
@@ -22,8 +22,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.callbacks import loggers
 
-STEPS = 64  # of a rollout
-UPDATES = 4  # of a rollout
+STEPS = 64  # environment steps per rollout
+UPDATES = 4  # optimizer steps per rollout
 EIGHT = {
     "num_envs": 2,
     "num_steps": 32,
@@ -36,7 +36,7 @@ VALIDATED = {"limit_val_batches": 1.0}
 
 
 class Watch(L.Callback):
-    """What happened when: (event, environment steps)."""
+    """Recorder of events as (name, rollouts done)."""
 
     def __init__(self):
         self.events = []
@@ -246,7 +246,7 @@ def test_all_metrics_share_the_x_axis(fit, tmp_path):
 
 
 class SaveAt(L.Callback):
-    """Saves after each rollout."""
+    """Callback that saves after each rollout."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -256,7 +256,7 @@ class SaveAt(L.Callback):
 
 
 def test_a_run_resumes_at_every_rollout_of_an_epoch(fit, tmp_path):
-    """In the middle of an epoch, at its last rollout, and at its end, from Lightning's own checkpoint."""
+    """Checkpoints within an epoch, at its last rollout, and at its end, by Lightning itself."""
     data = EIGHT | {"env_id": "Acrobot-v1", "total_timesteps": STEPS * 7}
     model = MODEL | {"norm_reward": True, "desired_kl": 0.01, "anneal_lr": False}
     keep = ModelCheckpoint(tmp_path, filename="end{epoch}", save_top_k=-1, auto_insert_metric_name=False)
@@ -325,7 +325,7 @@ def test_a_second_fit_begins_a_new_run_with_the_trained_weights(make_trainer):
 
 
 class Breaks(CSVLogger):
-    """Raises, as a full disk makes it, while ``broken``."""
+    """Logger that raises the error of a full disk while ``broken`` is set."""
 
     broken = False
     saves = 0
@@ -364,8 +364,8 @@ def test_nothing_is_written_to_a_disk_that_is_nearly_full(fit, tmp_path, capsys,
             full = 2 <= pl_module.rollouts_done < 6
             monkeypatch.setattr(loggers, "SPARE", 2**60 if full else 2**20)
 
-    both = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path)]
-    fit(EIGHT, MODEL, callbacks=[Fill()], logger=both, log_every_n_steps=1, **VALIDATED)
+    pair = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path)]
+    fit(EIGHT, MODEL, callbacks=[Fill()], logger=pair, log_every_n_steps=1, **VALIDATED)
     errors = capsys.readouterr().err
     for name in ("CSVLogger", "TensorBoardLogger"):
         assert errors.count(f"METRICS cannot be written by {name}: the disk of") >= 1
@@ -373,5 +373,5 @@ def test_nothing_is_written_to_a_disk_that_is_nearly_full(fit, tmp_path, capsys,
     assert [int(row["step"]) for row in rows if row["charts/SPS"]] == [
         STEPS * rollout for rollout in range(1, 9)
     ]
-    curve = EventAccumulator(str(both[1].log_dir)).Reload().Scalars("charts/SPS")
+    curve = EventAccumulator(str(pair[1].log_dir)).Reload().Scalars("charts/SPS")
     assert [event.step for event in curve] == [STEPS * rollout for rollout in (1, 2, 7, 8)]

@@ -1,4 +1,4 @@
-"""Callbacks that show a run while it goes on, and the loggers."""
+"""Callbacks that show a run during training, and the loggers."""
 
 import csv
 import json
@@ -71,7 +71,7 @@ def test_what_cannot_be_recorded_is_refused(fit):
 # Live
 
 
-def test_a_notebook_is_shown_one_picture_at_a_time(fit, monkeypatch):
+def test_a_notebook_shows_one_picture_at_a_time(fit, monkeypatch):
     import IPython.display
 
     shown = []
@@ -88,7 +88,7 @@ def test_a_notebook_is_shown_one_picture_at_a_time(fit, monkeypatch):
     assert plot.points["losses/entropy"][-1] == (384, last)
 
 
-def test_a_terminal_has_a_panel(fit, capsys):
+def test_the_terminal_panel_shows_progress_and_curves(fit, capsys):
     fit(SMALL, callbacks=[TerminalPanel(every=0.0)])
     out = capsys.readouterr().out
     assert "384 of 384 steps" in out
@@ -96,7 +96,7 @@ def test_a_terminal_has_a_panel(fit, capsys):
         assert title in out
 
 
-def test_small_curves():
+def test_sparklines_span_the_range_of_the_values():
     assert sparkline([]) == ""
     assert sparkline([1, 1]) == "▁▁"
     assert sparkline([0, 7, 3.5]) == "▁█▄"
@@ -108,7 +108,7 @@ def test_small_curves():
 
 
 def records(folder):
-    """The history of an offline run of W&B, as it would be sent: LevelDB's log format after seven bytes of its own."""
+    """Yield the records of an offline W&B run, a LevelDB log after a header of seven bytes."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = folder.rglob("*.wandb")
@@ -166,9 +166,9 @@ def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monk
     for record in records(tmp_path / "wandb"):
         for item in record.config.update:
             config[item.key] = json.loads(item.value_json)
-        its = scalars(record)
-        step = its.pop("trainer/global_step", None)
-        for key, value in its.items():
+        metrics = scalars(record)
+        step = metrics.pop("trainer/global_step", None)
+        for key, value in metrics.items():
             if key.startswith("videos"):
                 videos.append(step)
             elif key != "epoch":
@@ -184,7 +184,7 @@ def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monk
     assert config["learning_rate"] == 2.5e-4 and config["num_envs"] == 2
 
 
-def test_steps_do_not_go_back_when_a_run_goes_on(fit, tmp_path):
+def test_steps_of_the_loggers_continue_in_a_resumed_run(fit, tmp_path):
     path = tmp_path / "middle.ckpt"
     loggers = [CSVLogger(tmp_path, name="csv", version=version) for version in (0, 1)]
     fit(SMALL, callbacks=[SaveAfter(path, 2)], logger=loggers[0], log_every_n_steps=1)

@@ -1,4 +1,4 @@
-"""Checkpoints and Hub folders that are damaged, edited or malicious: one sentence, no import, no memory."""
+"""Damaged, edited or malicious checkpoints and Hub folders: one sentence, no import, no memory use."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ DATA = "datamodule_hyper_parameters"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The checkpoint of a run of the command line, in the folder of the run."""
+    """Return the checkpoint of a command-line run, in the folder of the run."""
     folder = tmp_path_factory.mktemp("run")
     loggers = json.dumps(
         [{"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(folder)}}]
@@ -56,7 +56,7 @@ def hub(run, tmp_path_factory):
 
 @pytest.fixture
 def edited(run, tmp_path, monkeypatch):
-    """edited(*keys, value) saves the checkpoint with another entry, or without it, and returns the path."""
+    """Return a function ``edited(*keys, value)`` that saves the checkpoint with a changed entry: its path."""
     monkeypatch.chdir(tmp_path)
 
     def save(*keys, name="edited.ckpt"):
@@ -81,7 +81,7 @@ MALICIOUS = "a_module_of_the_attacker"
 
 @pytest.fixture
 def attacker(tmp_path, monkeypatch):
-    """A module that says so when it is imported; the function returns whether it was."""
+    """Write a module; return a function that tells whether the module was imported."""
     text = f"open({str(tmp_path / 'imported')!r}, 'w')\nclass Evil:\n    pass\ndef make():\n    pass\n"
     (tmp_path / f"{MALICIOUS}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -90,7 +90,7 @@ def attacker(tmp_path, monkeypatch):
 
 
 def refused(capsys, *args):
-    """Runs a command that must end with code 2 and one sentence, and returns the sentence."""
+    """Run a command that must end with code 2 and one sentence; return the sentence."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit:
         cli.main([str(arg) for arg in args])
@@ -121,9 +121,18 @@ def laughs():
 
 WEIGHT = "agent.critic.weight"
 KEYS = [
-    "agent", "state_dict", "hyper_parameters", DATA, "seed", "details", "env_steps", "frames_per_rollout", "episode_returns",
-    "shuffle", "pytorch-lightning_version",
-]  # fmt: skip
+    "agent",
+    "state_dict",
+    "hyper_parameters",
+    DATA,
+    "seed",
+    "details",
+    "env_steps",
+    "frames_per_rollout",
+    "episode_returns",
+    "shuffle",
+    "pytorch-lightning_version",
+]
 STRUCTURE = {f"no {key}": (key, MISSING) for key in KEYS} | {
     "agent is a list": ("agent", []),
     "agent without a class": ("agent", "class_path", MISSING),
@@ -160,7 +169,7 @@ STRUCTURE = {f"no {key}": (key, MISSING) for key in KEYS} | {
 
 
 @pytest.mark.parametrize("name", STRUCTURE)
-def test_a_checkpoint_with_another_structure_is_one_sentence(name, edited, capsys, make_trainer):
+def test_a_checkpoint_with_another_structure_ends_in_one_sentence(name, edited, capsys, make_trainer):
     path = edited(*STRUCTURE[name])
     assert "cannot be read as a checkpoint: " in refused(capsys, "validate", "--ckpt_path", path)
     assert "cannot be read as a checkpoint: " in refused(
@@ -224,7 +233,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_that_does_not_fit_its_weights_is_one_sentence_and_takes_no_memory(
+def test_an_agent_that_does_not_fit_its_weights_ends_in_one_sentence_and_takes_no_memory(
     name, edited, hub, capsys
 ):
     path, before = edited(*AGENTS[name]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -248,7 +257,7 @@ def test_an_agent_that_does_not_fit_its_weights_is_one_sentence_and_takes_no_mem
 
 
 def test_flipped_bits_are_refused_or_without_effect(run, tmp_path):
-    """PyTorch does not look at the checksums: without them, half of the copies loaded other weights."""
+    """PyTorch ignores the checksums; without our check, half of the copies loaded other weights."""
     whole, generator, refusals = read_checkpoint(run), random.Random(1), 0
     for copy in range(60):
         data = bytearray(run.read_bytes())
@@ -293,7 +302,7 @@ HUB = {
 
 
 @pytest.mark.parametrize("name", HUB)
-def test_a_damaged_hub_folder_is_one_sentence(name, hub, tmp_path):
+def test_a_damaged_hub_folder_ends_in_one_sentence(name, hub, tmp_path):
     damaged, change = HUB[name]
     for file in ("config.json", "model.safetensors"):
         data = (hub / file).read_bytes()
@@ -363,17 +372,18 @@ def test_a_checkpoint_imports_and_calls_nothing(name, edited, attacker, capsys, 
         PPO.load_from_checkpoint(path)
     except ConfigError:
         assert name in ("an agent", "an argument of the agent", "a hyperparameter")
-    make_trainer(limit_val_batches=1).validate(PPO(), RolloutDataModule(eval_episodes=1), ckpt_path=path) if name not in (
-        "an agent", "an argument of the agent",
-    ) else None  # fmt: skip
+    if name not in ("an agent", "an argument of the agent"):
+        data = RolloutDataModule(eval_episodes=1)
+        make_trainer(limit_val_batches=1).validate(PPO(), data, ckpt_path=path)
     assert not attacker()
 
 
 def test_a_function_without_arguments_is_not_called(edited, capsys):
     """``os.abort`` would end this process."""
     for command in ("fit", "validate", "export", "play"):
-        assert "data.env_id 'os.abort'" in refused(capsys, command, "--ckpt_path", edited(DATA, "env_id", "os.abort"),
-                                                   *(["--hub", "hub"] if command == "export" else []))  # fmt: skip
+        flags = ["--hub", "hub"] if command == "export" else []
+        path = edited(DATA, "env_id", "os.abort")
+        assert "data.env_id 'os.abort'" in refused(capsys, command, "--ckpt_path", path, *flags)
 
 
 @pytest.mark.parametrize("command", ["validate", "play", "export"])
@@ -399,7 +409,7 @@ def test_a_recipes_environment_of_ours_needs_no_trust(edited, capsys):
     assert "eval/episodic_return" in capsys.readouterr().out
 
 
-def test_the_users_own_flags_take_the_place_of_what_a_checkpoint_names(edited, attacker, capsys):
+def test_flags_override_what_a_checkpoint_names(edited, attacker, capsys):
     path = edited(DATA, "env_id", f"{MALICIOUS}.make")
     cli.main(["validate", "--ckpt_path", path, "--data.env_id", "CartPole-v1"])
     assert "eval/episodic_return" in capsys.readouterr().out
@@ -408,7 +418,7 @@ def test_the_users_own_flags_take_the_place_of_what_a_checkpoint_names(edited, a
 
 
 def test_settings_of_the_trainer_are_read_with_trust_only(run, tmp_path, attacker, monkeypatch, capsys):
-    """They may name callbacks; without them, the run says where they are."""
+    """They may name callbacks. Without trust, the run prints where the settings are."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     path, settings = tmp_path / "run/checkpoints/x.ckpt", tmp_path / "run/cli_config.yaml"
@@ -463,7 +473,7 @@ checkpoint_io.CheckedCheckpointIO().save_checkpoint({"a": torch.ones(9)}, "last.
 
 
 def test_what_a_killed_writer_left_is_removed_and_a_running_writers_file_is_not(tmp_path, monkeypatch):
-    """And what the file of the same name held before the kill is whole."""
+    """The previous file of the same name stays intact."""
     monkeypatch.chdir(tmp_path)
     CheckedCheckpointIO().save_checkpoint({"a": torch.zeros(1)}, "last.ckpt")
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Checkpoints: plain types, no environment needed, and runs that go on where they stopped."""
+"""Checkpoints: plain types, loading without an environment, and resumed runs."""
 
 import subprocess
 import sys
@@ -15,13 +15,16 @@ from ppo_lightning.rollouts.make_collector import make_collector
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
 EVERY_2 = {
-    "enable_checkpointing": True, "limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None,
-}  # fmt: skip
+    "enable_checkpointing": True,
+    "limit_val_batches": 1,
+    "val_check_interval": 2,
+    "check_val_every_n_epoch": None,
+}
 
 
 @pytest.fixture
 def saved(fit, tmp_path):
-    """A run that saved itself every two rollouts."""
+    """Return a run and its checkpoints of every two rollouts."""
     callback = ModelCheckpoint(dirpath=tmp_path / "saved", save_top_k=-1, filename="{step}")
     module = fit(SMALL, callbacks=[callback], **EVERY_2)
     paths = sorted((tmp_path / "saved").iterdir(), key=lambda path: int(path.stem.split("=")[1]))
@@ -39,7 +42,7 @@ def test_checkpoints_hold_plain_types_only(saved):
 
 @pytest.mark.integration
 def test_loading_needs_no_environment_and_gives_the_same_actions(saved):
-    """In a fresh process that cannot make environments, to the bit."""
+    """A new process that cannot make environments gives the same actions, to the bit."""
     module, paths = saved
     observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     code = f"""
@@ -59,7 +62,7 @@ torch.save((action, model.agent.evaluate(observation, action)), {str(paths[-1]) 
         assert torch.equal(a, b)
 
 
-def test_a_resumed_run_counts_on(saved, fit):
+def test_a_resumed_run_continues_all_counts(saved, fit):
     whole, paths = saved
     resumed = fit(SMALL, ckpt_path=paths[0], **EVERY_2)
     assert resumed.trainer.global_step == whole.trainer.global_step == 6 * 16
@@ -96,14 +99,14 @@ def test_evaluation_plays_one_whole_episode_in_each_environment():
     assert torch.equal(torch.get_rng_state(), state)
     fresh = make_env("Script-v0", 20, seed=3)
     fresh.reset_arrays()
-    lengths = [one.unwrapped.length for one in fresh.envs]
+    lengths = [single.unwrapped.length for single in fresh.envs]
     assert episodes["step_count"].tolist() == lengths
-    # rewards are action + 0.5: the mode's
+    # The reward is action + 0.5, and the mode of the policy is a whole number.
     assert ((episodes["episode_reward"] - 0.5 * episodes["step_count"]) % 1 == 0).all()
 
 
 def test_evaluation_is_the_same_through_both_collectors(fit):
-    """The same fresh environments and the same untouched agent, once with a transform that changes nothing."""
+    """Same environments and same agent, once with a transform that changes nothing."""
     options = {"limit_val_batches": 1, "val_check_interval": 3, "check_val_every_n_epoch": None}
     runs = [
         fit({**SMALL, "transforms": t}, {"learning_rate": 1e-12}, **options) for t in (None, [InitTracker()])
@@ -114,7 +117,7 @@ def test_evaluation_is_the_same_through_both_collectors(fit):
     assert {key: plain[key] for key in keys} == {key: wrapped[key] for key in keys}
 
 
-def test_an_episode_of_the_evaluation_that_never_ends_counts_as_it_is(monkeypatch):
+def test_an_evaluation_episode_that_never_ends_is_cut_and_counted(monkeypatch):
     monkeypatch.setattr("ppo_lightning.rollouts.evaluation.MAX_EPISODE_STEPS", 200)
     env = make_env("Counter-v0", 2)
     agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
@@ -124,20 +127,20 @@ def test_an_episode_of_the_evaluation_that_never_ends_counts_as_it_is(monkeypatc
     assert episodes["episode_reward"].tolist() == [256, 256]
 
 
-def test_a_resumed_run_takes_the_new_learning_rate_and_epsilon(saved, fit):
+def test_a_resumed_run_uses_the_new_learning_rate_and_epsilon(saved, fit):
     options = {"learning_rate": 0.5, "adam_eps": 1e-3}
     for model, first in ((options, 0.5 * 4 / 6), ({**options, "anneal_lr": False}, 0.5)):
-        seen = []
+        settings = []
 
         class Watch(PPO):
             def training_step(self, rollout, batch_idx):
                 group = self.trainer.optimizers[0].param_groups[0]
-                seen.append((group["lr"], group["eps"]))  # noqa: B023
+                settings.append((group["lr"], group["eps"]))  # noqa: B023
                 return super().training_step(rollout, batch_idx)
 
         fit(SMALL, model, ppo=Watch, ckpt_path=saved[1][0])
-        assert seen[0] == pytest.approx((first, 1e-3))
-        assert len(seen) == 4
+        assert settings[0] == pytest.approx((first, 1e-3))
+        assert len(settings) == 4
 
 
 def test_a_finished_run_can_be_made_longer(saved, fit):
@@ -155,7 +158,7 @@ def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
         fit({**SMALL, "total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt", max_epochs=1)
 
 
-def test_a_run_does_not_go_on_with_rollouts_of_another_size(saved, fit):
+def test_a_run_does_not_resume_with_rollouts_of_another_size(saved, fit):
     with pytest.raises(ConfigError, match=r"num_envs \* data.num_steps = 64, and now it is 128"):
         fit({**SMALL, "num_envs": 8}, ckpt_path=saved[1][0])
 
@@ -181,7 +184,7 @@ def test_a_loaded_agent_is_checked_against_new_environments_and_starts_a_new_cou
     assert module.env_steps == 384, "not 768"
 
 
-def test_an_interrupted_data_module_starts_afresh(fit, make_trainer):
+def test_a_data_module_starts_fresh_environments_after_an_error(fit, make_trainer):
     class Interrupted(PPO):
         def training_step(self, rollout, batch_idx):
             first.append(rollout["observation"][:, 0].clone())
@@ -195,7 +198,7 @@ def test_an_interrupted_data_module_starts_afresh(fit, make_trainer):
     assert torch.equal(*first)
 
 
-def test_other_environments_checkpoints_are_refused(saved, make_trainer):
+def test_checkpoints_of_other_environments_are_refused(saved, make_trainer):
     data = Data(**{**SMALL, "env_id": "Acrobot-v1"})
     with pytest.raises(ConfigError, match=r"trained on observations .*\[4\].* and data.env_id has .*\[6\]"):
         make_trainer().fit(PPO(), data, ckpt_path=saved[1][0])
@@ -219,8 +222,8 @@ def test_an_agents_class_inside_a_function_trains_and_resumes_but_no_file_can_na
         PPO.load_from_checkpoint(tmp_path / "saved/step=128.ckpt")
 
 
-def test_an_algorithm_of_ones_own_is_loaded_as_the_class_that_is_asked(fit, tmp_path):
-    """Hyperparameters come from the file, or from the call; a class's ``**kwargs`` takes the rest."""
+def test_load_from_checkpoint_returns_the_subclass_it_is_called_on(fit, tmp_path):
+    """Hyperparameters come from the call or from the file, also through ``**kwargs`` of the class."""
     callback = ModelCheckpoint(dirpath=tmp_path / "saved", filename="mine")
     fit(SMALL, {"gamma": 0.5, "bonus": 2.0}, ppo=Mine, callbacks=[callback], enable_checkpointing=True)
     loaded = Mine.load_from_checkpoint(tmp_path / "saved/mine.ckpt", clip_coef=0.1)
@@ -239,7 +242,7 @@ class Mine(PPO):
         self.save_hyperparameters(ignore=["agent"])
 
 
-def test_actions_for_observations_that_are_not_finite_are_refused(saved):
+def test_predict_refuses_nonfinite_observations(saved):
     with pytest.raises(ConfigError, match="predict takes finite observations"):
         saved[0].predict(torch.full((2, 4), torch.nan))
 

@@ -1,4 +1,4 @@
-"""Runs that go on: with the episodes they were in, and after being asked to end or killed."""
+"""Resumed runs: running episodes, preemption and killed processes."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ from tests.algorithms.test_distributed import finish, start
 
 
 class SaveAfter(L.Callback):
-    """Saves in the middle of a run, as ``ModelCheckpoint`` and a preemption do."""
+    """Callback that saves after a number of rollouts, as ``ModelCheckpoint`` and ``Preemption`` do."""
 
     def __init__(self, path, rollouts):
         self.path, self.rollouts = path, rollouts
@@ -78,8 +78,8 @@ class NoEpoch(L.Callback):
         raise AssertionError("the run is done")
 
 
-def test_a_run_that_is_done_and_was_interrupted_on_its_way_has_nothing_to_do(fit, tmp_path):
-    """Lightning's own count of batches is behind by one for each checkpoint inside of an iteration."""
+def test_a_finished_run_that_was_interrupted_has_nothing_to_do(fit, tmp_path):
+    """Lightning's count of batches falls behind by one at each checkpoint within an iteration."""
     data, model = (
         {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 4, "eval_episodes": 1},
         {"num_minibatches": 2},
@@ -109,17 +109,19 @@ def test_another_backend_starts_fresh_episodes(fit, tmp_path, capsys):
 
 ROOT = Path(__file__).parents[2]
 RUN = [
-    "--config", str(ROOT / "configs/classic/cartpole.yaml"), "--data.eval_episodes", "1", "--data.rollouts_per_epoch", "3",
-]  # fmt: skip
+    *("--config", str(ROOT / "configs/classic/cartpole.yaml")),
+    *("--data.eval_episodes", "1"),
+    *("--data.rollouts_per_epoch", "3"),
+]
 
 
 def left_of(group):
-    """The processes of a group that still run, number to command."""
+    """Return the living processes of a process group: number -> command."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state != "Z":
+            state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state != "Z":
                 found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
     return found
 
@@ -131,7 +133,7 @@ def environment_of(number):
 
 
 class Runs:
-    """Real processes of the command line in a folder."""
+    """Processes of the command line in one folder."""
 
     def __init__(self, folder):
         self.folder, self.processes = folder, []
@@ -161,7 +163,7 @@ class Runs:
         return self.processes[-1]
 
     def wait(self, process, timeout=120):
-        """Returns exit code and output; no process of the run may be left."""
+        """Return exit code and output; require that no process of the run is left."""
         out, errors = process.communicate(timeout=timeout)
         end = time.time() + 10
         while left_of(process.pid) and time.time() < end:
@@ -170,12 +172,12 @@ class Runs:
         return process.returncode, out + errors
 
     def newest(self):
-        """The checkpoint that was written last, if any."""
+        """Return the newest checkpoint; None if there is none."""
         paths = self.folder.glob("runs/cartpole/*/checkpoints/*.ckpt")
         return max(paths, key=lambda path: path.stat().st_mtime, default=None)
 
     def final(self, steps):
-        """The state that the last checkpoint holds."""
+        """Load the newest checkpoint and require that it was saved after ``steps`` steps."""
         checkpoint = torch.load(self.newest(), weights_only=True)
         assert checkpoint["env_steps"] == steps
         return checkpoint
@@ -190,14 +192,14 @@ def runs(tmp_path):
         return made[-1]
 
     yield make
-    for each in made:
-        for process in each.processes:
+    for folder_runs in made:
+        for process in folder_runs.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_for_a_checkpoint(runs, process, timeout=120):
-    """Waits until the run has saved itself; returns whether it still runs."""
+    """Wait until the run has saved a checkpoint; return whether the process still runs."""
     end = time.time() + timeout
     while time.time() < end and process.poll() is None and runs.newest() is None:
         time.sleep(0.02)
@@ -211,7 +213,7 @@ def same(a, b):
 @pytest.mark.integration
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices):
-    """Sent to one process of the run; the run that goes on ends as the uninterrupted one, to the bit."""
+    """One process receives the signal; the resumed run ends like the uninterrupted one, to the bit."""
     whole, broken = runs("whole"), runs("broken")
     uninterrupted = whole.start(devices=devices)
     process = broken.start(devices=devices)
@@ -230,8 +232,8 @@ def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, dev
 
 
 @pytest.mark.integration
-def test_under_slurm_sigusr1_does_the_same(runs):
-    """Lightning would save inside of the handler and call ``scontrol``."""
+def test_sigusr1_under_slurm_saves_and_ends_the_run(runs):
+    """Lightning's own handler would save within the handler and call ``scontrol``."""
     job = {
         "SLURM_JOB_ID": "1",
         "SLURM_JOB_NAME": "train",
@@ -253,7 +255,7 @@ def test_under_slurm_sigusr1_does_the_same(runs):
 def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(runs):
     broken = runs("broken")
     process = broken.start(devices=2)
-    while len([each for each in left_of(process.pid).values() if "ppo_lightning" in each]) < 2:
+    while len([command for command in left_of(process.pid).values() if "ppo_lightning" in command]) < 2:
         time.sleep(0.01)
     time.sleep(0.5)
     process.kill()
@@ -261,7 +263,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(runs):
 
 
 def waits(number, seconds=3):
-    """Whether a process does nothing for some seconds."""
+    """Return whether a process uses no CPU time for some seconds."""
     used = [Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13]]
     time.sleep(seconds)
     used.append(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13])
@@ -270,7 +272,7 @@ def waits(number, seconds=3):
 
 @pytest.mark.integration
 def test_no_rank_of_a_users_script_outlives_its_launcher(tmp_path):
-    """It is killed while it hangs, and the other rank, which has imported everything, waits for it."""
+    """The launcher is stopped and killed while the other rank waits for it in rendezvous."""
     process, ranks = start(tmp_path / "run", 2), []
     while not ranks:
         time.sleep(0.01)
@@ -289,7 +291,7 @@ def test_no_rank_of_a_users_script_outlives_its_launcher(tmp_path):
 
 
 @pytest.mark.integration
-def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
+def test_a_killed_run_resumes_from_its_last_checkpoint(runs):
     broken = runs("broken")
     process = broken.start("--auto_resume")
     assert wait_for_a_checkpoint(broken, process)
@@ -312,19 +314,19 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
     ("number", "devices"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)]
 )
 def test_twenty_signals_at_random_moments(runs, number, devices):
-    """At any moment, from the first import on, to any rank: the run goes on, and ends as if nothing had been."""
+    """Signals at any moment and on any rank: the resumed run ends like the uninterrupted one."""
     whole, broken = runs("whole"), runs("broken")
     total, generator, codes = 500_000, random.Random(devices), []
     uninterrupted = whole.start(total=total, devices=devices)
     while len(codes) < 20:
         process = broken.start("--auto_resume", total=total, devices=devices)
         time.sleep(generator.uniform(0, 20))
-        if living := [each for each, command in left_of(process.pid).items() if "ppo_lightning" in command]:
+        if living := [pid for pid, command in left_of(process.pid).items() if "ppo_lightning" in command]:
             os.kill(generator.choice(living) if devices > 1 else process.pid, number)
         code, said = broken.wait(process)
         codes.append(code)
         print(code, broken.newest(), flush=True)
-        assert code != 0 or "checkpoint: /" in said, said  # a signal may come when all is done
+        assert code != 0 or "checkpoint: /" in said, said  # the signal may arrive after the run
     code, said = broken.wait(broken.start("--auto_resume", total=total, devices=devices), timeout=600)
     assert code == 0, said
     code, said = whole.wait(uninterrupted, timeout=600)

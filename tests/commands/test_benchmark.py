@@ -1,4 +1,4 @@
-"""Benchmarks of recipes by seeds: real processes, what they leave, and the comparison of two."""
+"""Benchmarks in real processes, their files and reports, and the comparison of two benchmarks."""
 
 import contextlib
 import csv
@@ -38,7 +38,7 @@ SHORT = ["--data.total_timesteps", "8192", "--data.eval_episodes", "1"]
 
 
 def start(folder, *flags, seeds=("1", "2")):
-    """Starts a benchmark in a process of its own."""
+    """Start a benchmark in a new process."""
     own = ["--recipes", str(RECIPE), "--seeds", *seeds, "--workers", "2", "--output", str(folder)]
     command = [sys.executable, "-m", "ppo_lightning", "benchmark", *own, *SHORT, *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -47,7 +47,7 @@ def start(folder, *flags, seeds=("1", "2")):
 
 
 def trained_in(folder):
-    """The processes whose working folder is below this one."""
+    """Return the processes whose working folder is below ``folder``."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.integration
-def test_it_leaves_runs_curves_a_table_and_pictures(finished):
+def test_a_benchmark_writes_runs_curves_a_table_and_pictures(finished):
     folder, out, errors = finished
     runs, curves = read_csv(folder / "runs.csv"), read_csv(folder / "curves.csv")
     assert [(run["recipe"], run["env_id"], run["seed"], run["env_steps"]) for run in runs] == [
@@ -106,7 +106,7 @@ def arguments(folder, *flags, recipe=RECIPE, threads="1"):
     ],
 )
 def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finished, tmp_path, capsys):
-    """A report of these runs with the present command would be false."""
+    """A report of these runs that names the present command would be wrong."""
     folder, recipe, flags = finished[0], RECIPE, changed.pop("flags", [])
     if "recipe" in changed:
         recipe, text = tmp_path / RECIPE.name, RECIPE.read_text()
@@ -154,7 +154,7 @@ def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, m
 
 
 @pytest.mark.slow
-def test_the_same_command_again_trains_nothing(finished):
+def test_a_finished_benchmark_trains_nothing_again(finished):
     folder, out, _ = finished
     began = time.monotonic()
     again, _ = start(folder).communicate(timeout=60)
@@ -164,8 +164,8 @@ def test_the_same_command_again_trains_nothing(finished):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_benchmark_goes_on(number, finished, tmp_path):
-    """Its runs are asked to save themselves, and end as those that were not interrupted, to the bit."""
+def test_an_interrupted_benchmark_resumes(number, finished, tmp_path):
+    """The runs save themselves and, once resumed, end like uninterrupted ones, to the bit."""
     flags = ["--data.total_timesteps", "8192", "--data.rollouts_per_epoch", "2"]
     process = start(tmp_path / "broken", *flags)
     while not list(tmp_path.glob("broken/runs/*/runs/cartpole/version_0/checkpoints/*.ckpt")):
@@ -216,7 +216,7 @@ def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
         jobs_of([RECIPE, other], [1], [], ())
 
 
-def test_flags_count_over_the_recipe():
+def test_flags_override_the_recipe():
     (job,) = jobs_of([RECIPE], [3], ["Acrobot-v1"], ("--data.total_timesteps=10", "--data.num_envs", "7"))
     assert job.name == "cartpole_Acrobot-v1-3"
     settings = job.settings
@@ -224,7 +224,7 @@ def test_flags_count_over_the_recipe():
 
 
 def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
-    """The first try was killed after 300 steps, and its checkpoint was of step 200."""
+    """The first attempt was killed after 300 steps; its checkpoint was saved after 200 steps."""
     for version, rows in enumerate(([(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)])):
         path = tmp_path / f"runs/r/version_{version}/metrics.csv"
         path.parent.mkdir(parents=True)
@@ -272,7 +272,7 @@ def test_interquartile_means():
 
 @pytest.mark.parametrize("count", [3, 5, 10])
 def test_an_interval_covers_the_mean_in_95_percent(count):
-    """Also with three runs, the default of `benchmark`, where the percentile bootstrap covers 76 %."""
+    """Three runs are the default of ``benchmark``; a percentile bootstrap would cover only 76 %."""
     draws = np.random.default_rng(count).normal(7, 2, (2000, count))
     bounds = np.array([interval(runs) for runs in draws])
     covered = ((bounds[:, 0] <= 7) & (bounds[:, 1] >= 7)).mean()
@@ -298,7 +298,7 @@ def test_an_interval_needs_two_runs_and_may_be_a_point():
 
 
 def test_a_learning_curve_is_whole_though_few_episodes_end():
-    """Acrobot's first episodes are longer than the window of the mean; the curve was in pieces there."""
+    """Acrobot's first episodes are longer than the window of the mean, which once broke the curve."""
     rows = [{"env_steps": step, "episodic_return": step / 10} for step in (100, 300, 1000)]
     found = curve(rows, "env_steps", np.linspace(0, 1000, 101))
     assert found.mask[:10].all(), "nothing before the first episode"
@@ -310,7 +310,7 @@ def test_a_learning_curve_is_whole_though_few_episodes_end():
 
 @pytest.mark.parametrize("labels", [["one"], ["one", "two", "three", "four"]])
 def test_the_legend_covers_no_curve(labels, tmp_path, monkeypatch):
-    """It stands beside the panels; a curve that stays low, as CartPole's at first, was below it."""
+    """The legend stands beside the panels; inside, it once covered low curves."""
     shown = {}
     monkeypatch.setattr(report, "save", lambda figure, path: shown.update(figure=figure))
     points = [
@@ -342,15 +342,15 @@ def runs_file(path, **recipes):
     path.parent.mkdir(exist_ok=True)
     rows = [
         {"recipe": recipe, "seed": seed, "episodic_return": value}
-        for recipe, its in recipes.items()
-        for seed, value in enumerate(its)
+        for recipe, values in recipes.items()
+        for seed, value in enumerate(values)
     ]
     write_csv(path, rows)
     return path
 
 
 def exit_code(before, after):
-    """Of the command."""
+    """Return the exit code of ``ppo-lightning compare``."""
     try:
         cli.main(["compare", str(before), str(after)])
     except SystemExit as ended:
@@ -391,7 +391,7 @@ def test_folders_are_compared_by_their_runs(tmp_path, capsys):
     ],
 )
 def test_recipes_and_seeds_lost_in_the_second_file_are_a_failure(after, sentence, tmp_path):
-    """Every seed of a recipe crashed, or some did, and the rest is as good as before."""
+    """All or some seeds of a recipe crashed; the other runs are as good as before."""
     before = runs_file(tmp_path / "a.csv", kept=range(10, 15), lost=[1, 1, 1, 1, 1])
     text, code = compare(before, runs_file(tmp_path / "b.csv", **after))
     assert code == 1 and re.search(sentence, text)
@@ -404,8 +404,8 @@ def test_other_seeds_may_be_used_if_they_are_as_many(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "bad"), [("a", "nan"), ("b", "inf")])
-def test_a_value_that_is_not_finite_is_refused_by_name(name, bad, tmp_path):
-    """A NaN in the first file made an improvement worse."""
+def test_a_nonfinite_return_is_refused_with_its_place(name, bad, tmp_path):
+    """A NaN in the first file would turn an improvement into a loss."""
     files = {name: runs_file(tmp_path / f"{name}.csv", one=[10, 11, 12, 13]) for name in "ab"}
     files[name].write_text(files[name].read_text().replace("one,2,12", f"one,2,{bad}"))
     where = rf"{name}.csv, line 4 \(recipe one, seed 2\)"
@@ -413,23 +413,23 @@ def test_a_value_that_is_not_finite_is_refused_by_name(name, bad, tmp_path):
         compare(*files.values())
 
 
-def test_the_share_of_false_alarms_is_what_it_shall_be():
-    """Two samples of one distribution, a bimodal one as HalfCheetah's, with four runs each."""
+def test_the_share_of_false_alarms_is_small():
+    """Both samples, of four runs each, come from one bimodal distribution, similar to HalfCheetah's."""
     generator = np.random.default_rng(1)
     draws = generator.normal(1700, 200, (200, 8)) + 2500 * (generator.random((200, 8)) < 0.3)
-    alarms = np.mean([p_worse(its[:4], its[4:]) <= 0.05 for its in draws])
+    alarms = np.mean([p_worse(draw[:4], draw[4:]) <= 0.05 for draw in draws])
     assert alarms < 0.1
 
 
-def test_so_large_a_difference_is_seen_in_four_cases_of_five():
+def test_the_smallest_difference_is_detected_in_four_cases_of_five():
     generator = np.random.default_rng(2)
     reference = generator.normal(0, 1, 5000)
     needed = smallest_difference(reference[:2500], reference[2500:], 0.05) * np.sqrt(
         2500 / 6
     )  # with six runs each
     draws = generator.normal(0, 1, (100, 12))
-    seen = np.mean([p_worse(its[:6] + needed, its[6:]) <= 0.05 for its in draws])
-    assert 0.6 < seen < 0.92
+    power = np.mean([p_worse(draw[:6] + needed, draw[6:]) <= 0.05 for draw in draws])
+    assert 0.6 < power < 0.92
 
 
 def test_the_probability_of_improvement():
@@ -440,7 +440,7 @@ def test_the_probability_of_improvement():
 
 @pytest.mark.parametrize(("count", "recipes", "needed"), [(2, 1, 3), (3, 2, 4), (1, 1, 3)])
 def test_runs_too_few_for_a_test_have_an_exit_code_of_their_own(count, recipes, needed, tmp_path):
-    """Three seeds and two recipes: the smallest possible p is 0.05, and 0.025 would be needed."""
+    """With three seeds and two recipes, the smallest possible p is 0.05, but the test needs 0.025."""
     names = ["one", "two"][:recipes]
     before = runs_file(tmp_path / "a.csv", **{name: 101.0 + np.arange(count) for name in names})
     after = runs_file(tmp_path / "b.csv", **{name: -999.0 - np.arange(count) for name in names})

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help, wrong input, the other subcommands."""
+"""The command line: help, wrong input and subcommands."""
 
 import importlib
 import inspect
@@ -29,7 +29,7 @@ SHORT = ["--data.total_timesteps", "1024", "--data.eval_episodes", "2"]
 
 @pytest.fixture
 def run_cli(tmp_path, monkeypatch, capsys):
-    """Runs the command line in this process; returns exit code, standard output and standard error."""
+    """Return a function that runs the command line in this process: exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
 
@@ -53,7 +53,7 @@ def trained(run_cli):
 
 
 def metric(out, name):
-    """Reads a number from the table that Lightning prints, with rich or without."""
+    """Read a number from the table that Lightning prints, with or without rich."""
     return float(re.search(rf"{name}\s[\s│]*([\d.]+)", out).group(1))
 
 
@@ -109,7 +109,7 @@ def edited(tmp_path, old, new):
         ),
     ],
 )
-def test_wrong_input_is_one_sentence_and_exit_code_2(run_cli, flags, message):
+def test_wrong_input_ends_in_one_sentence_and_exit_code_2(run_cli, flags, message):
     code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags)
     last = err.strip().splitlines()[-1]
     assert code == 2
@@ -147,9 +147,8 @@ def test_a_finished_run_says_so_and_makes_no_new_version(run_cli, trained, tmp_p
         code, out, err = run_cli("fit", *flags)
         assert code == 0, err
         *_, last = out.splitlines()
-        assert (
-            last
-            == "The run is already at data.total_timesteps (1024): raise data.total_timesteps to train longer."
+        assert last == (
+            "The run is already at data.total_timesteps (1024): raise data.total_timesteps to train longer."
         )
         assert [path.name for path in (tmp_path / "runs/cartpole").iterdir()] == ["version_0"]
 
@@ -203,7 +202,7 @@ def test_an_exit_code_reaches_the_shell():
 
 
 def in_a_process(tmp_path, *args):
-    """Runs the console script, as pip writes it, in a process of its own; says whether PyTorch was imported."""
+    """Run the console script, as pip writes it, in a new process that prints whether PyTorch was imported."""
     script = tmp_path / "bin/ppo-lightning"
     script.parent.mkdir(exist_ok=True)
     script.write_text(
@@ -237,8 +236,8 @@ def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(capsys, comm
         assert option in out
 
 
-def test_a_full_disk_is_one_sentence_before_training(run_cli, tmp_path, monkeypatch):
-    """TensorBoard's writer would end the run with a traceback."""
+def test_a_full_disk_ends_in_one_sentence_before_training(run_cli, tmp_path, monkeypatch):
+    """Without the check, TensorBoard's writer would end the run with a traceback."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
     code, _, err = run_cli("fit", "--config", CARTPOLE)
     assert code == 2
@@ -256,7 +255,7 @@ def test_the_list_of_commands_is_whole(capsys):
         assert callable(importlib.import_module(f"ppo_lightning.commands.{module}").main)
 
 
-def test_an_unknown_command_is_one_sentence(capsys):
+def test_an_unknown_command_ends_in_one_sentence(capsys):
     for name, message in (
         ("train", "did you mean fit?"),
         ("benchmrk", "did you mean benchmark?"),
@@ -271,20 +270,20 @@ def test_an_unknown_command_is_one_sentence(capsys):
 
 @pytest.mark.integration
 def test_help_and_version_import_neither_pytorch_nor_lightning(tmp_path):
-    """They took five seconds of a processor; now a sixth of one."""
-    for args, said in (
+    """Importing PyTorch would take about five seconds."""
+    for args, expected in (
         (["fit", "--help"], "--data.num_envs"),
         (["--version"], f"ppo-lightning {ppo_lightning.__version__}"),
     ):
         run = in_a_process(tmp_path, *args)
         assert run.returncode == 0, run.stderr
-        assert said in run.stdout
+        assert expected in run.stdout
         assert run.stdout.splitlines()[-1] == "False", "PyTorch was imported"
 
 
 @pytest.mark.integration
-def test_a_compiler_cache_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
-    """PyTorch makes the folder when it is imported, with or without ``model.compile``."""
+def test_a_compiler_cache_that_cannot_be_made_ends_in_one_sentence(tmp_path, monkeypatch):
+    """PyTorch creates the folder on import, with or without ``model.compile``."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
     run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, "--model.compile", "true")
     assert run.returncode == 2
@@ -296,7 +295,7 @@ def test_a_compiler_cache_that_cannot_be_made_is_one_sentence(tmp_path, monkeypa
 
 @pytest.mark.integration
 def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
-    """As ``python -m ppo_lightning`` does; the script's own folder is on the path instead."""
+    """``python -m ppo_lightning`` does so, too; Python puts the folder of a script on the path instead."""
     shutil.copy(ROOT / "tests/environments.py", tmp_path / "my_own.py")
     flags = ["--data.env_id", "my_own:Counter-v0", *SHORT, "--trainer.logger", "false"]
     run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, *flags)
@@ -347,7 +346,10 @@ def test_only_training_writes_its_settings(run_cli, trained, tmp_path, monkeypat
 
 @pytest.mark.parametrize("place", ["mine.ckpt", "kept/mine.ckpt"])
 def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, tmp_path, place):
-    """A file in the current folder is another run's, unless the checkpoint lies in that run's ``checkpoints``."""
+    """A settings file in the current folder may belong to another run.
+
+    It counts only if the checkpoint lies in the ``checkpoints`` folder beside it.
+    """
     (tmp_path / "kept").mkdir()
     shutil.copy(trained, tmp_path / place)
     settings = (trained.parent.parent / "cli_config.yaml").read_text()
@@ -365,14 +367,14 @@ def test_without_evaluation_the_end_of_the_run_is_saved(run_cli):
     assert torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)["env_steps"] == 1024
 
 
-def test_flags_count_over_what_the_checkpoint_holds(run_cli, trained):
+def test_flags_override_the_settings_of_the_checkpoint(run_cli, trained):
     code, out, _ = run_cli("validate", "--ckpt_path", trained, "--data.env_kwargs.max_episode_steps", "5")
     assert code == 0
     assert metric(out, "eval/episodic_length") == 5
 
 
 @pytest.mark.parametrize("trust", [True, False])
-def test_a_resumed_run_takes_the_flags(run_cli, trained, trust):
+def test_a_resumed_run_uses_the_flags(run_cli, trained, trust):
     settings = ["--trust_checkpoint"] if trust else ["--config", trained.parent.parent / "cli_config.yaml"]
     code, out, err = run_cli(
         "fit", *settings, "--ckpt_path", trained, "--data.total_timesteps", "2048",
@@ -474,7 +476,8 @@ def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli, tmp
     recipe = edited(
         tmp_path,
         "  env_id: CartPole-v1\n",
-        "  env_id: tests.commands.test_cli.four_torchrl_cartpoles\n  transforms:\n    - class_path: torchrl.envs.InitTracker\n",
+        "  env_id: tests.commands.test_cli.four_torchrl_cartpoles\n"
+        "  transforms:\n    - class_path: torchrl.envs.InitTracker\n",
     )
     code, out, err = run_cli("fit", "--config", recipe, "--data.total_timesteps", "1024")
     assert code == 0, err
@@ -490,7 +493,7 @@ def one_hot_torchrl_cartpoles() -> EnvBase:
     return GymEnv("CartPole-v1")
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_ends_in_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("runs").write_text("a file")
     with pytest.raises(SystemExit):

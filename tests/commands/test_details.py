@@ -1,4 +1,4 @@
-"""The manifest of the implementation details, and the ablation of some."""
+"""The manifest of the implementation details, and ablations."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_recipes_have_the_details_that_concern_them(manifests):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_switch_changes_its_detail(name, manifests):
-    """All switches of a recipe at once, but for those that share an option."""
+    """All switches of a recipe are set at once, except those that share an option."""
     manifest, flags, switched = manifests[name], [], []
     for detail in DETAILS:
         if detail.off and manifest[detail.number] not in (None, False) and detail.off[0] not in flags:
@@ -65,7 +65,7 @@ def test_a_switch_changes_its_detail(name, manifests):
         assert without[number] != manifest[number], number
 
 
-def test_two_runs_are_told_apart(fit, tmp_path, capsys):
+def test_the_differing_details_of_two_runs_are_shown(fit, tmp_path, capsys):
     paths = []
     for name, model in (("a", {}), ("b", {"norm_adv": False, "gae_lambda": 0.9})):
         paths.append(str(tmp_path / f"{name}.ckpt"))
@@ -95,7 +95,7 @@ def test_the_command_prints_the_table_of_a_recipe(capsys, tmp_path, monkeypatch)
 # Ablation
 
 
-def test_what_is_trained_without_a_detail():
+def test_an_ablation_trains_with_and_without_each_detail():
     jobs = jobs_without(CONFIGS / "classic/cartpole.yaml", [1, 2], ["7", "9"], ("--data.num_envs", "2"))
     assert [(job.label, job.seed, job.flags) for job in jobs[:3]] == [
         (FULL, 1, ("--data.num_envs", "2")),
@@ -119,7 +119,7 @@ def test_what_cannot_be_switched_off_is_refused(number, message):
         jobs_without(CONFIGS / "classic/cartpole.yaml", [1], [number], ())
 
 
-def test_the_picture(tmp_path):
+def test_an_ablation_is_drawn(tmp_path):
     labels = (FULL, "without 7")
     write_csv(
         tmp_path / "runs.csv",

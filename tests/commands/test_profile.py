@@ -1,4 +1,4 @@
-"""Where the time goes, and what the parts take alone."""
+"""``ppo-lightning profile``: the share of each stage, and the recommended settings."""
 
 import time
 
@@ -25,7 +25,7 @@ def test_the_stages_add_up_and_the_run_ends(fit, compile):
     assert clock.changes[-1] == ("--data.num_envs", "4")
 
 
-def test_a_slow_stage_is_seen_as_such(fit, monkeypatch):
+def test_a_slow_stage_is_found(fit, monkeypatch):
     from ppo_lightning import PPO
 
     advantages = PPO.advantages
@@ -90,12 +90,12 @@ MORE = ("--data.num_envs", "8")
     ],
 )
 def test_the_fastest_setting_is_recommended(tried, sentence):
-    """Not more environments, which are another algorithm."""
+    """More environments are no recommendation, because they change the algorithm."""
     assert speed.recommendation(100.0, tried) == sentence
 
 
 @pytest.mark.parametrize(("load", "shown"), [(1.5, False), (2.5, True), (None, False)])
-def test_a_busy_machine_is_named(load, shown, monkeypatch, capsys, tmp_path):
+def test_a_busy_machine_is_reported(load, shown, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(speed, "load_average", lambda: load)
     monkeypatch.setattr(speed, "processors", lambda: 2)
@@ -105,7 +105,7 @@ def test_a_busy_machine_is_named(load, shown, monkeypatch, capsys, tmp_path):
     assert (sentence in capsys.readouterr().out) == shown
 
 
-def test_what_it_cannot_look_into_is_refused(fit):
+def test_what_cannot_be_profiled_is_refused(fit):
     from torchrl.envs import StepCounter
 
     with pytest.raises(ConfigError, match="profile times natively batched environments only"):

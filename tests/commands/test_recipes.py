@@ -1,4 +1,4 @@
-"""Every recipe in ``configs/`` runs, begins with ratio 1, and is repeated by the configuration it saves."""
+"""Every recipe in ``configs/`` runs, starts at ratio 1, and is reproduced by its saved configuration."""
 
 import csv
 import inspect
@@ -21,7 +21,7 @@ QUICK = ("configs/classic/", "configs/spaces/")
 
 @pytest.fixture
 def run_cli(tmp_path, monkeypatch, capsys):
-    """Runs the command line in this process, in a folder of its own, and returns what it printed."""
+    """Return a function that runs the command line in a folder of the test and returns the output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
 
@@ -52,16 +52,18 @@ def short(recipe):
 def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_path):
     if "/procgen/" in recipe:
         pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
-    seen = []
+    metrics_of_updates = []
     update = PPO.update
     monkeypatch.setattr(
-        PPO, "update", lambda self, minibatch: seen.append(update(self, minibatch)) or seen[-1]
+        PPO,
+        "update",
+        lambda self, minibatch: metrics_of_updates.append(update(self, minibatch)) or metrics_of_updates[-1],
     )
-    # What is compiled has tests of its own.
+    # Other tests cover the compiled update.
     out = run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.compile", "false")
-    assert abs(seen[0]["approx_kl"]) < 1e-6, "also with bfloat16"
-    assert seen[0]["clipfrac"] == 0
-    assert all(torch.isfinite(value) for metrics in seen for value in metrics.values())
+    assert abs(metrics_of_updates[0]["approx_kl"]) < 1e-6, "also with bfloat16"
+    assert metrics_of_updates[0]["clipfrac"] == 0
+    assert all(torch.isfinite(value) for metrics in metrics_of_updates for value in metrics.values())
     assert "wall time:" in out
     checkpoint = Path(out.split("checkpoint: ")[1].strip())
     assert checkpoint.is_relative_to(tmp_path)
@@ -73,21 +75,39 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
 def test_the_recipes_have_the_reference_hyperparameters():
     """CleanRL's ppo.py, ppo_continuous_action.py, ppo_atari.py, ... : https://docs.cleanrl.dev/rl-algorithms/ppo/."""
     reference = {
-        "learning_rate": 2.5e-4, "anneal_lr": True, "gamma": 0.99, "gae_lambda": 0.95, "num_minibatches": 4,
-        "update_epochs": 4, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01, "vf_coef": 0.5,
+        "learning_rate": 2.5e-4,
+        "anneal_lr": True,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "num_minibatches": 4,
+        "update_epochs": 4,
+        "norm_adv": True,
+        "clip_coef": 0.2,
+        "clip_vloss": True,
+        "ent_coef": 0.01,
+        "vf_coef": 0.5,
         "max_grad_norm": 0.5,
-    }  # fmt: skip
+    }
     defaults = PPO().hparams
     assert {key: defaults[key] for key in reference} == reference
     assert (defaults["target_kl"], defaults["adam_eps"]) == (None, 1e-5)
     continuous = reference | {
-        "learning_rate": 3e-4, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0, "norm_reward": True,
+        "learning_rate": 3e-4,
+        "num_minibatches": 32,
+        "update_epochs": 10,
+        "ent_coef": 0.0,
+        "norm_reward": True,
         "clip_reward": 10.0,
-    }  # fmt: skip
+    }
     procgen = reference | {
-        "learning_rate": 5e-4, "anneal_lr": False, "gamma": 0.999, "num_minibatches": 8, "update_epochs": 3,
-        "norm_reward": True, "clip_reward": 10.0,
-    }  # fmt: skip
+        "learning_rate": 5e-4,
+        "anneal_lr": False,
+        "gamma": 0.999,
+        "num_minibatches": 8,
+        "update_epochs": 3,
+        "norm_reward": True,
+        "clip_reward": 10.0,
+    }
     expected = {
         "classic": (reference, (4, 128, 500_000)),
         "mujoco": (continuous, (1, 2048, 1_000_000)),

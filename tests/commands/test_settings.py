@@ -1,4 +1,4 @@
-"""Settings that cannot work end in one sentence, from Python as from the command line."""
+"""Invalid settings end in one sentence, from Python and from the command line."""
 
 import functools
 import inspect
@@ -111,7 +111,7 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
 
 
 def test_a_rollout_larger_than_the_memory_is_refused(fit):
-    """The environments themselves need little of it."""
+    """The environments themselves need little memory."""
     data = {"num_envs": 4096, "num_steps": 10_000_000, "total_timesteps": 4096 * 10_000_000}
     with pytest.raises(
         ConfigError, match=r"^data\.num_envs \* data\.num_steps = 40960000000 steps take .* GB .*lower"
@@ -179,7 +179,7 @@ def test_lightnings_tuner_is_refused(make_trainer, method):
         (["--model.agent", "null"], r"model\.agent is None: it must be a class or a function"),
     ],
 )
-def test_wrong_flags_are_one_sentence(run_cli, flags, message):  # noqa: F811
+def test_wrong_flags_end_in_one_sentence(run_cli, flags, message):  # noqa: F811
     code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags)
     last = err.strip().splitlines()[-1]
     assert code == 2
@@ -197,7 +197,7 @@ def test_wrong_flags_are_one_sentence(run_cli, flags, message):  # noqa: F811
         (b"data: {num_envs: 4, seed: [}\n", r"is not YAML"),
     ],
 )
-def test_a_configuration_that_cannot_be_read_is_one_sentence(run_cli, tmp_path, content, message):  # noqa: F811
+def test_a_configuration_that_cannot_be_read_ends_in_one_sentence(run_cli, tmp_path, content, message):  # noqa: F811
     (tmp_path / "odd.yaml").write_bytes(content)
     code, _, err = run_cli("fit", "--config=odd.yaml", *SHORT)
     assert code == 2
@@ -209,7 +209,7 @@ def test_a_configuration_that_cannot_be_read_is_one_sentence(run_cli, tmp_path, 
     "error",
     [MemoryError("9 TiB"), torch.OutOfMemoryError("9 TiB"), RuntimeError("can't allocate memory: 9 TiB")],
 )
-def test_memory_that_does_not_suffice_is_one_sentence(run_cli, monkeypatch, error):  # noqa: F811
+def test_insufficient_memory_ends_in_one_sentence(run_cli, monkeypatch, error):  # noqa: F811
     def fail(*args):
         raise error
 
@@ -220,14 +220,14 @@ def test_memory_that_does_not_suffice_is_one_sentence(run_cli, monkeypatch, erro
 
 
 def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):  # noqa: F811
-    """Only what Lightning itself refuses is a sentence: here a method of the module raises on the way."""
+    """Only errors of Lightning itself become one sentence; here, a method of the module raises an error."""
     monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.configure_optimizers", lambda self: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
         run_cli("fit", "--config", CARTPOLE, *SHORT)
 
 
 def test_huge_rewards_are_advised_to_be_normalized(fit):
-    """The loss overflows, and no learning rate mends that."""
+    """The loss overflows, which no learning rate can fix."""
     gym.register("Huge-v0", lambda: gym.wrappers.TransformReward(Counter(4), lambda reward: 1e25 * reward))
     data = SMALL | {"env_id": "Huge-v0"}
     with pytest.raises(

@@ -19,12 +19,12 @@ NOTHING_RANDOM = {"noop_max": 0, "episodic_life": False}
 
 
 def play(env, steps, seed=0):
-    """Plays random actions; returns what each step gave, copied."""
+    """Play random actions and return copies of the results of each step."""
     rng, played = np.random.default_rng(seed), [np.array(env.reset_arrays())]
     for _ in range(steps):
         out = [
-            np.array(each)
-            for each in env.step_arrays(rng.integers(0, env.action_spec_unbatched.space.n, env.num_envs))
+            np.array(result)
+            for result in env.step_arrays(rng.integers(0, env.action_spec_unbatched.space.n, env.num_envs))
         ]
         done = out[2] | out[3]
         played += [*out, np.array(env.episode_done), np.array(env._lives)]
@@ -39,7 +39,7 @@ def play(env, steps, seed=0):
 @pytest.mark.parametrize("options", [{}, {"grayscale": False, "frame_stack": 2}, {"frame_skip": 2}])
 @pytest.mark.parametrize("game", ["Breakout", "Pong"])
 def test_the_same_actions_give_the_same_games_on_all_backends(game, options):
-    """Pictures, rewards, ends and lives, to the bit, over several games."""
+    """Pictures, rewards, ends and lives of several games are equal, to the bit."""
     first, *others = (
         play(make_env(f"ALE/{game}-v5", 2, b, env_kwargs={**NOTHING_RANDOM, **options}), 300)
         for b in BACKENDS
@@ -60,7 +60,7 @@ def test_the_same_actions_give_the_same_games_on_all_backends(game, options):
 @pytest.mark.detail("14")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_game_begins_with_up_to_noop_max_frames(backend):
-    """Freeway's cars drive from the first frame on."""
+    """In Freeway, cars move from the first frame on."""
     first, again = (make_env("ALE/Freeway-v5", 6, backend, seed=3).reset_arrays().copy() for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert len(np.unique(first[:, -1].reshape(6, -1), axis=0)) > 1
@@ -69,11 +69,11 @@ def test_a_game_begins_with_up_to_noop_max_frames(backend):
 
 
 def lose_a_life(env):
-    """Plays without moving until a life is lost; returns the step's results and the pictures before it."""
+    """Wait until a life is lost; return the results of that step and the pictures before it."""
     env.reset_arrays()
     for _ in range(200):
         before = np.array(env._stack)
-        out = [np.array(each) for each in env.step_arrays(np.zeros(env.num_envs, np.int64))]
+        out = [np.array(result) for result in env.step_arrays(np.zeros(env.num_envs, np.int64))]
         if out[2].any():
             return out, before
     raise AssertionError("No life was lost.")
@@ -111,7 +111,7 @@ def test_a_lost_life_cuts_learning_and_not_the_game(backend):
 
 
 class Presses(CNNAgent):
-    """Always presses one button."""
+    """Agent that always presses one button."""
 
     button = 1
 
@@ -152,7 +152,7 @@ def test_a_rollout_learns_from_lives_and_signs_and_reports_whole_games(backend):
 
 @pytest.mark.detail("15")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_game_is_cut_after_so_many_frames(backend):
+def test_a_game_is_truncated_after_max_episode_frames(backend):
     env = make_env(
         "ALE/Pong-v5", 1, backend, env_kwargs={"noop_max": 0, "frame_skip": 4, "max_episode_frames": 80}
     )
@@ -164,8 +164,8 @@ def test_a_game_is_cut_after_so_many_frames(backend):
 
 @pytest.mark.detail("15")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_options_are_those_asked_for(backend):
-    """Frames are repeated as often as asked for, actions stick as often, and all buttons are there."""
+def test_options_of_atari_games_have_their_effect(backend):
+    """Frame skip, sticky actions and the full action space follow their options."""
     four, two = (
         play(make_env("ALE/Pong-v5", 1, backend, env_kwargs={"frame_skip": skip, **NOTHING_RANDOM}), 40)
         for skip in (4, 2)
@@ -201,7 +201,7 @@ def test_the_agent_learns_from_signs_where_the_game_gives_more():
 
 
 class Scripted(AtariEnv):
-    """A game whose lives, ends and cuts are written down; its pictures show the number of the step."""
+    """Game with scripted lives, ends and time limits; the pictures show the number of the step."""
 
     lives = (3, 3, 2, 2, 1, 0, 0)
     over = (5,)
@@ -369,7 +369,7 @@ def test_transforms_would_lose_the_lives_and_are_refused(fit):
 
 
 class Watched(CNNAgent):
-    """Keeps the precisions that its parts compute in, while it acts and while it learns."""
+    """Recorder of the precision of each layer while acting and while learning."""
 
     def __init__(self, *specs):
         super().__init__(*specs)
@@ -383,7 +383,7 @@ class Watched(CNNAgent):
 
 
 class FirstLoss(PPO):
-    """Keeps what the first minibatch of each iteration gave."""
+    """Recorder of the metrics of the first minibatch of each iteration."""
 
     def training_step(self, rollout, batch_idx):
         self.first = []

@@ -1,4 +1,4 @@
-"""The adapters: specs, seeds, and episode ends without dummy transitions."""
+"""Environment adapters: specs, seeds, and episode ends without dummy transitions."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_closing_an_environment_closes_what_it_steps_once(backend, monkeypatch):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_transition_ignores_its_action_or_loses_its_last_observation(env, backend):
-    """With a limit of 7, EnvPool's autoreset would show as a reward of 0 and a repeated observation (pitfall A1)."""
+    """EnvPool's autoreset would add a reward of 0 and a repeated observation (pitfall A1)."""
     batch = env("CartPole-v1", 2, backend, env_kwargs={"max_episode_steps": 7})
     observation = batch.reset_arrays().copy()
     rewards, steps, last = 0.0, 0, None
@@ -51,7 +51,7 @@ def test_no_transition_ignores_its_action_or_loses_its_last_observation(env, bac
         following, reward, terminated, truncated = batch.step_arrays(np.array([0, 1]))
         rewards += reward.sum()
         steps += 2
-        # the cart's position integrates its velocity in every true transition
+        # In every real transition, the position of the cart integrates the velocity.
         np.testing.assert_allclose(following[:, 0], observation[:, 0] + 0.02 * observation[:, 1], atol=1e-5)
         done = terminated | truncated
         observation = following.copy()
@@ -95,7 +95,7 @@ def test_seeds_decide_the_episodes(env, backend):
     np.testing.assert_array_equal(first, same)
     assert not np.intersect1d(first, other).size
     assert len(np.unique(first[:, 0])) == 4
-    # environment 2 of one rank is environment 0 of the rank that begins there
+    # Environment 2 of a single rank is environment 0 of a rank whose first environment is 2.
     np.testing.assert_array_equal(
         env("CartPole-v1", 2, backend, seed=1, first_env=2).reset_arrays(), first[2:]
     )
@@ -208,7 +208,7 @@ def test_stepping_as_an_envbase_gives_the_arrays(env):
 
 
 def play(env, steps, seed=0):
-    """The observations and rewards of random actions, [T, N, ...]."""
+    """Play random actions; return observations and rewards, [T, N, ...]."""
     generator = np.random.default_rng(seed)
     shape = (env.num_envs, *env.action_spec_unbatched.shape)
     observations, rewards, ends = [np.array(env.reset_arrays())], [], []
@@ -233,7 +233,7 @@ def play(env, steps, seed=0):
     ],
 )
 def test_both_backends_are_the_same_task(env_id, other):
-    """Random actions: first and second moments of observations and rewards agree within the noise of the seeds."""
+    """First and second moments under random actions agree within the noise of the seeds."""
     ours, theirs = play(make_env(env_id, 8, "gymnasium"), 300), play(make_env(other, 8, "envpool"), 300)
     assert ours[0].shape == theirs[0].shape
     for a, b in zip(ours[:2], theirs[:2], strict=True):
@@ -260,7 +260,7 @@ def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
     rng, ends = np.random.default_rng(0), np.zeros(2, int)
     for _ in range(300):
         action = rng.integers(2, size=16)
-        steps = [each.step_arrays(action) for each in (many, single)]
+        steps = [batch.step_arrays(action) for batch in (many, single)]
         for one, other in zip(*steps, strict=True):
             assert np.array_equal(one, other)
         *_, terminated, truncated = steps[0]
@@ -294,7 +294,7 @@ SHARED = spaces.Discrete(9, seed=5, dtype=np.int32)
 
 
 class Drawing(gymnasium.Env):
-    """Draws from its action space."""
+    """Environment that samples from its action space."""
 
     observation_space = spaces.Box(-9, 9, (1,))
 
@@ -311,7 +311,7 @@ class Drawing(gymnasium.Env):
 
 
 class DrawingFromItsOwn(Drawing):
-    """Has a space that cannot be replaced."""
+    """Environment whose action space cannot be replaced."""
 
     action_space = property(lambda self: self._space)
 
@@ -339,7 +339,7 @@ def test_a_wrong_action_is_refused_by_the_environment(env):
         batch.step_arrays(np.array([0, 2]))
 
 
-def test_a_wrong_option_of_many_cartpoles_is_one_sentence():
+def test_a_wrong_option_of_many_cartpoles_ends_in_one_sentence():
     with pytest.raises(ConfigError, match=r"data\.env_kwargs does not fit env_id 'CartPole-v1'"):
         make_env("CartPole-v1", 16, env_kwargs={"max_episode_steps": "many"})
 

@@ -1,4 +1,4 @@
-"""Environments as users bring them: each trains, or one sentence says why not."""
+"""Environments of users: they train, or one sentence explains why not."""
 
 import functools
 import re
@@ -25,7 +25,7 @@ ZEROS = np.zeros(3, np.float32)
 
 
 class Plain(gym.Env):
-    """Nothing is wrong with it."""
+    """Valid environment."""
 
     observation_space = spaces.Box(-1, 1, (3,), np.float32)
     action_space = spaces.Discrete(2)
@@ -44,7 +44,7 @@ class Plain(gym.Env):
 
 
 def changed(space=None, late=False, **methods):
-    """Returns a class as Plain with other methods; with ``late``, ``step`` is the other one from step 20 on only."""
+    """Return a subclass of Plain with other methods; with ``late``, ``step`` differs only from step 20 on."""
     wrong = methods.get("step")
     if late:
         methods["step"] = lambda self, action: (
@@ -82,7 +82,7 @@ FINE = {"place": 1, "speed": np.zeros(2, np.float32)}
 PICTURE = spaces.Dict(it=spaces.Box(0, 1, (3, 8, 4)))
 STEP = r"step\(\) must take an action and return \(observation, reward, terminated, truncated, info\): "
 RESET = r"reset\(\) must take seed and options and return \(observation, info\): "
-# What is wrong, the environment, and what the sentence says after the environment's id and number.
+# Defect -> environment, and the sentence after the environment's id and number.
 WRONG = {
     "shape": (steps(np.zeros(4), *OK), r"the observation has shape \(4,\) and must have shape \(3,\)"),
     "shape at reset": (resets((np.zeros(4), {})), r"the observation has shape \(4,\)"),
@@ -132,7 +132,7 @@ RIGHT = {
 
 
 def collect(env):
-    """Collects a rollout of 32 steps, by the collector that the environment gets."""
+    """Collect a rollout of 32 steps with the collector for this kind of environment."""
     agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
     return next(iter(make_collector(env, agent, 32, 1)))
 
@@ -156,7 +156,7 @@ def registry():
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_answer_is_one_sentence_that_names_the_environment(name):
+def test_a_wrong_answer_ends_in_one_sentence_that_names_the_environment(name):
     cls, said = WRONG[name]
     with pytest.raises(ConfigError, match=f"^Brought-v0, environment 5: {said}") as raised:
         make_and_collect(cls)
@@ -179,11 +179,11 @@ def test_the_sentence_is_the_same_through_wrappers_and_transforms(name, through)
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_means_the_same_trains(name):
+def test_equivalent_answers_train(name):
     make_and_collect(RIGHT[name])
 
 
-def test_what_an_environment_raises_stays_and_says_where():
+def test_an_exception_of_an_environment_gets_a_note_that_names_it():
     class Raises(Plain):
         def step(self, action):
             if self.time == 9:
@@ -209,7 +209,7 @@ def test_a_reset_that_needs_options_says_that_it_gets_none():
 
 @pytest.mark.parametrize(("step", "what"), [(stop, r"StopIteration\(\)"), (leave, r"SystemExit\(0\)")])
 @pytest.mark.parametrize("late", [False, True])
-def test_an_environment_cannot_end_the_run_as_if_all_were_well(step, what, late):
+def test_an_environment_cannot_end_the_run_with_success(step, what, late):
     with pytest.raises(RuntimeError, match=rf"^Brought-v0, environment 5: step\(\) raised {what}") as raised:
         make_and_collect(changed(late=late, step=step))
     assert isinstance(raised.value.__cause__, StopIteration | SystemExit), "the traceback leads to its line"
@@ -278,7 +278,7 @@ def test_transforms_act_on_environments_made_by_a_function(fit):
         (functools.partial(lambda env: env, Plain()), "same environment"),
     ],
 )
-def test_what_is_no_function_of_an_environment_is_one_sentence(make_trainer, env_id, said):
+def test_what_is_no_function_of_an_environment_ends_in_one_sentence(make_trainer, env_id, said):
     with pytest.raises(ConfigError, match=said):
         make_trainer().fit(PPO(), RolloutDataModule(**SMALL | {"env_id": env_id}))
 
@@ -411,7 +411,7 @@ def test_looking_for_a_mask_costs_no_episode_and_no_environment():
 
 
 class Masked(Plain):
-    """Gives a mask of two of three actions in its info, and without one as ``without`` says."""
+    """Environment whose info has a mask of two of three actions, except where ``without`` says."""
 
     action_space = spaces.Discrete(3)
 
@@ -449,7 +449,7 @@ def test_an_environment_with_masks_in_its_info_restarts():
     assert (~rollout["valid"]).sum() == 2 * 60, "6 failed episodes of 10 steps each, in both"
 
 
-def test_a_mask_of_another_size_in_the_info_is_one_sentence():
+def test_a_mask_of_another_size_in_the_info_ends_in_one_sentence():
     with pytest.raises(
         ConfigError, match=r"environment 0: the observation\['action_mask'\] has shape \(3,\).* \(4,\)"
     ):
@@ -460,8 +460,8 @@ def test_a_mask_of_another_size_in_the_info_is_one_sentence():
 
 
 def test_envpool_gives_only_truncated_where_the_pole_falls_at_the_limit():
-    """Gymnasium gives both flags. As docs/environments.md says, EnvPool does not tell."""
-    both = {}
+    """Gymnasium sets both flags; EnvPool sets only ``truncated`` (docs/environments.md)."""
+    flags = {}
     for backend in ("gymnasium", "envpool"):
         env = make_env("CartPole-v1", 32, backend, env_kwargs={"max_episode_steps": 9})
         env.reset_arrays()
@@ -471,10 +471,10 @@ def test_envpool_gives_only_truncated_where_the_pole_falls_at_the_limit():
                 env.reset_arrays(early)
         fallen = truncated & (np.abs(observation[:, 2]) > 0.2095)
         assert 4 < fallen.sum() < truncated.sum()
-        both[backend] = terminated[fallen]
+        flags[backend] = terminated[fallen]
         env.close()
-    assert both["gymnasium"].all()
-    assert not both["envpool"].any()
+    assert flags["gymnasium"].all()
+    assert not flags["envpool"].any()
 
 
 @pytest.mark.parametrize(

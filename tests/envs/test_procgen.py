@@ -1,4 +1,4 @@
-"""Procgen: Procgen's own library behind the interface of the other environments. Detail P2."""
+"""Procgen: the library behind the interface of the other environments. Detail P2."""
 
 import numpy as np
 import pytest
@@ -15,16 +15,16 @@ procgen = pytest.importorskip(
 
 
 def raw(env_id, num, actions, rand_seed, **options):
-    """What Procgen itself gives for these actions: pictures, rewards, and whether an episode began, each step."""
+    """Return Procgen's own results of each step: pictures, rewards, and whether an episode began."""
     env = procgen.ProcgenGym3Env(num=num, env_name=env_id, rand_seed=rand_seed, **options)
-    seen = []
+    steps = []
     for action in [None, *actions]:
         if action is not None:
             env.act(action)
         reward, observation, first = env.observe()
-        seen.append((observation["rgb"].transpose(0, 3, 1, 2), reward, first))
+        steps.append((observation["rgb"].transpose(0, 3, 1, 2), reward, first))
     env.close()
-    return seen
+    return steps
 
 
 @pytest.mark.parametrize("game", ["starpilot", "coinrun"])
@@ -38,7 +38,9 @@ def test_a_rollout_holds_what_procgen_gives_and_no_transition_across_episodes(ga
     actions = rollout["action"].numpy().T
     seed = int(np.random.default_rng([derive_seed(5, "train", i) for i in range(4)]).integers(2**31))
     batch.close()
-    seen = raw(game, 4, actions, seed, distribution_mode="hard", num_levels=0, start_level=0, num_threads=0)
+    expected = raw(
+        game, 4, actions, seed, distribution_mode="hard", num_levels=0, start_level=0, num_threads=0
+    )
     following = rollout["next"]
     assert rollout["observation"].dtype == torch.uint8 and rollout["observation"].shape == (
         4,
@@ -48,8 +50,8 @@ def test_a_rollout_holds_what_procgen_gives_and_no_transition_across_episodes(ga
         64,
     )
     for t in range(steps):
-        pictures, rewards, first = seen[t + 1]
-        np.testing.assert_array_equal(rollout["observation"][:, t], seen[t][0])
+        pictures, rewards, first = expected[t + 1]
+        np.testing.assert_array_equal(rollout["observation"][:, t], expected[t][0])
         np.testing.assert_array_equal(following["reward"][:, t, 0], rewards)
         for flag in ("done", "terminated", "episode_done"):
             np.testing.assert_array_equal(following[flag][:, t, 0], first)
@@ -84,7 +86,7 @@ def test_levels_can_be_limited(env):
     assert not np.array_equal(pictures, other)
 
 
-def test_through_torchrl_a_single_environment_goes_on_where_a_level_ended(env):
+def test_through_torchrl_a_single_environment_continues_after_a_level_ends(env):
     batch = env("starpilot", 1, "procgen", env_kwargs={"num_threads": 0})
     made = batch.envs
     done = batch.rollout(300, break_when_any_done=False)["next", "done"]
@@ -92,7 +94,7 @@ def test_through_torchrl_a_single_environment_goes_on_where_a_level_ended(env):
     assert batch.envs is made
 
 
-def test_a_picture_for_people_is_of_the_episode_that_it_ends(env):
+def test_the_rendered_picture_of_a_last_step_shows_the_old_episode(env):
     batch = env("starpilot", 1, "procgen", env_kwargs={"num_threads": 0, "render_mode": "rgb_array"})
     batch.reset_arrays()
     done = np.zeros(1, bool)

@@ -1,4 +1,4 @@
-"""What leaves the package: ONNX, and folders for the Hugging Face Hub."""
+"""Export to ONNX and to folders for the Hugging Face Hub."""
 
 import functools
 import json
@@ -60,7 +60,7 @@ def test_onnx_gives_what_pytorch_gives(kind, checkpoint, tmp_path):
         assert observation.shape == (256, *spec.shape)
         assert largest_difference(agent, onnx, observation) < 1e-5
     assert recorded.std() > 0
-    with torch.no_grad():  # and the measure sees a difference
+    with torch.no_grad():  # the measure finds a changed weight
         agent.critic.bias += 0.1
     assert largest_difference(agent, onnx, recorded) > 1e-3
 
@@ -73,7 +73,7 @@ def test_the_exported_action_is_the_one_that_the_environment_gets(checkpoint):
     assert action.abs().max() <= 1 and value.shape == (8,)
 
 
-def test_the_command_writes_both_and_says_how_far_off_they_are(checkpoint, tmp_path, capsys):
+def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, tmp_path, capsys):
     module, path = checkpoint("MLP, shared")
     cli.main(
         [
@@ -90,7 +90,7 @@ def test_the_command_writes_both_and_says_how_far_off_they_are(checkpoint, tmp_p
     for kind in ("random", "recorded"):
         assert float(out.split(f"{kind} observations: ")[1].split()[0]) < 1e-5
     hub = tmp_path / "hub"
-    assert sorted(its.name for its in hub.iterdir()) == [
+    assert sorted(path.name for path in hub.iterdir()) == [
         "README.md",
         "config.json",
         "model.safetensors",
@@ -112,7 +112,7 @@ def test_the_command_writes_both_and_says_how_far_off_they_are(checkpoint, tmp_p
 
 @pytest.mark.parametrize("memory", [None, "lstm"])
 def test_the_card_of_an_evaluated_agent(fit, tmp_path, memory):
-    """Its return is the evaluation's, its code runs, and what stays private is not in the folder."""
+    """The card shows the return of the evaluation, its code runs, and no file has private settings."""
     options = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
     data = {
         "num_envs": 2,
@@ -159,7 +159,7 @@ def test_the_card_of_an_evaluated_agent(fit, tmp_path, memory):
     assert memory or torch.equal(names["action"], module.predict(names["observation"]))
 
 
-def test_an_evaluation_of_older_weights_is_not_theirs(fit, tmp_path):
+def test_a_checkpoint_omits_an_evaluation_of_older_weights(fit, tmp_path):
     options = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
     saved = [SaveAfter(tmp_path / f"{rollouts}.ckpt", rollouts) for rollouts in (1, 3)]
     fit(
@@ -171,7 +171,7 @@ def test_an_evaluation_of_older_weights_is_not_theirs(fit, tmp_path):
         assert read_checkpoint(tmp_path / f"{rollouts}.ckpt")["evaluation"] is None
 
 
-def test_an_upload_that_fails_is_one_sentence(tmp_path, monkeypatch):
+def test_an_upload_that_fails_ends_in_one_sentence(tmp_path, monkeypatch):
     """Nothing listens on this port."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(
@@ -200,6 +200,6 @@ def test_what_cannot_be_exported_is_refused(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_that_is_none_of_ours_is_refused(tmp_path):
+def test_a_folder_without_a_hub_export_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         load_from_hub(tmp_path)

@@ -1,4 +1,4 @@
-"""Continuous actions: heads, running statistics, and what the environment gets. Details 23 to 31."""
+"""Continuous actions: heads, running statistics, and clipping for the environment. Details 23 to 31."""
 
 import subprocess
 import sys
@@ -163,21 +163,21 @@ def test_statistics_keep_their_precision_and_change_nothing_before_any_data():
 
 @pytest.mark.detail("28")
 @pytest.mark.detail("29")
-def test_observations_are_normalised_by_the_statistics_up_to_each_step_and_clipped():
-    """Against the moments of the concatenation of everything the environments showed, resets and last observations included."""
+def test_observations_are_normalized_by_the_statistics_up_to_each_step_and_clipped():
+    """The reference is the moments of all observations so far, resets and final observations included."""
     agent, plain = (
         agent_for(norm_obs=True, clip_obs=1.5),
         make_collector(reach(), agent_for(), 40, deterministic=True),
     )
-    with torch.no_grad():  # the same actions whatever is seen
+    with torch.no_grad():  # actions independent of the observation
         for policy in (agent, plain.agent):
             policy.head.linear.weight.zero_()
-    normalised = make_collector(reach(), agent, 40, deterministic=True)
-    normalised.deterministic = False
+    normalizing = make_collector(reach(), agent, 40, deterministic=True)
+    normalizing.deterministic = False
     with torch.no_grad():
         agent.head.log_std.fill_(-100)
-    raw, seen = plain.rollout(), normalised.rollout()
-    torch.testing.assert_close(raw["action"], seen["action"])
+    raw, normalized = plain.rollout(), normalizing.rollout()
+    torch.testing.assert_close(raw["action"], normalized["action"])
     shown = []
 
     def reference():
@@ -195,16 +195,16 @@ def test_observations_are_normalised_by_the_statistics_up_to_each_step_and_clipp
         last = raw["next", "observation"][:, t].double().numpy()
         shown.append(last)
         done = raw["next", "done"][:, t, 0].numpy()
-        expect(last, everyone, seen["next", "observation"][:, t])
+        expect(last, everyone, normalized["next", "observation"][:, t])
         following = raw["observation"][:, t + 1].double().numpy()
         if done.any():
             shown.append(following[done])
-            expect(following, done, seen["observation"][:, t + 1])
+            expect(following, done, normalized["observation"][:, t + 1])
         expect_rows = ~done
         torch.testing.assert_close(
-            seen["observation"][expect_rows, t + 1], seen["next", "observation"][expect_rows, t]
+            normalized["observation"][expect_rows, t + 1], normalized["next", "observation"][expect_rows, t]
         )
-        clipped += (seen["observation"][:, t].abs() == 1.5).sum()
+        clipped += (normalized["observation"][:, t].abs() == 1.5).sum()
     assert clipped > 10
     assert agent.normalizer.count == 3 * 41 + int(raw["next", "done"].sum())
 
@@ -213,7 +213,7 @@ def test_observations_are_normalised_by_the_statistics_up_to_each_step_and_clipp
 @pytest.mark.detail("31")
 @pytest.mark.parametrize("limit", [None, 4])
 def test_rewards_are_divided_by_the_std_of_the_discounted_return_and_clipped(limit):
-    """The discounted return starts again at every end: limit 4 cuts nearly all episodes by time."""
+    """The discounted return restarts at every episode end; a limit of 4 truncates nearly all episodes."""
     scaler = RewardScaler(gamma=0.8, clip=1.2)
     collector = make_collector(reach(max_episode_steps=limit), agent_for(), 50, reward_scaler=scaler)
     raw_sum, returns, running = np.zeros(3), [], np.zeros(3)
@@ -251,7 +251,7 @@ def test_the_environment_gets_the_clipped_action_and_the_rollout_keeps_the_uncli
         agent.head.log_std.fill_(1.0)
     collector = make_collector(env, agent, 30, 1)
     rollout = next(iter(collector))
-    received = rollout["next", "observation"][..., :2]  # alphabetical: action, luck, time
+    received = rollout["next", "observation"][..., :2]  # alphabetical order: action, luck, time
     torch.testing.assert_close(received, rollout["action"].clamp(-0.5, 0.5))
     assert (rollout["action"].abs() > 0.5).float().mean() > 0.5
     log_prob, *_ = agent.evaluate(rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1))
@@ -260,19 +260,19 @@ def test_the_environment_gets_the_clipped_action_and_the_rollout_keeps_the_uncli
 
 
 def UnclippedReach():  # noqa: N802
-    """Reach without our adapter's clipping: what TorchRL's path must clip by itself."""
+    """Make Reach without our adapter's clipping, which TorchRL's collector must do itself."""
     env = reach()
     env._bounds = None
     return env
 
 
-def test_both_collectors_normalise_and_scale_alike():
+def test_both_collectors_normalize_and_scale_alike():
     collectors = []
     for kind in ("ours", "torchrl"):
         env = reach() if kind == "ours" else TransformedEnv(reach(), Compose(InitTracker()))
         agent = agent_for(norm_obs=True)
         with torch.no_grad():
-            agent.head.log_std.fill_(-100)  # as good as deterministic, and the statistics go on
+            agent.head.log_std.fill_(-100)  # practically deterministic, and the statistics are updated
         collectors.append((make_collector(env, agent, 16, 4, reward_scaler=RewardScaler(0.9)), agent))
     ends = 0
     for a, b in zip(*(collector for collector, _ in collectors), strict=True):
@@ -284,7 +284,7 @@ def test_both_collectors_normalise_and_scale_alike():
     for a, b in zip(
         collectors[0][1].normalizer.buffers(), collectors[1][1].normalizer.buffers(), strict=True
     ):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)  # the two act in NumPy and in PyTorch
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)  # one acts in NumPy, the other in PyTorch
 
 
 def test_unequal_bounds_are_refused_where_the_head_does_not_scale_itself():
@@ -313,10 +313,10 @@ def test_evaluation_changes_nothing(fit, make_trainer):
 
 
 def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
-    """With the statistics of the training as they are: nothing that the evaluation sees changes how it sees."""
+    """The statistics of training are used, and an evaluation does not update them."""
     agent = fit(REACH, TRAINED).agent
     with torch.no_grad():
-        torch.nn.init.normal_(agent.head.linear.weight)  # so that the actions depend on what is seen
+        torch.nn.init.normal_(agent.head.linear.weight)  # so that the actions depend on the observation
     env, returns, playing = reach(), np.zeros(3), np.ones(3, bool)
     observation = env.reset_arrays()
     while playing.any():
@@ -331,7 +331,7 @@ def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
 
 @pytest.mark.integration
 def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(fit, make_trainer, tmp_path):
-    """``predict`` and an evaluation, in a fresh process, on raw observations."""
+    """``predict`` and an evaluation of raw observations, in a new process."""
     module = fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
     path = next(tmp_path.glob("*.ckpt"))
     observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
@@ -341,7 +341,8 @@ import tests.environments
 from ppo_lightning import PPO, evaluate, make_env
 model = PPO.load_from_checkpoint({str(path)!r}, weights_only=True)
 observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-torch.save((model.predict(observation), evaluate(model.agent, make_env("Reach-v0", 3, seed=5))), {str(tmp_path / "out")!r})
+episodes = evaluate(model.agent, make_env("Reach-v0", 3, seed=5))
+torch.save((model.predict(observation), episodes), {str(tmp_path / "out")!r})
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": "."})
     action, episodes = torch.load(tmp_path / "out", weights_only=False)
@@ -367,7 +368,7 @@ def test_a_checkpoint_with_other_statistics_is_refused(fit, tmp_path, change):
         fit(REACH, TRAINED | change, ckpt_path=next(tmp_path.glob("*.ckpt")))
 
 
-def test_a_normaliser_of_another_shape_is_refused(fit, tmp_path):
+def test_a_normalizer_of_another_shape_is_refused(fit, tmp_path):
     fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
     path = next(tmp_path.glob("*.ckpt"))
     checkpoint = torch.load(path, weights_only=True)
@@ -382,7 +383,7 @@ def test_a_normaliser_of_another_shape_is_refused(fit, tmp_path):
 @pytest.mark.parametrize("transforms", [None, [InitTracker()]], ids=["ours", "torchrl"])
 @pytest.mark.parametrize("norm_obs", [True, False])
 @pytest.mark.parametrize("broken", ["observation", "reward"])
-def test_what_is_not_finite_ends_the_run_before_it_is_saved(fit, tmp_path, broken, norm_obs, transforms):
+def test_nonfinite_values_end_the_run_before_they_are_saved(fit, tmp_path, broken, norm_obs, transforms):
     data = REACH | {"env_kwargs": {"broken": broken, "break_at": 20}, "transforms": transforms}
     model = TRAINED | {"agent": lambda o, a: MLPAgent(o, a, norm_obs=norm_obs)}
     callback = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, save_on_exception=True)
@@ -396,7 +397,7 @@ def test_what_is_not_finite_ends_the_run_before_it_is_saved(fit, tmp_path, broke
             assert tensor.isfinite().all(), (path, name)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(fit):
+def test_a_nonfinite_loss_ends_the_run(fit):
     class Spoilt(PPO):
         def training_step(self, rollout, batch_idx):
             with torch.no_grad():
@@ -407,7 +408,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(fit):
         fit(REACH, TRAINED, ppo=Spoilt)
 
 
-def test_weights_that_are_not_finite_are_not_saved(fit, tmp_path):
+def test_nonfinite_weights_are_not_saved(fit, tmp_path):
     module = fit(REACH, TRAINED)
     with torch.no_grad():
         module.agent.critic.bias.fill_(torch.nan)
@@ -416,7 +417,7 @@ def test_weights_that_are_not_finite_are_not_saved(fit, tmp_path):
     assert not (tmp_path / "x.ckpt").exists()
 
 
-def test_the_statistics_go_on_in_a_resumed_run(fit, tmp_path):
+def test_a_resumed_run_restores_the_statistics(fit, tmp_path):
     fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
     path = next(tmp_path.glob("*.ckpt"))
     saved = torch.load(path, weights_only=True)["state_dict"]
@@ -427,7 +428,7 @@ def test_the_statistics_go_on_in_a_resumed_run(fit, tmp_path):
     assert module.state_dict().keys() == saved.keys()
 
 
-def test_a_run_does_not_go_on_in_another_environment(fit, tmp_path):
+def test_a_run_does_not_resume_in_another_environment(fit, tmp_path):
     fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
     path = next(tmp_path.glob("*.ckpt"))
     with pytest.raises(ConfigError, match=r"a run on Reach-v0 and data.env_id is Twin-v0"):
@@ -438,7 +439,7 @@ def test_a_run_does_not_go_on_in_another_environment(fit, tmp_path):
 
 
 def double_precision():
-    """A TorchRL environment with observations in float64."""
+    """TorchRL environment with observations in float64."""
     return GymEnv("InvertedPendulum-v5")
 
 

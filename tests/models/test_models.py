@@ -27,7 +27,7 @@ GAINS = {"actor_body": math.sqrt(2), "critic_body": math.sqrt(2), "head": 0.01, 
 
 
 def layers_of(agent):
-    """Yields name, weight [out, in] and bias of each linear layer and convolution."""
+    """Yield name, weight [out, in] and bias of each linear layer and convolution."""
     for name, layer in agent.named_modules():
         if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
             yield name, layer.weight.detach().flatten(1), layer.bias.detach()

@@ -14,7 +14,7 @@ from ppo_lightning.utils.scans import running_sum
 
 
 class FlatAgent(ActorCritic):
-    """Sees an image as a vector."""
+    """Agent that flattens an image into a vector."""
 
     def __init__(self, observation_spec, action_spec):
         flat = observation_spec.shape.numel()
@@ -32,7 +32,7 @@ def counter_time(observation):
 
 
 def catch_time(observation):
-    """EnvPool's Catch drops a ball by one row a step: its row is the time."""
+    """Return the row of the ball, which EnvPool's Catch lowers by one row per step."""
     return (observation.sum(-1) > 0).int().argmax(-1)
 
 
@@ -40,18 +40,18 @@ def through(kind, env):
     return env if kind == "ours" else TransformedEnv(env, Compose(InitTracker()))
 
 
-# What is stored, what follows, and which of the following ended an episode, for one environment in segments of 5.
+# Environment, how to read the time, kind of end, stored times of three rollouts, times of the ends.
 GOLDEN = [
-    # a time limit of 8: truncated, 8 is only ever a following observation
+    # Truncation at 8, which is only ever a next observation.
     ("Counter-v0", "gymnasium", {"max_episode_steps": 8}, counter_time, "truncated",
      [[0, 1, 2, 3, 4], [5, 6, 7, 0, 1], [2, 3, 4, 5, 6]], {8}),
-    # terminated at 10
+    # Termination at 10.
     ("Counter-v0", "gymnasium", {"terminate_at": 10}, counter_time, "terminated",
      [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 1, 2, 3, 4]], {10}),
-    # both at 8
+    # Both at 8.
     ("Counter-v0", "gymnasium", {"terminate_at": 8, "max_episode_steps": 8}, counter_time, "both",
      [[0, 1, 2, 3, 4], [5, 6, 7, 0, 1], [2, 3, 4, 5, 6]], {8}),
-    # nothing ends: only the rollout does
+    # Only the rollout ends.
     ("Counter-v0", "gymnasium", {}, counter_time, "rollout end",
      [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]], set()),
     ("Catch-v0", "envpool", {"max_episode_steps": 6}, catch_time, "truncated",
@@ -70,7 +70,7 @@ def test_the_three_kinds_of_episode_end(collector, env_id, backend, kwargs, time
     assert isinstance(rollouts, RolloutCollector) == (collector == "ours")
     assert isinstance(rollouts, BaseCollector)
     assert len(rollouts) == 3
-    seen, carried = [], 0
+    times, carried = [], 0
     for rollout in rollouts:
         assert rollout.batch_size == (1, 5)
         now, following = time(rollout["observation"])[0], time(rollout["next", "observation"])[0]
@@ -87,15 +87,15 @@ def test_the_three_kinds_of_episode_end(collector, env_id, backend, kwargs, time
         )
         if env_id == "Counter-v0":
             assert torch.equal(rollout["next", "episode_reward"][0, :, 0], following.float())
-        seen.append(now.tolist())
+        times.append(now.tolist())
         carried += 1
-    assert seen == stored
+    assert times == stored
     assert carried == 3
     rollouts.shutdown()
 
 
 def test_both_collectors_store_the_same_step_by_step():
-    """The same environments and the deterministic policy, every shared key, over several rollouts with many ends."""
+    """Every shared key, with a deterministic policy, over several rollouts with many episode ends."""
     torch.manual_seed(0)
     ours, theirs = make_env("Script-v0", 3, seed=7), through("torchrl", make_env("Script-v0", 3, seed=7))
     agent = build(ours)
@@ -124,7 +124,7 @@ def test_any_torchrl_environment_goes_through_torchrls_collector():
 
 
 def test_each_rollout_comes_from_the_agent_as_it_is_now():
-    """No stale weights: changing a bias between rollouts changes the very next one."""
+    """A bias that changes between two rollouts changes the next rollout: no weights are stale."""
     env = make_env("CartPole-v1", 2)
     agent = build(env, MLPAgent)
     for rollout in make_collector(env, agent, 4, 3):
@@ -145,7 +145,7 @@ def test_stored_log_probabilities_are_those_of_the_stored_actions():
 
 
 def test_noise_belongs_to_the_global_environment():
-    """Two ranks with two environments each store what one rank with four does."""
+    """Two ranks with two environments each store the same as one rank with four."""
     whole_env = make_env("CartPole-v1", 4, seed=3)
     agent = build(whole_env, MLPAgent)
     whole = make_collector(whole_env, agent, 16, 1, seed=3).rollout()

@@ -1,4 +1,4 @@
-"""What goes wrong around a run: files that cannot be written or are not what they seem, environments that raise or hang."""
+"""Faults: full disks, damaged files, environments that raise errors or hang, and non-finite updates."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
 
 @pytest.fixture
 def full_disk():
-    """No file may grow beyond 2000 bytes, which is an error of the system's as a full disk is."""
+    """Return a function that limits files to 2000 bytes; writing more fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
@@ -35,7 +35,7 @@ def full_disk():
 
 
 class FillDisk(ModelCheckpoint):
-    """Saves after every iteration; the disk is full after the second."""
+    """Callback that saves after every iteration; the disk is full from the third iteration on."""
 
     def __init__(self, folder, fill):
         super().__init__(folder, every_n_train_steps=1, filename="{step}")
@@ -47,7 +47,7 @@ class FillDisk(ModelCheckpoint):
         super().on_train_batch_end(trainer, pl_module, *args)
 
 
-def test_a_full_disk_is_said_and_the_checkpoint_before_stays(fit, tmp_path, full_disk, capsys):
+def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(fit, tmp_path, full_disk, capsys):
     module = fit(SMALL, callbacks=[FillDisk(tmp_path, full_disk)], enable_checkpointing=True)
     assert module.rollouts_done == 4, "training goes on"
     errors = capsys.readouterr().err
@@ -59,7 +59,7 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_stays(fit, tmp_path, full
     assert PPO.load_from_checkpoint(tmp_path / "step=64.ckpt").env_steps == 64
 
 
-def test_a_full_disk_ends_the_run_where_that_is_asked_for(fit, tmp_path, full_disk):
+def test_a_full_disk_ends_the_run_on_request(fit, tmp_path, full_disk):
     with pytest.raises(OSError, match="File too large"):
         fit(
             SMALL,
@@ -71,7 +71,7 @@ def test_a_full_disk_ends_the_run_where_that_is_asked_for(fit, tmp_path, full_di
     assert len([*tmp_path.glob("*.ckpt")]) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_said(fit, tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_reported(fit, tmp_path, capsys):
     (tmp_path / "file").write_text("no folder")
     callback = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=1)
     callback.dirpath = str(tmp_path / "file" / "checkpoints")
@@ -86,7 +86,7 @@ class Malicious:
 
 @pytest.fixture
 def bad_files(fit, tmp_path, monkeypatch):
-    """A truncated checkpoint, one that executes something when it is unpickled, and a text."""
+    """Write a truncated checkpoint, one that executes code when unpickled, and a text file."""
     monkeypatch.chdir(tmp_path)
     fit(
         SMALL,
@@ -100,7 +100,7 @@ def bad_files(fit, tmp_path, monkeypatch):
     return [Path(f"{name}.ckpt") for name in ("truncated", "malicious", "text")]
 
 
-def test_files_that_are_no_checkpoints_are_refused_and_execute_nothing(bad_files, make_trainer):
+def test_files_that_are_not_checkpoints_are_refused_and_execute_nothing(bad_files, make_trainer):
     for path in bad_files:
         for run in (make_trainer().fit, make_trainer(limit_val_batches=1).validate, make_trainer().predict):
             for options in ({}, {"weights_only": False}):
@@ -114,7 +114,7 @@ def test_files_that_are_no_checkpoints_are_refused_and_execute_nothing(bad_files
 
 
 def run_with(trouble, folder, **options):
-    """Trains, in a process of its own, with trouble at step 40 of environment 1."""
+    """Train in a new process, with trouble at step 40 of environment 1."""
     data = {
         "env_id": "tests.environments:Trouble-v0",
         "env_kwargs": {"kind": trouble, "at": 40, "env": 1},
@@ -153,8 +153,8 @@ def test_an_environment_that_raises_or_gives_nan_ends_the_run_with_its_traceback
     assert message in errors
 
 
-def test_after_an_error_nobody_waits_for_the_step_any_more():
-    """Or the process (a notebook, say) would end some minutes later."""
+def test_an_error_cancels_the_step_timeout():
+    """Otherwise the process, for example a notebook, would end at the timeout."""
     env = make_env(
         "tests.environments:Trouble-v0", 1, env_kwargs={"kind": "raises", "at": 3, "env": Trouble.made}
     )
@@ -200,7 +200,7 @@ def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble):
 
 
 class Spoilt(PPO):
-    """The gradient of the second iteration is NaN, from its second minibatch on."""
+    """PPO whose gradient is NaN from the second minibatch of the second iteration on."""
 
     def update(self, minibatch):
         if self.rollouts_done == 1 and self.spoils:
@@ -230,7 +230,7 @@ def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
 
 
 def troubled(kind, num_envs=3, at=20, **options):
-    """Environments of which the second fails at its step ``at``; the other episodes have 24 steps."""
+    """Make environments of which the second fails at step ``at``; other episodes have 24 steps."""
     env = make_env(
         "tests.environments:Trouble-v0",
         num_envs,
@@ -248,7 +248,7 @@ def troubled(kind, num_envs=3, at=20, **options):
         ("nan", "non-finite"),
     ],
 )
-def test_an_environment_that_fails_is_made_anew_and_its_episode_left_out(kind, said):
+def test_an_environment_that_fails_is_restarted_and_its_episode_left_out(kind, said):
     env, agent = troubled(kind, norm_obs=True)
     env.max_restarts = 1
     collector = make_collector(env, agent, 8, reward_scaler=RewardScaler(0.99))
@@ -268,11 +268,11 @@ def test_an_environment_that_fails_is_made_anew_and_its_episode_left_out(kind, s
     collector.shutdown()
 
 
-def test_the_quota_of_restarts_ends():
+def test_the_run_ends_after_max_restarts():
     env, agent = troubled("raises")
     env.max_restarts = 1
-    for each in env.envs:
-        each.unwrapped.mine = True
+    for single in env.envs:
+        single.unwrapped.mine = True
     collector = make_collector(env, agent, 24)
     with (
         pytest.warns(UserWarning, match="Environment 0 .*restart 1 of 1"),
@@ -285,13 +285,13 @@ def test_the_quota_of_restarts_ends():
 @pytest.mark.parametrize(
     "options", [{}, {"norm_adv": False}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
 )
-def test_the_update_sees_every_step_but_those_left_out(fit, options):
-    seen = []
+def test_the_update_uses_every_valid_step(fit, options):
+    minibatches = []
 
     class Watch(PPO):
         def update(self, minibatch):
             if self.rollouts_done == 2:
-                seen.append({key: value.clone() for key, value in minibatch.items()})
+                minibatches.append({key: value.clone() for key, value in minibatch.items()})
             return super().update(minibatch)
 
         def training_step(self, rollout, batch_idx):
@@ -308,15 +308,16 @@ def test_the_update_sees_every_step_but_those_left_out(fit, options):
     model = {"update_epochs": 2, "num_minibatches": 2} | options
     with pytest.warns(UserWarning, match="restart 1 of 2"):
         module = fit(data | {"max_restarts": 2}, model, ppo=Watch)
-    assert sum(int((minibatch["weight"] > 0).sum()) for minibatch in seen) == 2 * (24 - 4)
-    assert all(minibatch["weight"].mean() == pytest.approx(1) for minibatch in seen)
+    assert sum(int((minibatch["weight"] > 0).sum()) for minibatch in minibatches) == 2 * (24 - 4)
+    assert all(minibatch["weight"].mean() == pytest.approx(1) for minibatch in minibatches)
     kept = module.rollout["observation"][module.rollout["valid"]].flatten().sort().values
-    valid = [{key: value[each["weight"] > 0] for key, value in each.items()} for each in seen]
+    valid = [{key: value[batch["weight"] > 0] for key, value in batch.items()} for batch in minibatches]
     for epoch in (valid[:2], valid[2:]):
-        assert torch.equal(torch.cat([each["observation"] for each in epoch]).flatten().sort().values, kept)
+        assert torch.equal(torch.cat([batch["observation"] for batch in epoch]).flatten().sort().values, kept)
     if options.get("norm_adv", True):
         assert all(
-            abs(each["advantage"].mean()) < 1e-5 and abs(each["advantage"].std() - 1) < 1e-3 for each in valid
+            abs(batch["advantage"].mean()) < 1e-5 and abs(batch["advantage"].std() - 1) < 1e-3
+            for batch in valid
         )
 
 
@@ -340,8 +341,8 @@ def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit):
 
 
 @pytest.mark.integration
-def test_a_restart_on_one_rank_is_borne_by_all(tmp_path):
-    """The other rank leaves out nothing, and waits for nothing."""
+def test_all_ranks_continue_after_a_restart_on_one_rank(tmp_path):
+    """The other rank leaves out no step and does not wait."""
     data = {
         "env_id": "tests.environments:Trouble-v0",
         "env_kwargs": {"kind": "raises", "at": 20},

@@ -1,4 +1,4 @@
-"""Long runs keep what they hold."""
+"""Long runs do not leak memory or files."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ MEGABYTE = 2**20
 
 
 class Watch(L.Callback):
-    """Notes resident memory and open files every hundred iterations."""
+    """Recorder of resident memory and open files every hundred iterations."""
 
     def __init__(self):
         self.memory, self.files = [], []

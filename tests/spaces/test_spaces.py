@@ -1,4 +1,4 @@
-"""Every space of actions and observations, and masks of invalid actions, from a user's Gymnasium environment."""
+"""All spaces of actions and observations, and masks of invalid actions, of Gymnasium environments."""
 
 import functools
 import logging
@@ -37,7 +37,7 @@ VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 class MissionSpace(spaces.Space):
-    """Text of a kind of its own, as in the package ``minigrid``."""
+    """Text space of a custom class, as in the package ``minigrid``."""
 
     def sample(self, *args, **kwargs):
         return "go to the red ball"
@@ -74,14 +74,15 @@ ACTIONS = {
     ),
     "tuple": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Dict(push=spaces.Box(-1, 1, (1,))))),
 }
-DISCRETE = ("discrete", "multidiscrete", "binary", "dict", "tuple")  # which have something to mask
+DISCRETE = ("discrete", "multidiscrete", "binary", "dict", "tuple")  # with actions that a mask can forbid
 
 
 class Any(gym.Env):
-    """Observations at random from a space; demands that actions are of the action space and allowed by the mask.
+    """Environment with random observations that requires actions of the space and of the mask.
 
-    With ``masked`` it has a mask, at random, with at least one allowed action a component: as ``action_masks()``, or where
-    ``entry`` says: in its ``observation`` or in its ``info``; ``forbid`` allows nothing from that step on.
+    With ``masked``, a random mask allows at least one action of each component.
+    The mask is ``action_masks()``, or an entry of the ``observation`` or the ``info``, as ``entry`` says.
+    From step ``forbid`` on it allows no action.
     """
 
     def __init__(self, see="vector", do="discrete", masked=False, entry=None, forbid=None):
@@ -169,7 +170,7 @@ def build(env, memory=None, **options):
 
 
 class First(L.Callback):
-    """Keeps the KL divergence of every first minibatch."""
+    """Recorder of the KL divergence of every first minibatch."""
 
     def on_train_start(self, trainer, pl_module):
         self.kl, update, seen = [], pl_module.update, set()
@@ -200,7 +201,7 @@ def fit(agent=MLPAgent, module=PPO, callbacks=(), compile=False, **data):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("do", ACTIONS)
 def test_the_first_ratio_is_1_for_every_head_mask_and_memory(do, masked, memory):
-    """And the environment demands that every action is one of its space and allowed."""
+    """The environment requires that every action is in its space and allowed."""
     if masked and do not in DISCRETE:
         pytest.skip("nothing to mask")
     agent = functools.partial(MLPAgent, shared=True, memory=memory, memory_size=8)
@@ -225,7 +226,7 @@ def test_every_observation_trains(see, norm_obs):
 
 
 @pytest.mark.parametrize(
-    "space", [*(its for name, its in OBSERVATIONS.items() if name != "text"), *ACTIONS.values()]
+    "space", [*(space for name, space in OBSERVATIONS.items() if name != "text"), *ACTIONS.values()]
 )
 def test_rows_hold_the_values_and_specs_survive_a_checkpoint(space):
     space.seed(1)
@@ -246,12 +247,12 @@ def test_pictures_and_choices_alone_are_kept_as_bytes():
 
 def test_minigrids_cells_are_choices():
     env, random = make_env("MiniGrid-ObstructedMaze-1Dlhb-v0", 4, "envpool"), np.random.default_rng(0)
-    of = {name: its for name, _, its in columns(env.agent_specs[0])}
+    places = {name: place for name, _, place in columns(env.agent_specs[0])}
     encode, limits = make_encoder(env.agent_specs[0]["image"]), np.tile([11, 6, 3], 49)
     first = np.concatenate([[0], limits.cumsum()[:-1]])
     observation, met = env.reset_arrays(), set()
     for _ in range(100):
-        cells = observation[:, of["image"]]
+        cells = observation[:, places["image"]]
         assert (cells < limits).all()
         rows = encode(torch.from_numpy(cells.astype(np.int64)))
         assert rows.shape == (4, limits.sum())
@@ -278,12 +279,12 @@ def test_minigrids_pictures_that_are_no_cells_stay_as_they_are(shape):
     assert cells_as_choices(EVERYTHING) is EVERYTHING
 
 
-def test_only_measurements_are_normalised():
+def test_only_measurements_are_normalized():
     env = make_env("Any-v0", 4, env_kwargs={"see": "everything"})
     agent = build(env, norm_obs=True)
     rollout = make_collector(env, agent, 32, 1).rollout()
     rows = rollout["observation"].flatten(0, 1)
-    parts = {name: rows[:, its] for name, _, its in columns(env.agent_specs[0])}
+    parts = {name: rows[:, place] for name, _, place in columns(env.agent_specs[0])}
     assert parts["picture"].max() > 200
     assert parts["place"].unique().tolist() == [0, 1, 2, 3, 4]
     assert set(parts["inside.flags"].unique().tolist()) == {0, 1}
@@ -293,14 +294,14 @@ def test_only_measurements_are_normalised():
 
 @pytest.mark.detail("37")
 def test_components_are_independent():
-    """The head's log-probability and entropy are the sums of PyTorch's own distributions."""
+    """Log-probability and entropy are the sums over PyTorch's distributions."""
     env = make_env("Any-v0", 1, env_kwargs={"do": "multidiscrete"})
     agent = build(env)
     observation = torch.randn(64, 3)
     action, log_prob, *_ = agent.act(observation, agent.noise((64,)))
     again, entropy, *_ = agent.evaluate(observation, action)
     logits = agent.head.linear(agent.actor_body(observation)).split([3, 2, 4], dim=-1)
-    parts = [torch.distributions.Categorical(logits=its) for its in logits]
+    parts = [torch.distributions.Categorical(logits=component) for component in logits]
     expected = sum(part.log_prob(action[:, k]) for k, part in enumerate(parts))
     torch.testing.assert_close(log_prob, expected)
     torch.testing.assert_close(again, expected)
@@ -320,8 +321,8 @@ def test_entries_of_an_action_are_independent():
     steer, gear, lights = agent.head.parts
     parts = [(steer, action[:, :2]), (gear, action[:, 2].long()), (lights, action[:, 3:].long())]
     sums = [
-        torch.stack(each).sum(0)
-        for each in zip(*(head.evaluate(features, its)[:2] for head, its in parts), strict=True)
+        torch.stack(results).sum(0)
+        for results in zip(*(head.evaluate(features, entry)[:2] for head, entry in parts), strict=True)
     ]
     torch.testing.assert_close(log_prob, sums[0])
     torch.testing.assert_close(agent.evaluate(observation, action)[1], sums[1])
@@ -358,12 +359,12 @@ def test_a_mask_that_allows_nothing_is_an_error_that_names_the_environment():
         fit(env_id="Any-v0", env_kwargs={"masked": True, "forbid": 3})
     fit(
         env_id="Any-v0", env_kwargs={"masked": True, "forbid": 7}
-    )  # where the episode ends, nothing needs to be allowed
+    )  # at episode ends, a mask may forbid everything
 
 
 @pytest.mark.parametrize("see", ["everything", "vector"])
 def test_the_doctor_says_nothing_of_choices_pictures_and_composite_actions(see):
-    """Pictures are bytes, and choices numbers of their own."""
+    """Neither pictures nor choices count as unscaled observations."""
     doctor = Doctor()
     fit(callbacks=[doctor], env_id="Any-v0", env_kwargs={"see": see, "do": "dict"}, total_timesteps=960)
     assert not {"unscaled observations", "saturated actions", "entropy collapse"} & doctor.findings.keys()
@@ -456,7 +457,7 @@ def test_evaluation_and_onnx(do, memory, tmp_path):
 
 
 class Corridor(gym.Env):
-    """A user's: a dictionary in, a dictionary out; be where the lamp says, with the right gear."""
+    """A user's environment with dictionaries: the lamp tells the right gear, the place the right push."""
 
     observation_space = spaces.Dict(lamp=spaces.Discrete(3), place=spaces.Box(-1, 1, (1,), np.float32))
     action_space = spaces.Dict(gear=spaces.Discrete(3), push=spaces.Box(-1, 1, (1,), np.float32))
@@ -487,8 +488,8 @@ gym.register("Corridor-v0", Corridor)
 
 
 @pytest.mark.integration
-def test_three_lines_of_yaml_train_it(tmp_path, monkeypatch, capsys):
-    """It learns: a policy at random gets 8 * (1/3 - about 0.9)."""
+def test_three_lines_of_yaml_train_a_new_environment(tmp_path, monkeypatch, capsys):
+    """The agent learns: a random policy gets about 8 * (1/3 - 0.9)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corridor.yaml").write_text("data:\n  env_id: Corridor-v0\n  total_timesteps: 40960\n")
     quiet = (

@@ -38,7 +38,7 @@ def test_play_writes_every_frame_of_the_episodes_of_an_evaluation(trained, tmp_p
     returns = [float(number) for number in printed.split("returns: ")[1].split("\n")[0].split(",")]
     assert returns == expected
     frames = imageio.mimread(tmp_path / name, memtest=False)
-    if name.endswith("mp4"):  # a GIF shows equal frames as one
+    if name.endswith("mp4"):  # a GIF merges equal frames
         assert len(frames) == sum(returns) + 2, (
             "CartPole's reward is 1 a step, and an episode begins with a frame of its own"
         )
@@ -56,7 +56,9 @@ def test_play_writes_every_frame_of_the_episodes_of_an_evaluation(trained, tmp_p
         (["--env_id", "Reach-v0"], "render_mode"),
     ],
 )
-def test_what_cannot_be_played_is_one_sentence(trained, options, sentence, capsys, tmp_path, monkeypatch):
+def test_what_cannot_be_played_ends_in_one_sentence(
+    trained, options, sentence, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
         cli.main(["play", "--ckpt_path", str(trained[1]), *options])
@@ -76,7 +78,7 @@ def test_a_machine_that_cannot_render_says_what_is_missing(trained, tmp_path, mo
 
 
 @pytest.mark.parametrize(("backend", "game"), [("ale", "ALE/Breakout-v5"), ("procgen", "starpilot")])
-def test_games_are_played_whole_with_the_agents_thoughts_beside_them(fit, tmp_path, capsys, backend, game):
+def test_play_records_whole_games_with_the_panel_beside_them(fit, tmp_path, capsys, backend, game):
     if backend == "procgen":
         pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
     kwargs = {"max_episode_frames": 2400} if backend == "ale" else {"num_threads": 0}
@@ -121,7 +123,7 @@ def test_games_are_played_whole_with_the_agents_thoughts_beside_them(fit, tmp_pa
 
 
 def bar_lengths(frame, count, lines):
-    """The drawn lengths of the bars, of the longest possible one."""
+    """Return the drawn lengths of the bars, relative to the longest possible one."""
     rows = [overlay.MARGIN + (lines + 1 + i) * overlay.ROW + 6 for i in range(count)]
     bars = frame[rows, frame.shape[1] - overlay.WIDTH + 90 : frame.shape[1] - 50]
     return (bars != np.array(overlay.GRAY)).any(-1).mean(1)
@@ -139,7 +141,7 @@ def test_the_bars_are_as_long_as_the_policy_says():
     assert many.shape[0] >= 40 * overlay.ROW and not (many == np.array(overlay.CHOSEN)).all(-1).any()
 
 
-def test_an_agent_explains_itself(fit):
+def test_explain_returns_value_and_policy(fit):
     module = fit(CARTPOLE)
     observation = torch.randn(5, 4)
     value, numbers, lengths = module.agent.explain(observation)

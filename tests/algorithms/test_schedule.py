@@ -1,0 +1,173 @@
+"""Learning-rate schedules, against closed forms."""
+
+import pytest
+import torch
+
+from ppo_lightning import PPO
+from ppo_lightning.algorithms.schedule import IterationLR, KLAdaptiveLR, LinearAnnealing, remaining
+from tests.checkpoints.test_resume import SaveAfter
+
+DESIRED_KL = 0.02
+TOO_LOW, NEAR, TOO_HIGH = (
+    0.009,
+    0.03,
+    0.041,
+)  # below half of the desired value, near it, above twice the value
+DATA = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 6}
+
+
+def make_optimizer(*learning_rates):
+    """Return an optimizer with one parameter group for each learning rate."""
+    return torch.optim.Adam(
+        [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr} for lr in learning_rates]
+    )
+
+
+def learning_rates(optimizer):
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def step(schedule):
+    """Step the optimizer and the schedule; PyTorch warns if the schedule is stepped alone."""
+    schedule.optimizer.step()
+    schedule.step()
+
+
+def adapt(schedule, *divergences):
+    """Run one iteration for each KL divergence and return the learning rate after each of them."""
+    rates = []
+    for divergence in divergences:
+        schedule.adapt(divergence)
+        step(schedule)
+        rates += learning_rates(schedule.optimizer)
+    return rates
+
+
+@pytest.mark.parametrize(("rollouts_done", "share"), [(0, 1.0), (1, 0.75), (3, 0.25), (4, 0.0), (5, 0.0)])
+def test_the_remaining_share_of_a_run_falls_linearly_to_zero(rollouts_done, share):
+    assert remaining(rollouts_done, 4) == share
+
+
+def test_iteration_lr_is_constant_and_counts_iterations():
+    optimizer = make_optimizer(0.1, 0.3)
+    schedule = IterationLR(optimizer)
+    for iteration in range(1, 4):
+        step(schedule)
+        assert learning_rates(optimizer) == schedule.get_last_lr() == [0.1, 0.3]
+        assert schedule.state_dict() == {"last_epoch": iteration}
+
+
+def test_linear_annealing_multiplies_every_group_with_the_remaining_share():
+    optimizer = make_optimizer(0.1, 0.3)
+    schedule = LinearAnnealing(optimizer, num_rollouts=4)
+    for share in (1, 3 / 4, 1 / 2, 1 / 4, 0, 0):
+        assert learning_rates(optimizer) == pytest.approx([0.1 * share, 0.3 * share])
+        assert schedule.get_last_lr() == learning_rates(optimizer)
+        step(schedule)
+
+
+def test_kl_adaptation_multiplies_by_a_half_more_below_half_of_the_desired_kl():
+    schedule = KLAdaptiveLR(make_optimizer(1e-3), DESIRED_KL)
+    assert adapt(schedule, TOO_LOW, TOO_LOW) == pytest.approx([1.5e-3, 2.25e-3])
+
+
+def test_kl_adaptation_divides_by_the_same_factor_above_twice_the_desired_kl():
+    schedule = KLAdaptiveLR(make_optimizer(1e-3), DESIRED_KL)
+    assert adapt(schedule, TOO_HIGH, TOO_HIGH, TOO_LOW) == pytest.approx(
+        [1e-3 / 1.5, 1e-3 / 2.25, 1e-3 / 1.5]
+    )
+
+
+@pytest.mark.parametrize("divergence", [DESIRED_KL / 2, DESIRED_KL, NEAR, 2 * DESIRED_KL])
+def test_kl_adaptation_keeps_the_learning_rate_between_half_and_twice_the_desired_kl(divergence):
+    schedule = KLAdaptiveLR(make_optimizer(1e-3), DESIRED_KL)
+    assert adapt(schedule, divergence) == [1e-3]
+
+
+def test_kl_adaptation_stays_between_1e_5_and_1e_2_and_leaves_the_bounds_again():
+    schedule = KLAdaptiveLR(make_optimizer(1e-3), DESIRED_KL)
+    rising = adapt(schedule, *[TOO_LOW] * 8)
+    assert rising == pytest.approx([min(1e-3 * 1.5**n, 1e-2) for n in range(1, 9)])
+    falling = adapt(schedule, *[TOO_HIGH] * 20)
+    assert falling == pytest.approx([max(1e-2 / 1.5**n, 1e-5) for n in range(1, 21)])
+    assert adapt(schedule, TOO_LOW) == pytest.approx([1.5e-5])
+
+
+def test_kl_adaptation_gives_all_groups_the_same_factor():
+    optimizer = make_optimizer(1e-3, 4e-3)
+    schedule = KLAdaptiveLR(optimizer, DESIRED_KL)
+    assert adapt(schedule, TOO_LOW) == pytest.approx([1.5e-3, 6e-3])
+
+
+def restore(make_schedule, old_lr, new_lr, state):
+    """Restore a schedule as Lightning does: first the optimizer of the old run, then the schedule's state."""
+    optimizer = make_optimizer(new_lr)
+    schedule = make_schedule(optimizer)
+    old = make_optimizer(old_lr)
+    make_schedule(old)  # which sets `initial_lr`
+    optimizer.load_state_dict(old.state_dict())
+    assert learning_rates(optimizer) == [old_lr]
+    schedule.load_state_dict(state)
+    return schedule
+
+
+@pytest.mark.parametrize(
+    ("make_schedule", "factor", "next_factor"),
+    [
+        (IterationLR, 1, 1),
+        (lambda optimizer: LinearAnnealing(optimizer, num_rollouts=4), 1 / 4, 0),
+        (lambda optimizer: KLAdaptiveLR(optimizer, DESIRED_KL), 2.25, 2.25),
+    ],
+    ids=["constant", "annealed", "adaptive"],
+)
+def test_a_restored_schedule_keeps_the_base_learning_rate_of_its_own_run(make_schedule, factor, next_factor):
+    state = {"last_epoch": 3, "kl_factor": 2.25}
+    schedule = restore(make_schedule, old_lr=7e-3, new_lr=1e-3, state=state)
+    group = schedule.optimizer.param_groups[0]
+    assert schedule.last_epoch == 3
+    assert group["initial_lr"] == 1e-3
+    assert group["lr"] == pytest.approx(1e-3 * factor)
+    assert schedule.get_last_lr() == [group["lr"]]
+    step(schedule)
+    assert group["lr"] == pytest.approx(1e-3 * next_factor)
+
+
+def test_kl_adaptation_starts_at_factor_1_from_the_checkpoint_of_another_schedule():
+    state = LinearAnnealing(make_optimizer(1e-3), num_rollouts=4).state_dict()
+    schedule = restore(lambda optimizer: KLAdaptiveLR(optimizer, DESIRED_KL), 7e-3, 1e-3, state)
+    assert schedule.kl_factor == 1
+    assert learning_rates(schedule.optimizer) == [1e-3]
+
+
+def test_a_resumed_run_restores_the_factor_of_the_kl_adaptation(fit, tmp_path):
+    """The desired KL divergence is so high that each iteration multiplies the learning rate by 1.5."""
+    path = tmp_path / "middle.ckpt"
+    model = {"learning_rate": 1e-4, "anneal_lr": False, "desired_kl": 100.0}
+    whole = fit(DATA, model, callbacks=[SaveAfter(path, 3)])
+    (saved,) = torch.load(path)["lr_schedulers"]
+    assert saved == {"last_epoch": 3, "kl_factor": pytest.approx(1.5**3)}
+    resumed = fit(DATA, model, ckpt_path=path)
+    assert resumed.lr_schedulers().kl_factor == pytest.approx(1.5**6)
+    assert resumed.lr_schedulers().kl_factor == whole.lr_schedulers().kl_factor
+    for one, other in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+class LearningRates(PPO):
+    """PPO that records the learning rate of each iteration."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.rates = []
+
+    def training_step(self, rollout, batch_idx):
+        self.rates += learning_rates(self.trainer.optimizers[0])
+        super().training_step(rollout, batch_idx)
+
+
+def test_a_resumed_run_applies_the_restored_factor_to_its_own_learning_rate(fit, tmp_path):
+    path = tmp_path / "middle.ckpt"
+    model = {"learning_rate": 1e-4, "anneal_lr": False, "desired_kl": 100.0}
+    fit(DATA, model, callbacks=[SaveAfter(path, 3)])
+    resumed = fit(DATA, model | {"learning_rate": 2e-4}, ppo=LearningRates, ckpt_path=path)
+    assert resumed.rates == pytest.approx([2e-4 * 1.5**n for n in (3, 4, 5)])

@@ -1,0 +1,246 @@
+"""Subclasses of PPO: each method that a variant may override is used in training."""
+
+import copy
+import itertools
+from typing import ClassVar
+
+import pytest
+import torch
+
+from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
+from ppo_lightning.algorithms import losses
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.rollouts.datamodule import CollectorInputs
+from tests.checkpoints.test_resume import SaveAfter
+
+ROLLOUTS = 3
+DATA = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * ROLLOUTS}
+MODEL = {"num_minibatches": 2, "update_epochs": 2, "learning_rate": 1e-3}
+ONE_STEP = {"num_minibatches": 1, "update_epochs": 1}
+
+
+def weights(network):
+    return torch.nn.utils.parameters_to_vector(network.parameters()).detach().clone()
+
+
+class Recording(PPO):
+    """Recorder of the initial weights and the learning rate of each iteration."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.initial = weights(self.agent)
+        self.rates = []
+
+    def training_step(self, rollout, batch_idx):
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        super().training_step(rollout, batch_idx)
+
+    @property
+    def moved(self):
+        """The largest change of a weight in this run."""
+        return (weights(self.agent) - self.initial).abs().max().item()
+
+
+class OwnSchedule(Recording):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.trainable_parameters(), lr=0.1, momentum=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)]
+
+
+class NoSchedule(Recording):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.trainable_parameters(), lr=0.1)
+
+
+def test_a_subclass_uses_its_own_optimizer_and_schedule(fit):
+    module = fit(DATA, MODEL, ppo=OwnSchedule)
+    assert type(module.trainer.optimizers[0]) is torch.optim.SGD
+    assert module.rates == pytest.approx([0.1, 0.05, 0.025]), "one step of the schedule an iteration"
+    assert module.trainer.global_step == ROLLOUTS * 2 * 2
+    assert module.moved > 1e-3
+
+
+def test_a_resumed_run_leaves_an_own_schedule_to_lightning(fit, tmp_path):
+    path = tmp_path / "first.ckpt"
+    whole = fit(DATA, MODEL, ppo=OwnSchedule, callbacks=[SaveAfter(path, 1)])
+    resumed = fit(DATA, MODEL, ppo=OwnSchedule, ckpt_path=path)
+    assert resumed.rates == whole.rates[1:]
+    assert (
+        resumed.trainer.optimizers[0].param_groups[0].keys()
+        == whole.trainer.optimizers[0].param_groups[0].keys()
+    )
+    assert torch.equal(weights(resumed.agent), weights(whole.agent))
+
+
+def test_without_a_schedule_the_learning_rate_is_constant(fit):
+    """``anneal_lr`` is on: it is a setting of PPO's own ``configure_optimizers``."""
+    module = fit(DATA, MODEL | {"anneal_lr": True}, ppo=NoSchedule)
+    assert module.lr_schedulers() is None
+    assert module.rates == [0.1] * ROLLOUTS
+    assert module.moved > 1e-3
+
+
+@pytest.mark.xfail(strict=True, raises=ConfigError, reason="require_resumable takes no schedule for no state")
+def test_a_run_without_a_schedule_is_resumed(fit, tmp_path):
+    path = tmp_path / "first.ckpt"
+    whole = fit(DATA, MODEL, ppo=NoSchedule, callbacks=[SaveAfter(path, 1)])
+    resumed = fit(DATA, MODEL, ppo=NoSchedule, ckpt_path=path)
+    assert torch.equal(weights(resumed.agent), weights(whole.agent))
+
+
+class ConstantAdvantages(Recording):
+    """PPO with advantages of 2, and the stored values as value targets."""
+
+    def advantages(self, rollout):
+        rollout["advantage"] = torch.full_like(rollout["state_value"], 2.0)
+        rollout["value_target"] = rollout["state_value"].clone()
+        return rollout
+
+
+def test_overridden_advantages_reach_the_loss(fit):
+    """In the first update the ratio is 1 and the values are the stored ones."""
+    module = fit(DATA, MODEL | ONE_STEP | {"norm_adv": False}, ppo=ConstantAdvantages)
+    metrics = module.trainer.callback_metrics
+    assert metrics["losses/policy_loss"].item() == pytest.approx(-2, abs=1e-5)
+    assert metrics["losses/value_loss"].item() == pytest.approx(0, abs=1e-9)
+
+
+class FirstMinibatch(Recording):
+    """PPO that uses half of each rollout."""
+
+    def minibatches(self, rollout):
+        yield next(super().minibatches(rollout))
+
+
+def test_overridden_minibatches_are_those_of_the_updates(fit):
+    module = fit(DATA, MODEL, ppo=FirstMinibatch)
+    assert module.trainer.global_step == ROLLOUTS * 2
+    assert module.moved > 1e-4
+
+
+class Decay(Recording):
+    """PPO whose loss is half the squared norm of the weights."""
+
+    def loss(self, minibatch):
+        loss = 0.5 * sum(parameter.square().sum() for parameter in self.agent.parameters())
+        _, parts = super().loss(minibatch)
+        return loss, parts | {"decay": loss.detach()}
+
+
+def test_an_overridden_loss_is_minimized_and_its_parts_are_logged(fit):
+    module = fit(DATA, MODEL | {"max_grad_norm": 1e9}, ppo=Decay)
+    initial, final = 0.5 * module.initial.square().sum(), 0.5 * weights(module.agent).square().sum()
+    assert final < 0.99 * initial
+    assert final < module.trainer.callback_metrics["losses/decay"] < initial
+
+
+class Numbered:
+    """Mixin that numbers the steps of a rollout and checks number and observation in the loss."""
+
+    minibatch_keys: ClassVar = (*PPO.minibatch_keys, "number")
+
+    def advantages(self, rollout):
+        rollout = super().advantages(rollout)
+        rollout["number"] = torch.arange(rollout.numel()).view(*rollout.batch_size, 1)
+        self.observations = rollout["observation"].flatten(0, 1).clone()
+        self.numbers = []
+        return rollout
+
+    def loss(self, minibatch):
+        number = minibatch["number"].flatten()
+        self.numbers += number.tolist()
+        assert torch.equal(minibatch["observation"].flatten(0, -2), self.observations[number])
+        return super().loss(minibatch)
+
+
+class NumberedPPO(Numbered, PPO):
+    pass
+
+
+class NumberedRecurrentPPO(Numbered, RecurrentPPO):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("ppo", "agent"),
+    [
+        (NumberedPPO, MLPAgent),
+        (NumberedRecurrentPPO, lambda o, a: MLPAgent(o, a, shared=True, memory="lstm", memory_size=8)),
+    ],
+    ids=["steps", "sequences"],
+)
+def test_an_additional_rollout_key_goes_through_the_minibatches(fit, ppo, agent):
+    module = fit(DATA, MODEL | {"agent": agent}, ppo=ppo)
+    assert sorted(module.numbers) == sorted(2 * list(range(4 * 16))), "each step once in each of two epochs"
+
+
+class Auxiliary(Recording):
+    """PPO with a second value network, which only the loss uses."""
+
+    def __init__(self, **hyperparameters):
+        super().__init__(**hyperparameters)
+        self.second_critic = torch.nn.Linear(4, 1)
+        torch.nn.init.zeros_(self.second_critic.weight)
+
+    def trainable_parameters(self):
+        return itertools.chain(super().trainable_parameters(), self.second_critic.parameters())
+
+    def loss(self, minibatch):
+        loss, parts = super().loss(minibatch)
+        value = self.second_critic(minibatch["observation"])
+        second_loss = losses.value_loss(value, value, minibatch["value_target"], None)
+        return loss + second_loss, parts | {"second_value_loss": second_loss.detach()}
+
+
+class NotOptimized(Auxiliary):
+    """Auxiliary whose optimizer does not know the second network."""
+
+    def trainable_parameters(self):
+        return self.agent.parameters()
+
+
+def test_an_additional_network_is_trained_if_it_is_among_the_trainable_parameters(fit):
+    trained, constant = (fit(DATA, MODEL, ppo=ppo) for ppo in (Auxiliary, NotOptimized))
+    assert trained.second_critic.weight.abs().min() > 1e-4
+    assert not constant.second_critic.weight.any()
+    assert trained.moved > 1e-3
+    assert trained.trainer.callback_metrics["losses/second_value_loss"] > 0
+
+
+def test_an_additional_network_is_saved_and_resumed(fit, tmp_path):
+    path = tmp_path / "first.ckpt"
+    whole = fit(DATA, MODEL, ppo=Auxiliary, callbacks=[SaveAfter(path, 1)])
+    resumed = fit(DATA, MODEL, ppo=Auxiliary, ckpt_path=path)
+    for network in ("agent", "second_critic"):
+        assert torch.equal(weights(getattr(resumed, network)), weights(getattr(whole, network))), network
+    saved = torch.load(path, weights_only=False)["state_dict"]["second_critic.weight"]
+    assert torch.equal(Auxiliary.load_from_checkpoint(path).second_critic.weight, saved)
+
+
+class OwnCollection(Recording):
+    """PPO that collects with the initial agent, and clips scaled rewards at 0.5."""
+
+    def collector_inputs(self):
+        if not hasattr(self, "behavior"):
+            self.behavior = copy.deepcopy(self.agent)
+            self.scaler = RewardScaler(self.hparams.gamma, 0.5)
+            self.rewards, self.log_probs = [], []
+        return CollectorInputs(self.behavior, self.scaler)
+
+    def advantages(self, rollout):
+        evaluation = self.behavior.evaluate(
+            rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1)
+        )
+        self.log_probs.append((evaluation.log_prob, rollout["action_log_prob"].flatten()))
+        self.rewards.append(rollout["next", "reward"].clone())
+        return super().advantages(rollout)
+
+
+def test_overridden_collector_inputs_collect_the_rollouts(fit):
+    module = fit(DATA, MODEL, ppo=OwnCollection)
+    assert torch.cat(module.rewards).max() == 0.5, "CartPole's rewards are 1"
+    assert module.scaler.std > 0
+    assert module.moved > 1e-3
+    assert torch.equal(weights(module.behavior), module.initial)
+    for again, stored in module.log_probs:
+        torch.testing.assert_close(stored, again.detach(), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,163 @@
+"""Private attributes of Lightning: each one exists and does what its function says.
+
+After an update of Lightning, run this file. If it passes, add the version to ``CHECKED_VERSIONS``.
+"""
+
+import signal
+from datetime import timedelta
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from ppo_lightning.utils import lightning_private
+from ppo_lightning.utils.lightning_private import CHECKED_VERSIONS
+
+
+class Manual(BoringModel):
+    """A model that steps its optimizer in ``training_step``, as PPO does."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class CountedTwice(Manual):
+    """A model that counts one optimizer step beside the one that Lightning counts."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.step()
+        self.after_own_step = self.trainer.global_step
+        with lightning_private.counted_step(optimizer):
+            pass
+        self.after_counted_step = self.trainer.global_step
+
+
+class Publishing(BoringModel):
+    def on_train_batch_end(self, *args):
+        lightning_private.publish_metrics(self.trainer, {"charts/return": torch.tensor(3.0)})
+
+
+class Monitor(L.Callback):
+    """A callback that reads published metrics, as EarlyStopping and ModelCheckpoint do."""
+
+    value = None
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.value = trainer.callback_metrics["charts/return"].item()
+
+
+class HandlerBeforeTraining(L.Callback):
+    """A callback that replaces the handler in ``setup``, as Preemption does, and sends the signal."""
+
+    def __init__(self):
+        self.received = []
+
+    def setup(self, trainer, pl_module, stage):
+        lightning_private.set_sigterm_handler(trainer, lambda number, frame: self.received.append(number))
+
+    def on_train_batch_start(self, *args):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_the_installed_version_has_been_checked():
+    assert L.__version__ in CHECKED_VERSIONS, "run this file, then add the version to CHECKED_VERSIONS"
+
+
+def test_a_module_has_a_trainer_during_fit_only(make_trainer):
+    class Asking(BoringModel):
+        def on_train_start(self):
+            self.had_trainer = lightning_private.has_trainer(self)
+
+    model = Asking()
+    assert not lightning_private.has_trainer(model)
+    with pytest.raises(RuntimeError):
+        _ = model.trainer
+    make_trainer(max_epochs=1, limit_train_batches=1).fit(model)
+    assert model.had_trainer
+
+
+def test_a_compiled_module_is_recognized():
+    model = BoringModel()
+    assert not lightning_private.is_compiled(model)
+    compiled = torch.compile(model, backend="eager")
+    unwrapped = L.pytorch.utilities.compile.from_compiled(compiled)
+    assert lightning_private.is_compiled(unwrapped)
+    assert not lightning_private.is_compiled(BoringModel())
+
+
+def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
+    class ManySteps(Manual):
+        """A model that takes three optimizer steps per batch."""
+
+        def __init__(self, remove):
+            super().__init__()
+            self.remove = remove
+            self.batches = 0
+
+        def setup(self, stage):
+            if self.remove:
+                lightning_private.remove_step_limit(self.trainer)
+
+        def training_step(self, batch, batch_idx):
+            self.batches += 1
+            for _ in range(3):
+                self.optimizers().step()
+
+    limited, unlimited = ManySteps(remove=False), ManySteps(remove=True)
+    for model in (limited, unlimited):
+        trainer = make_trainer(fast_dev_run=2)
+        trainer.fit(model)
+    assert limited.batches == 1, "Lightning stops after two optimizer steps, which the first batch takes"
+    assert unlimited.batches == 2
+    assert trainer.global_step == 6
+
+
+@pytest.mark.parametrize(
+    ("strategy", "starts"), [("auto", False), ("ddp", False), ("ddp_spawn", True), ("ddp_fork", True)]
+)
+def test_strategies_that_start_processes_are_recognized(make_trainer, strategy, starts):
+    trainer = make_trainer(strategy=strategy, devices=1 if strategy == "auto" else 2)
+    assert lightning_private.starts_processes(trainer) is starts
+
+
+def test_a_counted_step_raises_the_global_step_by_one(make_trainer):
+    model = CountedTwice()
+    trainer = make_trainer(max_epochs=1, limit_train_batches=1)
+    trainer.fit(model)
+    assert (model.after_own_step, model.after_counted_step) == (1, 2)
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    assert progress.ready == progress.completed == 2
+
+
+def test_published_metrics_reach_callbacks(make_trainer):
+    monitor = Monitor()
+    make_trainer(max_epochs=1, limit_train_batches=1, callbacks=[monitor]).fit(Publishing())
+    assert monitor.value == 3.0
+
+
+def test_the_sigterm_handler_is_replaced(make_trainer):
+    before = signal.getsignal(signal.SIGTERM)
+    callback = HandlerBeforeTraining()
+    trainer = make_trainer(max_epochs=1, limit_train_batches=1, callbacks=[callback])
+    trainer.fit(BoringModel())
+    assert callback.received == [signal.SIGTERM]
+    assert not trainer.received_sigterm, "Lightning's own handler would end the run"
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "by_time", "steps"),
+    [
+        ({"train_time_interval": timedelta(minutes=5)}, True, 0),
+        ({"every_n_train_steps": 7}, False, 7),
+        ({"every_n_epochs": 1}, False, 0),
+    ],
+)
+def test_the_interval_of_a_model_checkpoint_is_read(options, by_time, steps):
+    checkpoint = ModelCheckpoint(**options)
+    assert lightning_private.saves_by_time(checkpoint) is by_time
+    assert lightning_private.steps_between_saves(checkpoint) == steps
