@@ -84,7 +84,7 @@ def main() -> None:
                 (float(str(row["hours"])), float(str(row["mib"]))) for row in rows if row["recipe"] == name
             ]
             hours, memory = map(list, zip(*found, strict=True))
-            said = Path(folder, f"{name}.txt").read_text().rsplit("Asked to end after ", 1)[-1].split(" ")[0]
+            said = Path(folder, f"{name}.txt").read_text().rsplit("Preempted after ", 1)[-1].split(" ")[0]
             print(
                 f"| {name} | {hours[-1]:.2f} | {said} | {memory[0]:.0f} | {memory[-1]:.0f} | {growth(hours, memory):+.2f} |"
             )

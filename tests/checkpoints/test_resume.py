@@ -219,7 +219,7 @@ def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, dev
     process.send_signal(signal.SIGTERM)
     code, said = broken.wait(process)
     assert code == EXIT_CODE == 143, said
-    assert "Asked to end after" in said
+    assert "Preempted after" in said
     assert "preempted.ckpt" in said
     code, said = broken.wait(broken.start("--auto_resume", devices=devices))
     assert code == 0, said
