@@ -87,7 +87,7 @@ def load_average() -> float | None:
 
 
 def other_load() -> str:
-    """Return a description of the machine's load if it exceeds the number of cores, otherwise an empty string."""
+    """Describe the machine's load if it exceeds the number of cores; otherwise return an empty string."""
     load, available = load_average(), processors()
     if load is None or load <= available:
         return ""

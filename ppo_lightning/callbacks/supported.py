@@ -40,7 +40,7 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
             )
         if isinstance(callback, GradientAccumulationScheduler):
             raise ConfigError(
-                "GradientAccumulationScheduler does not work with manual optimization:"
+                "trainer.accumulate_grad_batches must stay 1, but a GradientAccumulationScheduler changes it:"
                 " remove the callback and set model.num_minibatches lower instead."
             )
         if not isinstance(callback, ModelCheckpoint):
@@ -61,5 +61,6 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
         if every and steps_per_rollout and every % steps_per_rollout and steps_per_rollout % every:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) counts optimizer steps"
-                f" and must be a multiple of the {steps_per_rollout} of one rollout (model.update_epochs * model.num_minibatches)."
+                f" and must be a multiple of the {steps_per_rollout} of one rollout"
+                " (model.update_epochs * model.num_minibatches)."
             )

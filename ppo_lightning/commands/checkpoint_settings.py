@@ -9,7 +9,7 @@ from typing import Any
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.checkpoints.agent import known_class, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import NOT_THE_FILES, code_in_data, code_in_id, may_be_code
+from ppo_lightning.checkpoints.settings import IGNORED, code_in_data, code_in_id, may_be_code
 from ppo_lightning.commands.options import TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
@@ -39,7 +39,7 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     class_path = model.get("_class_path", "ppo_lightning.PPO")
     given = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
     model = {key: value for key, value in model.items() if not key.startswith("_")}
-    data = {key: value for key, value in data.items() if key not in {*NOT_THE_FILES, *given}}
+    data = {key: value for key, value in data.items() if key not in {*IGNORED, *given}}
     _require_trust(_code_in(class_path, model, data, agent), args, ", or give the run's recipe by --config")
     trained_agent(checkpoint)  # refuses settings that do not fit the weights, before memory is taken for them
     if command == "fit":

@@ -47,7 +47,7 @@ def require_finite_state(checkpoint: dict[str, Any]) -> None:
 
 
 def first_nonfinite(checkpoint: dict[str, Any]) -> str | None:
-    """Return the name of the first non-finite weight, statistic or optimizer state, None if all are finite."""
+    """Return the name of the first non-finite weight, statistic or optimizer state, if any."""
     tensors = dict(checkpoint["state_dict"])
     for optimizer in checkpoint.get("optimizer_states", []):
         for number, entries in optimizer["state"].items():

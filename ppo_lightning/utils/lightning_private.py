@@ -44,7 +44,7 @@ def counted_step(optimizer: Any) -> Iterator[None]:
 
 
 def publish_metrics(trainer: Trainer, metrics: Mapping[str, Tensor]) -> None:
-    """Publish metrics to callbacks without ``self.log``, which takes 3.5 ms per iteration (7 % of CartPole's)."""
+    """Publish metrics to callbacks; ``self.log`` takes 3.5 ms per iteration (7 % of CartPole's)."""
     trainer.callback_metrics.update(metrics)
 
 

@@ -299,7 +299,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(runs):
     (newest.parent / "torn.ckpt").write_bytes(newest.read_bytes()[:1000])
     code, said = broken.wait(broken.start("--auto_resume"))
     assert code == 0, said
-    assert "passed over: ckpt_path" in said
+    assert "skipped: ckpt_path" in said
     assert f"Resumed from {newest.relative_to(broken.folder)}" in said
     broken.final(15_360)
     code, said = broken.wait(broken.start("--ckpt_path", "last", "--seed_everything", "2"))
