@@ -156,10 +156,10 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
     Returns:
         The table of results in Markdown.
     """
-    done = [job for job in jobs if (runner.of(job) / DONE).exists()]
+    done = [job for job in jobs if (runner.folder_of(job) / DONE).exists()]
     if not done:
         return "No run has finished."
-    results = [results_of(job, runner.of(job), runner.record_of(job)["sources"]) for job in done]
+    results = [results_of(job, runner.folder_of(job), runner.record_of(job)["sources"]) for job in done]
     runs = [row for row, _ in results]
     curves = [point for _, points in results for point in points]
     write_csv(runner.folder / "runs.csv", runs)
