@@ -9,8 +9,8 @@ import numpy as np
 from ppo_lightning.commands import benchmark
 from ppo_lightning.commands.curves import curve, decorate, save
 from ppo_lightning.commands.details import DETAILS, format_value, recipe_manifest
+from ppo_lightning.commands.jobs import Job
 from ppo_lightning.commands.report import interval, read_csv
-from ppo_lightning.commands.runner import Job
 from ppo_lightning.errors import ConfigError, import_extra
 
 FULL = "the recipe"

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ppo_lightning.commands.jobs import Job, jobs_of
 from ppo_lightning.commands.report import write_report
-from ppo_lightning.commands.runner import Job, Runner, jobs_of
+from ppo_lightning.commands.runner import Runner
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser, output: str) -> None:

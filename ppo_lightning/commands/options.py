@@ -25,7 +25,7 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "export": "write a trained agent as ONNX, or as a folder for the Hugging Face Hub",
     "profile": "measure the time of each stage of a recipe on this machine, and try faster settings",
     "details": "list the implementation details of a recipe or a checkpoint; compare two checkpoints",
-    "benchmark": "train recipes with several seeds; write a table with published results and learning curves",
+    "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
     "compare": "test whether the runs of one benchmark are worse than those of another",
     "ablate": "train a recipe with implementation details switched off, one at a time",
 }

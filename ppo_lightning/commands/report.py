@@ -12,7 +12,8 @@ import numpy as np
 
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.curves import Row, draw
-from ppo_lightning.commands.runner import DONE, Job, Runner, metrics_of
+from ppo_lightning.commands.jobs import Job
+from ppo_lightning.commands.runner import DONE, Runner, metrics_of
 from ppo_lightning.errors import import_extra
 from ppo_lightning.utils.rounding import decimals
 

@@ -3,87 +3,27 @@
 import csv
 import functools
 import hashlib
-import itertools
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ppo_lightning.commands import provenance
+from ppo_lightning.commands.jobs import Job
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.watch import end_with_the_parent
 
 DONE = "done.json"  # written when a run has finished
 TRIES = "seconds.txt"  # duration of each attempt
 RECORD = "job.json"  # settings of a run, and provenance of each attempt
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training run of a benchmark.
-
-    Attributes:
-        label: Name shared by the runs of all seeds: the recipe, or the change of an ablation.
-        recipe: YAML file.
-        seed: Value of ``seed_everything``.
-        flags: Flags of ``fit`` after the recipe.
-    """
-
-    label: str
-    recipe: Path
-    seed: int
-    flags: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the folder of the run."""
-        return re.sub(r"[^\w.-]+", "_", f"{self.label}-{self.seed}")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of ``data`` in the recipe, overridden by the flags."""
-        data = yaml.safe_load(self.recipe.read_text())["data"]
-        flags = [part for flag in self.flags for part in flag.split("=", 1)]
-        for name, value in itertools.pairwise(flags):
-            if name.startswith("--data.") and name.count(".") == 1:
-                data[name.removeprefix("--data.")] = yaml.safe_load(value)
-        return data
-
-
-def jobs_of(
-    recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str], flags: tuple[str, ...]
-) -> list[Job]:
-    """Return a job for each recipe, environment and seed.
-
-    Args:
-        recipes: YAML files.
-        seeds: Seeds of each recipe.
-        env_ids: Environments for each recipe. If empty, a recipe runs in its own environment.
-        flags: Flags of ``fit`` for all jobs.
-
-    Raises:
-        ConfigError: A recipe does not exist, or two recipes have the same name.
-    """
-    labelled: dict[str, tuple[Path, tuple[str, ...]]] = {}
-    for recipe in recipes:
-        if not recipe.is_file():
-            raise ConfigError(f"--recipes: there is no file {recipe}.")
-        for env_id in env_ids or [""]:
-            label = f"{recipe.stem} {env_id}".strip()
-            if label in labelled:
-                raise ConfigError(f"--recipes: two are called {label}: rename one, or run two benchmarks.")
-            labelled[label] = recipe, (*flags, *(("--data.env_id", env_id) if env_id else ()))
-    return [Job(label, recipe, seed, args) for seed in seeds for label, (recipe, args) in labelled.items()]
 
 
 class Runner:
@@ -233,7 +173,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of all ``metrics.csv`` files of a run in the order of their steps, without duplicates.
+    """Yield the rows of all ``metrics.csv`` files of a run in the order of steps, without duplicates.
 
     The column ``seconds`` is added: the training time until that step, without start-up.
 
@@ -305,11 +245,12 @@ class Display:
 
 
 def progress(job: Job, folder: Path) -> str:
-    """Return the progress, return and speed of a run from its metrics, which are written every ten seconds."""
+    """Describe the progress of a run by its metrics, which are written every ten seconds."""
     rows = [row for row in metrics_of(folder) if row.get("charts/episodic_return")]
     if not rows:
         return "starting"
     last = rows[-1]
     share = int(last["step"]) / job.settings["total_timesteps"]
     mean_return = float(last["charts/episodic_return"])
-    return f"{100 * share:5.1f} %   return {mean_return:10.1f}   {float(last['charts/SPS']):8.0f} steps per second"
+    sps = float(last["charts/SPS"])
+    return f"{100 * share:5.1f} %   return {mean_return:10.1f}   {sps:8.0f} steps per second"

@@ -21,6 +21,7 @@ from ppo_lightning.commands import benchmark as command
 from ppo_lightning.commands import cli, curves, provenance
 from ppo_lightning.commands.compare import compare, p_worse, probability_of_improvement, smallest_difference
 from ppo_lightning.commands.curves import curve
+from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import (
     interquartile_mean,
     interval,
@@ -30,7 +31,7 @@ from ppo_lightning.commands.report import (
     write_csv,
     write_report,
 )
-from ppo_lightning.commands.runner import Runner, jobs_of, metrics_of
+from ppo_lightning.commands.runner import Runner, metrics_of
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs/classic/cartpole.yaml"
