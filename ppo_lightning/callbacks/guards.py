@@ -14,9 +14,7 @@ from ppo_lightning.utils import collectives
 class ExceptionGuard(L.Callback):
     """Forward an exception that ends the run to the module, which Lightning does not do."""
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
 

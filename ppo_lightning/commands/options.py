@@ -106,7 +106,7 @@ def _subcommand(command: str) -> str:
     parser.add_argument(
         "--ckpt_path",
         metavar="FILE",
-        help="fit: checkpoint of the run to resume; other commands: checkpoint of the agent",
+        help="checkpoint; fit resumes its run, other commands use its agent",
     )
     for flag, text in FLAGS.items():
         parser.add_argument(flag, action="store_true", help=text)
