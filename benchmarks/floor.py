@@ -72,8 +72,8 @@ class FloorClock(L.Callback):
 def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
     """Measure the parts of an iteration alone: their sum is the time of an iteration without overhead.
 
-    The environments step with random actions. The policy acts on the same observations repeatedly, log-
-    probabilities and values included. The update is repeated on one minibatch without Lightning's hooks.
+    The environments step with random actions. The policy acts on the same observations repeatedly,
+    including log-probabilities and values. The update is repeated on one minibatch without Lightning's hooks.
 
     Args:
         module: Algorithm in training. Its weights are kept; Adam's moments change.

@@ -138,7 +138,15 @@ class Reference(NamedTuple):
 def fit(
     folder: Path, name: str, *flags: str, rollouts: int = ROLLOUTS, hook: Callable[[int], None] | None = None
 ) -> Forked:
-    """Start a run of ``RUNS``. ``hook`` is called with -1 before ``fit`` and with the rollouts done before each."""
+    """Start a run of ``RUNS``.
+
+    Args:
+        folder: Working directory of the process.
+        name: Name of the run.
+        *flags: Further flags of ``fit``.
+        rollouts: Number of rollouts.
+        hook: Called with -1 before ``fit``, and before each rollout with the number of finished ones.
+    """
     recipe = CLASSIC / f"{name}.yaml"
     data = yaml.safe_load(recipe.read_text())["data"]
     steps = data["num_envs"] * data["num_steps"] * rollouts

@@ -96,7 +96,7 @@ def _subcommand(command: str) -> str:
     parser = argparse.ArgumentParser(
         prog=f"ppo-lightning {command}",
         usage=f"ppo-lightning {command} --config RECIPE.yaml [--OPTION VALUE ...]",
-        description=f"{DESCRIPTIONS[command]}. In YAML, options of the algorithm belong under model.init_args.",
+        description=f"{DESCRIPTIONS[command]}. In YAML, put options of the algorithm under model.init_args.",
     )
     parser.add_argument("-c", "--config", metavar="FILE", help="recipe in YAML; flags override its values")
     parser.add_argument("--print_config", action="store_true", help="print the whole configuration and exit")
