@@ -210,9 +210,8 @@ def median(runs: list[dict[str, Any]], key: str) -> float:
 
 def report(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     """Print throughputs with their ratios, and the shares of time of our runs."""
-    others = (
-        "stable-baselines3", "torchrl", "without channels-last and parts", "sb3-contrib, like ours", "sb3-contrib",
-    )  # fmt: skip
+    others = ("stable-baselines3", "torchrl", "without channels-last and parts")
+    others += ("sb3-contrib, like ours", "sb3-contrib")
     others = tuple(other for other in others if any(other in runs for runs in results.values()))
     print(f"| workload | | threads | SPS | of the floor | {' | '.join(f'x {other}' for other in others)} |")
     print(f"|---|---|---|---|---|{'---|' * len(others)}")

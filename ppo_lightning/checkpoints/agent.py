@@ -47,9 +47,7 @@ def agent_to_plain(
             f"{name}.__init__ must call"
             " self.save_hyperparameters(ignore=['observation_spec', 'action_spec'])."
         )
-    if len(names) == len(
-        arguments
-    ):  # no **kwargs: leave out what a base class saved
+    if len(names) == len(arguments):  # no **kwargs: leave out what a base class saved
         saved = {name: saved[name] for name in names}
     class_path = f"{type(agent).__module__}.{type(agent).__qualname__}"
     if LOCAL in class_path:
@@ -167,7 +165,8 @@ def agent_from_plain(plain: dict[str, Any], limit: int = SLACK) -> ActorCritic:
         raise
     except Exception as error:  # a class may raise anything for wrong arguments
         raise ConfigError(
-            f"The checkpoint's agent {plain['class_path']} cannot be built from its settings: {first_line(error)}."
+            f"The checkpoint's agent {plain['class_path']} cannot be built from its settings:"
+            f" {first_line(error)}."
         ) from error
 
 
