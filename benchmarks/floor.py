@@ -56,7 +56,8 @@ class FloorClock(L.Callback):
             trainer.should_stop = len(self._floors) >= ROUNDS
         else:
             return
-        self._iterations, self._start = 0, time.perf_counter()
+        self._iterations = 0
+        self._start = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         frames = pl_module.data.frames_per_rollout
@@ -82,7 +83,9 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
     Returns:
         Seconds per iteration, by part.
     """
-    data, agent, hparams = module.data, module.agent, module.hparams
+    data = module.data
+    agent = module.agent
+    hparams = module.hparams
     env = data.factory.make(data.env.num_envs, data.seed)
     observation = env.reset_arrays().astype(minibatch["observation"].numpy(force=True).dtype)
     noise = agent.noise((env.num_envs,)).numpy()
@@ -118,7 +121,8 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
 
 def raw_step(env: BatchedEnv) -> Callable[[], Any]:
     """Return a function that steps the environments with random actions, if possible without the adapter."""
-    envs, spec = env.envs, env.action_spec_unbatched
+    envs = env.envs
+    spec = env.action_spec_unbatched
     batches = [torch.stack([spec.rand() for _ in range(env.num_envs)]).numpy() for _ in range(100)]
     if isinstance(envs, list) and hasattr(envs[0], "unwrapped"):
         decode = getattr(env, "_from_row", None) or (lambda row: row)
@@ -155,7 +159,8 @@ def mean_seconds(function: Callable[[], Any], least: float = 0.3) -> float:
     """
     function()
     _wait_for_gpu()
-    calls, start = 0, time.perf_counter()
+    calls = 0
+    start = time.perf_counter()
     while time.perf_counter() - start < least:
         function()
         calls += 1

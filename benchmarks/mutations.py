@@ -76,7 +76,9 @@ def draw(rng: random.Random) -> tuple[str, list[str], str]:
     """
     recipe = rng.choice(RECIPES)
     config: dict[str, Any] = yaml.safe_load(recipe.read_text())
-    data, flags, changes = config["data"], list[str](), [recipe.stem]
+    data = config["data"]
+    flags = list[str]()
+    changes = [recipe.stem]
     data |= {"total_timesteps": 2 * data["num_envs"] * data["num_steps"], "eval_episodes": 1}
     config["model"]["init_args"]["compile"] = False  # compilation takes 20 s per attempt
     for _ in range(rng.choice([1, 1, 1, 2, 3])):

@@ -76,7 +76,8 @@ def stable_baselines3(
     atari = env_id.startswith("ALE/")
 
     class Clock(BaseCallback):
-        over, first = False, True
+        over = False
+        first = True
 
         def _on_rollout_start(self) -> None:
             if not self.first:
@@ -98,7 +99,8 @@ def stable_baselines3(
         env = make_vec_env(env_id, n_envs=num_envs)
     if options.get("norm_reward"):
         env = VecNormalize(env)
-    lr, batch = options["learning_rate"], num_envs * num_steps
+    lr = options["learning_rate"]
+    batch = num_envs * num_steps
     model = (algorithm or PPO)(
         policy or ("CnnPolicy" if atari else "MlpPolicy"),
         env,
@@ -152,7 +154,8 @@ def torchrl_loop(
             ClipTransform(in_keys=["observation"], low=-10, high=10),
         ]
     env = TransformedEnv(SerialEnv(num_envs, single), Compose(*transforms, RewardSum(), StepCounter()))
-    size, spec = env.observation_spec["observation"].shape[-1], env.action_spec_unbatched
+    size = env.observation_spec["observation"].shape[-1]
+    spec = env.action_spec_unbatched
     discrete = isinstance(spec, Categorical)
 
     def mlp(out: int) -> nn.Sequential:

@@ -104,7 +104,8 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Describe each weight, and the first row of metrics, that differs between two digests of a run."""
     found = []
     for kind in ("weights", "metrics"):
-        old, new = before[kind], after[kind]
+        old = before[kind]
+        new = after[kind]
         keys = sorted({*old, *new}) if kind == "weights" else range(max(len(old), len(new)))
         for key in keys:
             pair = [values.get(key) if kind == "weights" else values[key : key + 1] for values in (old, new)]

@@ -53,7 +53,8 @@ def main() -> None:
                 for name, process in runs.items():
                     if process.poll() is not None:
                         raise RuntimeError(f"{name} ended: {Path(folder, f'{name}.txt').read_text()[-2000:]}")
-                    hours, mib = round(elapsed / 3600, 4), round(resident(process.pid), 2)
+                    hours = round(elapsed / 3600, 4)
+                    mib = round(resident(process.pid), 2)
                     rows.append({"recipe": name, "hours": hours, "mib": mib})
                 if args.csv:
                     with args.csv.open("w", newline="") as file:

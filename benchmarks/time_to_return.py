@@ -44,7 +44,8 @@ def ours(flags: list[str], seed: int) -> int:
         def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
             returns = pl_module.episode_returns
             if len(returns) == 100 and sum(returns) / 100 >= GOAL:
-                self.steps, trainer.should_stop = pl_module.env_steps, True
+                self.steps = pl_module.env_steps
+                trainer.should_stop = True
 
     goal = Goal()
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
@@ -62,12 +63,14 @@ def stable_baselines3(seed: int) -> int:
     from stable_baselines3.common.env_util import make_vec_env
 
     class Goal(BaseCallback):
-        steps, over = 0, False
+        steps = 0
+        over = False
 
         def _on_rollout_start(self) -> None:
             episodes = self.model.ep_info_buffer or ()
             if len(episodes) == 100 and sum(episode["r"] for episode in episodes) / 100 >= GOAL:
-                self.steps, self.over = self.num_timesteps, True
+                self.steps = self.num_timesteps
+                self.over = True
 
         def _on_step(self) -> bool:
             return not self.over

@@ -88,7 +88,8 @@ def load_average() -> float | None:
 
 def other_load() -> str:
     """Describe the machine's load if it exceeds the number of cores; otherwise return an empty string."""
-    load, available = load_average(), processors()
+    load = load_average()
+    available = processors()
     if load is None or load <= available:
         return ""
     return f"load average {load:.1f} on {available} processors"

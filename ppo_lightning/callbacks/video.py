@@ -69,7 +69,8 @@ def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
 
     imageio = import_extra("imageio.v2", extra="video")
     with imageio.get_reader(path) as reader:
-        frames, fps = list(reader.iter_data()), reader.get_meta_data()["fps"]
+        frames = list(reader.iter_data())
+        fps = reader.get_meta_data()["fps"]
     skip = -(-len(frames) // GIF_FRAMES)
     gif = io.BytesIO()
     height, width, channels = frames[0].shape

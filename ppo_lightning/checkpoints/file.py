@@ -167,7 +167,8 @@ def _require_intact(file: IO[bytes], size: int) -> None:
 
 def _require_bounded(tree: Any, size: int) -> None:
     """Refuse content that takes more memory or time than a regular file of ``size`` bytes."""
-    level, tensors = [tree], []
+    level = [tree]
+    tensors = []
     for _ in range(MAX_DEPTH):
         if sum(map(len, level)) > min(size, MAX_ENTRIES):  # a list may repeat one list a million times
             raise _DefectError("it has more entries than the file has bytes, or than a million")

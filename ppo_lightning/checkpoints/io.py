@@ -88,7 +88,8 @@ class CheckedCheckpointIO(TorchCheckpointIO):
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
     """Write to a temporary name in the same folder and rename; the next write overwrites a leftover."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    buffer, unfinished = io.BytesIO(), path.with_name(UNFINISHED)
+    buffer = io.BytesIO()
+    unfinished = path.with_name(UNFINISHED)
     torch.save(checkpoint, buffer)
     try:
         with open(unfinished, "wb") as file:

@@ -31,7 +31,8 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     Raises:
         ConfigError: The checkpoint cannot be read, or its settings would import or call code.
     """
-    command, path = args[0], option(args, "--ckpt_path")
+    command = args[0]
+    path = option(args, "--ckpt_path")
     if path is None or (path == "last" and command == "fit"):
         return args
     checkpoint = read_checkpoint(path)

@@ -219,7 +219,8 @@ def _require_writable(folder: Path) -> None:
 
 
 def _end_if_finished(checkpoint: dict[str, Any], total_timesteps: int) -> None:
-    steps, frames = checkpoint["env_steps"], checkpoint["frames_per_rollout"]
+    steps = checkpoint["env_steps"]
+    frames = checkpoint["frames_per_rollout"]
     if steps + frames > total_timesteps:
         print(
             f"The run is already at data.total_timesteps ({steps}):"

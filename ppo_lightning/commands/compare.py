@@ -82,7 +82,8 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
     Raises:
         ConfigError: A file cannot be read, a value is non-finite, or the sets share no recipe.
     """
-    first, second = read_runs(before, key), read_runs(after, key)
+    first = read_runs(before, key)
+    second = read_runs(after, key)
     shared = [label for label in first if label in second]
     if not shared:
         raise ConfigError(f"{before} and {after} share no recipe: compare benchmarks of the same recipes.")
@@ -93,19 +94,24 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
         " | smallest detectable difference | p | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    lost, untested, worse = [], [], False
+    lost = []
+    untested = []
+    worse = False
     for label, runs in first.items():
-        old, new = list(runs.values()), list(second.get(label, {}).values())
+        old = list(runs.values())
+        new = list(second.get(label, {}).values())
         if len(new) < len(old):
             missing = [seed for seed in runs if seed not in second.get(label, {})]
             seeds = f" (without seeds {', '.join(missing)})" if len(missing) < len(runs) else ""
             lost.append(f"{label} has {len(new)} of {len(old)} runs in {after}{seeds}: train as many.")
         if label not in shared:
             continue
-        p, verdict = "", "no test"
+        p = ""
+        verdict = "no test"
         if min(len(old), len(new)) > 1 and _smallest_p(len(old), len(new)) <= alpha:
             probability = p_worse(old, new)
-            p, verdict = f"{probability:.3f}", "**worse**" if probability <= alpha else ""
+            p = f"{probability:.3f}"
+            verdict = "**worse**" if probability <= alpha else ""
             worse = worse or probability <= alpha
         else:
             counts = f"{len(old)} and {len(new)}"
@@ -150,7 +156,9 @@ def read_runs(path: Path, key: str) -> Runs:
     runs: Runs = {}
     try:
         for line, row in enumerate(read_csv(path), start=2):
-            recipe, seed, value = row["recipe"], row["seed"], float(row[key])
+            recipe = row["recipe"]
+            seed = row["seed"]
+            value = float(row[key])
             where = f"{path}, line {line} (recipe {recipe}, seed {seed})"
             if not math.isfinite(value):
                 raise ConfigError(f"{where}: {key} is {value}; train this run until an episode ends.")

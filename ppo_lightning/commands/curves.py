@@ -65,7 +65,8 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
     for axis in axes.flat[len(labels) :]:
         axis.set_visible(False)
     axes[0, 0].set_ylabel("return", fontsize=8)
-    handles, names = list(legend.values()), list(legend)
+    handles = list(legend.values())
+    names = list(legend)
     # A legend inside a panel would cover a curve.
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
     save(figure, path)

@@ -141,7 +141,8 @@ def _add(group: Any, prefix: str, path: Path, owner: str) -> None:
     positional = init.args.args[len(init.args.args) - len(init.args.defaults) :]
     defaults = [*init.args.defaults, *init.args.kw_defaults]
     for argument, default in zip([*positional, *init.args.kwonlyargs], defaults, strict=True):
-        name, value = argument.arg, ast.unparse(default) if default else None
+        name = argument.arg
+        value = ast.unparse(default) if default else None
         kind = ast.unparse(argument.annotation or ast.Name("Any"))
         kind = re.sub(r"Annotated\[(.*), Range\((.*?)(?:, (.*?))?\)\]", _in_words, kind)
         if owner == "Trainer":

@@ -42,7 +42,8 @@ def main(args: Sequence[str]) -> None:
     options = parser.parse_args(args)
     checkpoint = read_checkpoint(options.ckpt_path)
     env_id = environment_of(checkpoint, args, options.env_id)
-    agent, data = trained_agent(checkpoint), checkpoint["datamodule_hyper_parameters"]
+    agent = trained_agent(checkpoint)
+    data = checkpoint["datamodule_hyper_parameters"]
     render = BACKENDS[data["backend"]].render
     backend: Backend = data["backend"] if options.env_id is None else render  # type: ignore[assignment]
     if options.env_id is None and data["backend"] != render:

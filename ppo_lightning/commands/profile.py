@@ -71,7 +71,9 @@ class StageClock(L.Callback):
         self._start = time.perf_counter()
 
     def _put_clocks(self, pl_module: Any) -> None:
-        data, policy, minibatches = pl_module.data, pl_module.agent.array_policy, pl_module.minibatches
+        data = pl_module.data
+        policy = pl_module.agent.array_policy
+        minibatches = pl_module.minibatches
 
         def timed_policy() -> Callable[..., Any]:
             self._policy = policy()
@@ -86,7 +88,8 @@ class StageClock(L.Callback):
                 yield minibatch
                 start = time.perf_counter()
 
-        pl_module.agent.array_policy, pl_module.minibatches = timed_policy, timed_minibatches
+        pl_module.agent.array_policy = timed_policy
+        pl_module.minibatches = timed_minibatches
         for name in ("step_arrays", "reset_arrays"):
             self._timed(data.env, name, "environment")
         self._timed(data.collector, "_evaluate", "values and log-probabilities")
@@ -114,7 +117,8 @@ class StageClock(L.Callback):
         else:
             trainer.should_stop = True
             return
-        self._iterations, self._start = 0, time.perf_counter()
+        self._iterations = 0
+        self._start = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Compute the shares of the stages."""

@@ -186,7 +186,8 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
     )
     tries = [[row for row in csv.DictReader(path.open()) if row["step"]] for path in files]
     tries = [rows for rows in tries if rows]
-    seconds_before, steps_before = 0.0, 0
+    seconds_before = 0.0
+    steps_before = 0
     for rows, following in zip(tries, [*tries[1:], None], strict=True):
         end = int(following[0]["step"]) if following else None
         seconds = seconds_before
@@ -197,7 +198,8 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
                 seconds = seconds_before + (int(row["step"]) - steps_before) / float(row["charts/SPS"])
             yield row | {"seconds": f"{seconds:.1f}"}
             last = int(row["step"])
-        seconds_before, steps_before = seconds, last
+        seconds_before = seconds
+        steps_before = last
 
 
 class Display:

@@ -53,7 +53,9 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
         ConfigError: An argument is invalid. The message names the first one.
     """
     for name, parameter in inspect.signature(function).parameters.items():
-        annotation, value, bounds = parameter.annotation, values[name], None
+        annotation = parameter.annotation
+        value = values[name]
+        bounds = None
         if get_origin(annotation) is Annotated:
             annotation, bounds = get_args(annotation)
         kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
