@@ -178,27 +178,31 @@ class Attacks:
             losses[0] = losses[0] or deviation(folder, self.longer[name])
         if loaded[0] == 0 and (place := loaded[1].strip()):
             losses[2] = losses[2] or f"{place} differs from the file"
-        ways = ("fit --ckpt_path", "validate", "load_from_checkpoint")
-        summary = "; ".join(f"{way}: {lost}" for way, lost in zip(ways, losses, strict=True) if lost)
+        commands = ("fit --ckpt_path", "validate", "load_from_checkpoint")
+        summary = "; ".join(
+            f"{command}: {lost}" for command, lost in zip(commands, losses, strict=True) if lost
+        )
         return summary and f"{name}, {f'{bits} bits' if bits else 'truncated'}: {summary}"
 
     def disks(self, job: Job, rng: random.Random, folder: Path) -> str:
         """Fill the disk before training, between checkpoints or in the last rollout; free it and resume."""
-        moment, at = list(MOMENTS.items())[job.number % len(MOMENTS)]
+        moment, fill_after = list(MOMENTS.items())[job.number % len(MOMENTS)]
         name = list(RUNS)[job.number // len(MOMENTS) % len(RUNS)]
         with small_disk(folder) as (kind, fill, free):
             job.outcomes[f"{moment} ({kind})"] += 1
-            hook = lambda rollouts: fill() if rollouts == at else None  # noqa: E731
+            hook = lambda rollouts: fill() if rollouts == fill_after else None  # noqa: E731
             code, _, errors = self.end(fit(folder, name, hook=hook))
             lost = complaint(code, errors)
-            if not lost and code == 2 and at >= 0:
+            if not lost and code == 2 and fill_after >= 0:
                 lost = f"training ended: {errors.strip().splitlines()[-1]}"
             if not lost and not re.search("No space left|File too large", errors):
                 lost = "no message about the disk on standard error"
             free()
             code, _, errors = self.end(fit(folder, name, "--auto_resume"))
-            again = complaint(code, errors) or errors[-200:] if code else deviation(folder, self.whole[name])
-        summary = "; ".join(filter(None, [lost, again and f"resumed with free space: {again}"]))
+            resume_loss = (
+                complaint(code, errors) or errors[-200:] if code else deviation(folder, self.whole[name])
+            )
+        summary = "; ".join(filter(None, [lost, resume_loss and f"resumed with free space: {resume_loss}"]))
         return summary and f"{name}, full {moment}: {summary}"
 
     def settings(self, job: Job, rng: random.Random, folder: Path) -> str:

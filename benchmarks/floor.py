@@ -96,7 +96,7 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
         acting = data.num_steps * mean_seconds(lambda: policy(observation, noise, state))
         if policy(observation, noise, state)[1] is None:
             acting += mean_seconds(functools.partial(type(data.collector)._evaluate, data.collector))
-    stepping = mean_seconds(raw_step(env), least=0.5)
+    stepping = mean_seconds(raw_step(env), min_seconds=0.5)
     env.close()
     optimizer = module.trainer.optimizers[0]
     (group,) = optimizer.param_groups
@@ -114,7 +114,7 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
         torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
         optimizer.step()
 
-    updating = hparams.update_epochs * hparams.num_minibatches * mean_seconds(update, least=0.5)
+    updating = hparams.update_epochs * hparams.num_minibatches * mean_seconds(update, min_seconds=0.5)
     group["lr"] = lr
     return {"environment": data.num_steps * stepping, "acting": acting, "updates": updating}
 
@@ -144,13 +144,13 @@ def raw_step(env: BatchedEnv) -> Callable[[], Any]:
 
     def step_adapter() -> None:
         *_, terminated, truncated = env.step_arrays(next(actions))
-        if (done := terminated | truncated).any():
-            env.reset_arrays(done)
+        if (ended := terminated | truncated).any():
+            env.reset_arrays(ended)
 
     return step_adapter
 
 
-def mean_seconds(function: Callable[[], Any], least: float = 0.3) -> float:
+def mean_seconds(function: Callable[[], Any], min_seconds: float = 0.3) -> float:
     """Return the mean time of a call in seconds. Like the speed of a run, the mean includes interruptions.
 
     Args:
@@ -161,7 +161,7 @@ def mean_seconds(function: Callable[[], Any], least: float = 0.3) -> float:
     _wait_for_gpu()
     calls = 0
     start = time.perf_counter()
-    while time.perf_counter() - start < least:
+    while time.perf_counter() - start < min_seconds:
         function()
         calls += 1
     _wait_for_gpu()

@@ -113,8 +113,10 @@ def complaint(code: int, errors: str) -> str:
     """
     lines = errors.strip().splitlines() or ["nothing on standard error"]
     if "Traceback (most recent call last)" in errors:
-        named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Iteration|Interrupt)\b", line)]
-        return f"traceback: {(named or lines)[-1][:200]}"
+        exceptions = [
+            line for line in lines if re.match(r"[\w.]+(Error|Exception|Iteration|Interrupt)\b", line)
+        ]
+        return f"traceback: {(exceptions or lines)[-1][:200]}"
     if code == 0:
         return ""
     if code in (LONG, DEAF):
@@ -168,16 +170,16 @@ def difference(a: Any, b: Any, path: str = "") -> str:
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         pairs = enumerate(zip(a, b, strict=True))
         return next(filter(None, (difference(*pair, f"{path}[{index}]") for index, pair in pairs)), "")
-    same = torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else a == b
-    return "" if same else (path or "everything")
+    equal = torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else a == b
+    return "" if equal else (path or "everything")
 
 
 def final(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """Return the checkpoint with the most environment steps, None if there is none."""
-    found = [
+    checkpoints = [
         (path, torch.load(path, weights_only=True)) for path in folder.glob("runs/*/*/checkpoints/*.ckpt")
     ]
-    return max(found, key=lambda pair: pair[1]["env_steps"], default=None)
+    return max(checkpoints, key=lambda pair: pair[1]["env_steps"], default=None)
 
 
 def deviation(folder: Path, reference: Reference) -> str:

@@ -56,14 +56,14 @@ def changed(value: Any, small: bool, rng: random.Random) -> Any:
 def damaged(text: str, rng: random.Random) -> str:
     """Return a YAML text with one defect: truncation, a duplicate line, wrong indentation, odd characters."""
     lines = text.splitlines(keepends=True)
-    at = rng.randrange(len(lines))
+    index = rng.randrange(len(lines))
     return rng.choice([
         text[: rng.randrange(len(text))],
-        "".join([*lines[: at + 1], *lines[at:]]),
-        "".join([*lines[:at], " " + lines[at], *lines[at + 1 :]]),
-        "".join([*lines[:at], "\t" + lines[at], *lines[at + 1 :]]),
-        "".join([*lines[:at], lines[at].replace(":", ""), *lines[at + 1 :]]),
-        "".join([*lines[:at], "\x00é: [", *lines[at:]]),
+        "".join([*lines[: index + 1], *lines[index:]]),
+        "".join([*lines[:index], " " + lines[index], *lines[index + 1 :]]),
+        "".join([*lines[:index], "\t" + lines[index], *lines[index + 1 :]]),
+        "".join([*lines[:index], lines[index].replace(":", ""), *lines[index + 1 :]]),
+        "".join([*lines[:index], "\x00é: [", *lines[index:]]),
         "a: &a [x]\nb: &b [*a, *a]\n" + text,
     ])  # fmt: skip
 

@@ -19,8 +19,8 @@ from speed import WORKLOADS, train
 def run_one(workload: str, devices: int, seconds: float) -> None:
     """Train in this process and in those that Lightning starts; rank 0 prints the throughput."""
     warnings.simplefilter("ignore")
-    _, _, backend, num_envs, num_steps, least = WORKLOADS[workload]
-    watch = peers.Stopwatch(max(seconds, least))
+    _, _, backend, num_envs, num_steps, min_seconds = WORKLOADS[workload]
+    watch = peers.Stopwatch(max(seconds, min_seconds))
     kwargs = {"num_threads": 1} if backend == "envpool" else {}  # threads of EnvPool
     strategy = "ddp" if devices > 1 else "auto"
     trainer = train(
@@ -51,8 +51,8 @@ def main() -> None:
             for devices, speeds in results[workload].items():
                 command = [sys.executable, "-W", "ignore", __file__, "--one", str(devices)]
                 command += ["--workloads", workload, "--seconds", str(args.seconds)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                speeds.append(float(done.stdout.rsplit("RESULT", 1)[1]))
+                completed = subprocess.run(command, capture_output=True, text=True, check=True)
+                speeds.append(float(completed.stdout.rsplit("RESULT", 1)[1]))
                 print(workload, devices, f"{speeds[-1]:.0f}", file=sys.stderr)
         ratios = [two / single for single, two in zip(*results[workload].values(), strict=True)]
         medians = [statistics.median(speeds) for speeds in results[workload].values()]

@@ -60,8 +60,8 @@ def fit(checkout: Path, folder: Path, name: str, checkpoint: Path | None = None)
     progress = ("--trainer.enable_progress_bar", "false")
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     keep_all = ("--trainer.callbacks+", "ModelCheckpoint", "--trainer.callbacks.save_top_k", "-1")
-    whole = [*command, *logger, *progress, *(keep_all if name == "cartpole" else ()), *flags, *resume]
-    subprocess.run(whole, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
+    full_command = [*command, *logger, *progress, *(keep_all if name == "cartpole" else ()), *flags, *resume]
+    subprocess.run(full_command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
     return folder / name / "version_0"
 
 

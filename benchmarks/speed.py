@@ -173,8 +173,8 @@ def run_one(competitor: str, workload: str, seconds: float, device: str, threads
     import torch
 
     warnings.simplefilter("ignore")
-    env_id, kind, _, num_envs, num_steps, least = WORKLOADS[workload]
-    seconds = max(seconds, least)
+    env_id, kind, _, num_envs, num_steps, min_seconds = WORKLOADS[workload]
+    seconds = max(seconds, min_seconds)
     options = competitors(workload, device)[competitor]
     if callable(options):
         if number := threads or peers.THREADS.get(kind):
@@ -194,10 +194,10 @@ def measure(competitor: str, workload: str, args: argparse.Namespace) -> dict[st
     command += ["--seconds", str(args.seconds), "--device", args.device]
     command += ["--threads", str(args.threads)] if args.threads else []
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{competitor} on {workload} failed:\n{done.stderr}")
-    result = json.loads(done.stdout.rsplit("RESULT", 1)[1])
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise RuntimeError(f"{competitor} on {workload} failed:\n{completed.stderr}")
+    result = json.loads(completed.stdout.rsplit("RESULT", 1)[1])
     duration = time.perf_counter() - start
     print(f"{workload}: {competitor} {result['sps']:.0f} ({duration:.0f} s in total)", file=sys.stderr)
     return result
@@ -216,28 +216,32 @@ def report(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     print(f"| workload | | threads | SPS | of the floor | {' | '.join(f'x {other}' for other in others)} |")
     print(f"|---|---|---|---|---|{'---|' * len(others)}")
     for workload, by_competitor in results.items():
-        for who, runs in by_competitor.items():
+        for competitor, runs in by_competitor.items():
             fraction = f"{median(runs, 'fraction'):.2f}" if "fraction" in runs[0] else ""
             # Ratios of runs in alternation, because the machine's speed drifts.
             ratios = []
             for other in others:
                 pairs = zip(runs, by_competitor[other], strict=True) if other in by_competitor else ()
                 speedups = [run["sps"] / other_run["sps"] for run, other_run in pairs]
-                ratios.append(f"{statistics.median(speedups):.2f}" if speedups and other != who else "")
+                ratios.append(
+                    f"{statistics.median(speedups):.2f}" if speedups and other != competitor else ""
+                )
             threads = runs[0]["threads"] or "default"
             speed = f"{median(runs, 'sps'):.0f}"
-            print(f"| {workload} | {who} | {threads} | {speed} | {fraction} | {' | '.join(ratios)} |")
+            print(f"| {workload} | {competitor} | {threads} | {speed} | {fraction} | {' | '.join(ratios)} |")
     clocked = []
     for workload, by_competitor in results.items():
-        clocked += [(workload, who, runs) for who, runs in by_competitor.items() if "shares" in runs[0]]
+        clocked += [
+            (workload, competitor, runs) for competitor, runs in by_competitor.items() if "shares" in runs[0]
+        ]
     if not clocked:
         return
     stages = clocked[0][2][0]["shares"]
     print("\nShare of time by stage, %:\n")
     print(f"| workload | | {' | '.join(stages)} |\n|---|---|{'---|' * len(stages)}")
-    for workload, who, runs in clocked:
+    for workload, competitor, runs in clocked:
         shares = [f"{100 * statistics.median(run['shares'][stage] for run in runs):.1f}" for stage in stages]
-        print(f"| {workload} | {who} | {' | '.join(shares)} |")
+        print(f"| {workload} | {competitor} | {' | '.join(shares)} |")
 
 
 def main() -> None:
@@ -267,9 +271,9 @@ def main() -> None:
         return
     results: dict[str, dict[str, list[dict[str, Any]]]] = {
         name: {
-            who: []
-            for who in competitors(name, args.device)
-            if not args.competitors or who in args.competitors
+            competitor: []
+            for competitor in competitors(name, args.device)
+            if not args.competitors or competitor in args.competitors
         }
         for name in names
     }

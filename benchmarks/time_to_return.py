@@ -114,10 +114,10 @@ def main() -> None:
             command = [sys.executable, "-W", "ignore", __file__, "--one"]
             command += ["--seeds", str(seed), "--programs", program]
             start = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{program} failed:\n{done.stderr}")
-            steps = int(done.stdout.rsplit("STEPS ", 1)[1])
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            if completed.returncode:
+                raise RuntimeError(f"{program} failed:\n{completed.stderr}")
+            steps = int(completed.stdout.rsplit("STEPS ", 1)[1])
             runs.append({"seed": seed, "seconds": time.perf_counter() - start, "env_steps": steps})
             print(f"{program}: {runs[-1]}", file=sys.stderr)
     print("| | seconds by seed | median | environment steps |\n|---|---|---|---|")

@@ -38,8 +38,8 @@ class LogProbGuard(L.Callback):
         if pl_module.rollouts_done % self.every:
             return
         with trainer.precision_plugin.forward_context():
-            again, stored = pl_module.log_probs_again(batch)
-        drift = (again - stored).abs().max().item()
+            recomputed, stored = pl_module.log_probs_again(batch)
+        drift = (recomputed - stored).abs().max().item()
         if drift > pl_module.tolerance:
             warnings.warn(
                 f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning,"

@@ -137,10 +137,12 @@ def sparkline(values: list[float], width: int = 40) -> str:
     """Return a curve of block characters, oldest value first, at most ``width`` characters long."""
     if not values:
         return ""
-    shown = (
+    sampled = (
         [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
         if len(values) > width
         else values
     )
-    low, high = min(shown), max(shown)
-    return "".join("▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0] for value in shown)
+    low, high = min(sampled), max(sampled)
+    return "".join(
+        "▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0] for value in sampled
+    )

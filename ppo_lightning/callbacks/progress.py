@@ -51,11 +51,11 @@ class RolloutProgressBar(ProgressBar):
     ) -> None:
         """Advance the bar by one rollout."""
         assert self._bar is not None
-        shown = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
+        postfix = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
         if pl_module.episode_returns:
             mean = sum(pl_module.episode_returns) / len(pl_module.episode_returns)
-            shown.append(f"return {mean:{decimals(mean)}}")
-        self._bar.set_postfix_str(", ".join(shown), refresh=False)
+            postfix.append(f"return {mean:{decimals(mean)}}")
+        self._bar.set_postfix_str(", ".join(postfix), refresh=False)
         self._bar.update(pl_module.data.frames_per_rollout)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:

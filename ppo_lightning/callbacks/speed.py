@@ -54,10 +54,10 @@ class SpeedLog:
 
     def end_iteration(self) -> None:
         """Record the duration of an iteration; the first call only starts the clocks."""
-        before = self._clocks
+        previous = self._clocks
         self.restart()
-        if before is not None and self._clocks is not None:
-            self._seconds.append((self._clocks[0] - before[0], self._clocks[1] - before[1]))
+        if previous is not None and self._clocks is not None:
+            self._seconds.append((self._clocks[0] - previous[0], self._clocks[1] - previous[1]))
 
     def end_stretch(self, frames: int) -> None:
         """Add the speed since the last stretch to ``speeds``, if there are enough iterations.

@@ -50,8 +50,8 @@ def sample_rows(rollout: TensorDictBase, *keys: Any) -> list[Tensor]:
 
 def ratio(run: RunSnapshot) -> Diagnosis | None:
     """Check that the ratio of the first minibatch is 1: the update must start from the acting policy."""
-    again, stored = run.module.log_probs_again(run.rollout)
-    deviation = (again - stored).exp().sub(1).abs().max().item()
+    recomputed, stored = run.module.log_probs_again(run.rollout)
+    deviation = (recomputed - stored).exp().sub(1).abs().max().item()
     if deviation <= 10 * run.module.tolerance:
         return None
     observation = (
@@ -143,10 +143,10 @@ def saturated_actions(run: RunSnapshot) -> Diagnosis | None:
     space: Any = getattr(run.module.data.specs.action, "space", None)
     if not action.is_floating_point() or not hasattr(space, "low"):
         return None
-    beyond = ((action < space.low.to(action)) | (action > space.high.to(action))).float().mean().item()
-    if beyond <= 0.5:
+    share_beyond = ((action < space.low.to(action)) | (action > space.high.to(action))).float().mean().item()
+    if share_beyond <= 0.5:
         return None
-    observation = f"{100 * beyond:.0f} % of the action components are beyond their bounds"
+    observation = f"{100 * share_beyond:.0f} % of the action components are beyond their bounds"
     cause = "the bounds are much narrower than the policy's standard deviation"
     remedy = "an environment whose actions are scaled to [-1, 1], or model.agent.head tanh_gaussian"
     return observation, cause, remedy
@@ -154,9 +154,9 @@ def saturated_actions(run: RunSnapshot) -> Diagnosis | None:
 
 def lost_truncations(run: RunSnapshot) -> Diagnosis | None:
     """Check whether truncations are treated as terminations."""
-    following = run.rollout["next"]
-    ended = following["done"].sum().item()
-    truncated = (following["truncated"] & ~following["terminated"]).sum().item()
+    outcome = run.rollout["next"]
+    ended = outcome["done"].sum().item()
+    truncated = (outcome["truncated"] & ~outcome["terminated"]).sum().item()
     if run.module.hparams.bootstrap_truncated or not ended or truncated < 0.1 * ended:
         return None
     share = f"{100 * truncated / ended:.0f} % of the episodes"
@@ -190,33 +190,34 @@ def sinking_speed(run: RunSnapshot) -> Diagnosis | None:
     """Check for a slowdown: PyTorch's threads wait for each other if other processes use the CPU."""
     if len(run.speeds) <= SPEEDS:
         return None
-    *earlier, now = run.speeds
-    before, used = (statistics.median(values) for values in list(zip(*earlier, strict=True))[:2])
-    if now.sps >= before / 2 or (now.threads == 1 and not (now.crowded and now.used < 0.7 * used)):
+    *earlier, latest = run.speeds
+    earlier_sps, earlier_used = (statistics.median(values) for values in list(zip(*earlier, strict=True))[:2])
+    starved = latest.crowded and latest.used < 0.7 * earlier_used
+    if latest.sps >= earlier_sps / 2 or (latest.threads == 1 and not starved):
         return None
-    load = "" if now.load is None else f", load average {now.load:.1f}"
-    usage = f"{now.used:.1f} of {now.available} CPU cores used{load}"
-    observation = f"{now.sps:.0f} environment steps per second, {before:.0f} before ({usage})"
-    if now.threads == 1:
+    load = "" if latest.load is None else f", load average {latest.load:.1f}"
+    usage = f"{latest.used:.1f} of {latest.available} CPU cores used{load}"
+    observation = f"{latest.sps:.0f} environment steps per second, {earlier_sps:.0f} before ({usage})"
+    if latest.threads == 1:
         return observation, "other processes use the CPU", "fewer processes at a time on this machine"
-    cause = f"the {now.threads} PyTorch threads wait for one that has no CPU core"
+    cause = f"the {latest.threads} PyTorch threads wait for one that has no CPU core"
     return observation, cause, "--num_threads 1"
 
 
 @contextmanager
 def _activations(body: nn.Module) -> Iterator[list[tuple[type[nn.Module], Tensor]]]:
     """Collect the outputs of a body's ReLUs, or, without ReLUs, of its linear layers (before tanh)."""
-    found: list[tuple[type[nn.Module], Tensor]] = []
+    outputs: list[tuple[type[nn.Module], Tensor]] = []
     kinds: list[type[nn.Module]] = [nn.ReLU, nn.Linear]
     kind = next(kind for kind in kinds if any(isinstance(layer, kind) for layer in body.modules()))
     layers = [layer for layer in body.modules() if isinstance(layer, kind)]
 
     def collect(layer: nn.Module, _: Any, output: Tensor) -> None:
-        found.append((type(layer), output))
+        outputs.append((type(layer), output))
 
     hooks = [layer.register_forward_hook(collect) for layer in layers]
     try:
-        yield found
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()

@@ -79,8 +79,8 @@ def known_class(class_path: Any, base: type[Known]) -> type[Known] | None:
     if is_ours(module):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) and issubclass(found, base) else None
+    candidate = getattr(sys.modules.get(module), name, None)
+    return candidate if isinstance(candidate, type) and issubclass(candidate, base) else None
 
 
 def is_ours(module: str) -> bool:

@@ -129,19 +129,19 @@ class _DefectError(Exception):
 
 
 @contextlib.contextmanager
-def _one_sentence(what: str) -> Iterator[None]:
+def _one_sentence(subject: str) -> Iterator[None]:
     """Convert any error while reading a file to a ConfigError of one sentence that begins with ``what``."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{what}: {error.strerror or error}.") from error
+        raise ConfigError(f"{subject}: {error.strerror or error}.") from error
     except pickle.UnpicklingError as error:  # PyTorch's message explains how to execute the file
         raise ConfigError(
-            f"{what}: it holds more than tensors and plain types, and would execute code."
+            f"{subject}: it holds more than tensors and plain types, and would execute code."
         ) from error
     except Exception as error:
         unknown = f"it is damaged, or not a checkpoint of ppo_lightning ({type(error).__name__})"
-        raise ConfigError(f"{what}: {error if isinstance(error, _DefectError) else unknown}.") from error
+        raise ConfigError(f"{subject}: {error if isinstance(error, _DefectError) else unknown}.") from error
 
 
 @contextlib.contextmanager
@@ -168,7 +168,7 @@ def _require_intact(file: IO[bytes], size: int) -> None:
 def _require_bounded(tree: Any, size: int) -> None:
     """Refuse content that takes more memory or time than a regular file of ``size`` bytes."""
     level = [tree]
-    tensors = []
+    tensors: list[Tensor] = []
     for _ in range(MAX_DEPTH):
         if sum(map(len, level)) > min(size, MAX_ENTRIES):  # a list may repeat one list a million times
             raise _DefectError("it has more entries than the file has bytes, or than a million")

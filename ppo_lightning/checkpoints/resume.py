@@ -23,8 +23,8 @@ def newest_checkpoint(trainer: Trainer, env_id: Any, seed: Any) -> str | None:
         seed: ``seed_everything`` of the configuration. True, a random seed, matches every run.
     """
     folders = _folders(trainer)
-    found = [path for folder in folders for path in folder.glob("*.ckpt")]
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+    paths = [path for folder in folders for path in folder.glob("*.ckpt")]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             checkpoint = read_checkpoint(str(path))
         except ConfigError as error:
@@ -37,13 +37,13 @@ def newest_checkpoint(trainer: Trainer, env_id: Any, seed: Any) -> str | None:
 
 
 def _folders(trainer: Trainer) -> list[Path]:
-    given = [
+    folders = [
         callback.dirpath
         for callback in trainer.checkpoint_callbacks
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None
     ]
-    if given:
-        return [Path(folder) for folder in given]
+    if folders:
+        return [Path(folder) for folder in folders]
     if trainer.loggers:
         logger = trainer.loggers[0]
         return list(Path(logger.save_dir or trainer.default_root_dir, str(logger.name)).glob("*/checkpoints"))

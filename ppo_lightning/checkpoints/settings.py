@@ -21,21 +21,21 @@ def data_settings(path: Any, given: dict[str, Any]) -> dict[str, Any]:
     """
     settings = read_checkpoint(path)["datamodule_hyper_parameters"].items()
     data = {key: value for key, value in settings if key not in {*IGNORED, *given}}
-    if named := code_in_data(data):
+    if code := code_in_data(data):
         raise ConfigError(
-            f"The checkpoint's settings import or call code ({named}): give these settings yourself."
+            f"The checkpoint's settings import or call code ({code}): give these settings yourself."
         )
     return data | given
 
 
 def code_in_data(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data module's settings that would import or call code, by key."""
-    named = code_in_id(data["env_id"]) if "env_id" in data else {}
+    code = code_in_id(data["env_id"]) if "env_id" in data else {}
     if data.get("transforms"):
-        named["data.transforms"] = data["transforms"]
+        code["data.transforms"] = data["transforms"]
     if may_be_code(data.get("env_kwargs"), strings=False):
-        named["data.env_kwargs"] = data["env_kwargs"]
-    return named
+        code["data.env_kwargs"] = data["env_kwargs"]
+    return code
 
 
 def code_in_id(env_id: Any) -> dict[str, Any]:

@@ -30,13 +30,13 @@ def jobs_without(
     Raises:
         ConfigError: A detail is unknown, already off in the recipe, or cannot be switched off.
     """
-    known = {detail.number: detail for detail in DETAILS}
+    details = {detail.number: detail for detail in DETAILS}
     values = recipe_manifest(["--config", str(recipe), *flags])
     variants = {FULL: flags}
     for number in numbers:
-        if number not in known:
+        if number not in details:
             raise ConfigError(f"--details {number}: there is no such detail (see ppo-lightning details).")
-        detail = known[number]
+        detail = details[number]
         if not detail.off or values[number] in (None, False):
             reason = f"is {format_value(values[number])} in this recipe" if detail.off else "has no switch"
             reason = reason.replace("is - in", "does not apply to")

@@ -76,13 +76,13 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
         ) from error
 
 
-def environment_of(checkpoint: dict[str, Any], args: Sequence[str], given: str | None = None) -> str:
+def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: str | None = None) -> str:
     """Return the id of the environment for ``play`` and ``export``, after checking for trust.
 
     Args:
         checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
         args: Arguments of the command.
-        given: Id that the user chose, None for the checkpoint's.
+        chosen_id: Id that the user chose, None for the checkpoint's.
 
     Raises:
         ConfigError: Trust is needed to import the agent's class or the environment's module, or the
@@ -90,58 +90,56 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], given: str |
     """
     env_id = checkpoint["datamodule_hyper_parameters"]["env_id"]
     agent_class = checkpoint["agent"]["class_path"]
-    named = {} if given else code_in_id(env_id)
+    code = {} if chosen_id else code_in_id(env_id)
     if known_class(agent_class, ActorCritic) is None:
-        named["model.agent"] = agent_class
-    _require_trust(named, args)
-    if given is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
+        code["model.agent"] = agent_class
+    _require_trust(code, args)
+    if chosen_id is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
         raise ConfigError(
             f"The checkpoint's data.env_id {env_id!r} is not the id of an environment,"
             " which play and export need."
         )
-    return given or env_id
+    return chosen_id or env_id
 
 
-def _require_trust(named: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:
+def _require_trust(code: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:
     """Refuse settings that name code; with ``--trust_checkpoint``, import the classes instead."""
-    if named and TRUST not in args:
-        listed = ", ".join(f"{key} {value!r}" for key, value in named.items())
+    if code and TRUST not in args:
+        listed = ", ".join(f"{key} {value!r}" for key, value in code.items())
         raise ConfigError(
             f"The checkpoint's settings import or call code ({listed:.300}):"
             f" pass {TRUST} if you trust the file{remedy}."
         )
-    for key in {"model", "model.agent"} & named.keys():
+    for key in {"model", "model.agent"} & code.keys():
         try:
-            importlib.import_module(str(named[key]).rpartition(".")[0])
+            importlib.import_module(str(code[key]).rpartition(".")[0])
         except (ImportError, ValueError) as error:
-            raise ConfigError(
-                f"The checkpoint's {key} {named[key]!r} cannot be imported: {error}."
-            ) from error
+            raise ConfigError(f"The checkpoint's {key} {code[key]!r} cannot be imported: {error}.") from error
 
 
 def _code_in(
     class_path: Any, model: dict[str, Any], data: dict[str, Any], agent: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the settings that the parser of the command line would import or call, by key."""
-    named = code_in_data(data)
+    code = code_in_data(data)
     for key, name, base in (
         ("model", class_path, AgentModule),
         ("model.agent", agent["class_path"], ActorCritic),
     ):
         if known_class(name, base) is None:
-            named[key] = name
+            code[key] = name
     for prefix, values in (("model", model), ("model.agent", agent["init_args"])):
-        named |= {f"{prefix}.{key}": value for key, value in values.items() if may_be_code(value)}
-    return named
+        code |= {f"{prefix}.{key}": value for key, value in values.items() if may_be_code(value)}
+    return code
 
 
 def option(args: Sequence[str], *names: str) -> str | None:
     """Return the last value of an option, None if it is not given."""
-    found = None
+    value = None
     for index, arg in enumerate(args):
         for name in names:
             if arg == name and index + 1 < len(args):
-                found = args[index + 1]
+                value = args[index + 1]
             if arg.startswith(f"{name}="):
-                found = arg.removeprefix(f"{name}=")
-    return found
+                value = arg.removeprefix(f"{name}=")
+    return value

@@ -94,15 +94,15 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
         " | smallest detectable difference | p | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    lost = []
-    untested = []
+    lost: list[str] = []
+    untested: list[str] = []
     worse = False
     for label, runs in first.items():
         old = list(runs.values())
         new = list(second.get(label, {}).values())
         if len(new) < len(old):
-            missing = [seed for seed in runs if seed not in second.get(label, {})]
-            seeds = f" (without seeds {', '.join(missing)})" if len(missing) < len(runs) else ""
+            missing_seeds = [seed for seed in runs if seed not in second.get(label, {})]
+            seeds = f" (without seeds {', '.join(missing_seeds)})" if len(missing_seeds) < len(runs) else ""
             lost.append(f"{label} has {len(new)} of {len(old)} runs in {after}{seeds}: train as many.")
         if label not in shared:
             continue
@@ -126,15 +126,15 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
 def _figures(old: Sequence[float], new: Sequence[float], alpha: float) -> str:
     """Return the cells of a row, from the means to the smallest detectable difference."""
     mean = float(np.mean(old))
-    form = decimals(mean)
-    change = f"{float(np.mean(new)) - mean:+{form}}"
+    spec = decimals(mean)
+    change = f"{float(np.mean(new)) - mean:+{spec}}"
     between = detectable = ""
     if min(len(old), len(new)) > 1:
         low, high = interval(new, old)
-        between = f" [{low:+{form}}, {high:+{form}}]"
-        detectable = f"{smallest_difference(old, new, alpha):{form}}"
+        between = f" [{low:+{spec}}, {high:+{spec}}]"
+        detectable = f"{smallest_difference(old, new, alpha):{spec}}"
     better = f"{probability_of_improvement(old, new):.2f}"
-    return f"{mean:{form}} | {float(np.mean(new)):{form}} | {change}{between} | {better} | {detectable}"
+    return f"{mean:{spec}} | {float(np.mean(new)):{spec}} | {change}{between} | {better} | {detectable}"
 
 
 def _smallest_p(old: int, new: int) -> float:
@@ -159,11 +159,13 @@ def read_runs(path: Path, key: str) -> Runs:
             recipe = row["recipe"]
             seed = row["seed"]
             value = float(row[key])
-            where = f"{path}, line {line} (recipe {recipe}, seed {seed})"
+            location = f"{path}, line {line} (recipe {recipe}, seed {seed})"
             if not math.isfinite(value):
-                raise ConfigError(f"{where}: {key} is {value}; train this run until an episode ends.")
+                raise ConfigError(f"{location}: {key} is {value}; train this run until an episode ends.")
             if seed in runs.setdefault(recipe, {}):
-                raise ConfigError(f"{where}: an earlier line has the same recipe and seed; keep one of them.")
+                raise ConfigError(
+                    f"{location}: an earlier line has the same recipe and seed; keep one of them."
+                )
             runs[recipe][seed] = value
     except ConfigError:
         raise

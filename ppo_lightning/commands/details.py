@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[1]
 
 def places() -> dict[str, str]:
     """Return the place of each detail in the code, ``file:line`` by number."""
-    found = {}
+    locations = {}
     for path in sorted(ROOT.rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             if match := re.fullmatch(r"\s*# detail (\w+)", line):
-                found[match[1]] = f"{path.relative_to(ROOT.parent)}:{number + 1}"
-    return found
+                locations[match[1]] = f"{path.relative_to(ROOT.parent)}:{number + 1}"
+    return locations
 
 
 def format_value(value: Value) -> str:

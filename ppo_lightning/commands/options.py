@@ -72,8 +72,8 @@ def answer(args: Sequence[str]) -> bool:
         print(_subcommand(args[0]))
     elif not args[0].startswith("-") and args[0] not in DESCRIPTIONS:
         guess = nearest(args[0], {name: name for name in DESCRIPTIONS} | SYNONYMS, limit=1)
-        known = ", ".join(DESCRIPTIONS)
-        print(f"error: there is no command {args[0]!r}{guess or '.'} Commands: {known}.", file=sys.stderr)
+        commands = ", ".join(DESCRIPTIONS)
+        print(f"error: there is no command {args[0]!r}{guess or '.'} Commands: {commands}.", file=sys.stderr)
         raise SystemExit(2)
     else:
         return False
@@ -151,6 +151,6 @@ def _add(group: Any, prefix: str, path: Path, owner: str) -> None:
         group.add_argument(f"--{prefix}{name}", metavar=name.upper(), help=text)
 
 
-def _in_words(found: re.Match[str]) -> str:
-    kind, low, high = found.groups()
+def _in_words(match: re.Match[str]) -> str:
+    kind, low, high = match.groups()
     return f"{kind} from {low} to {high}" if high else f"{kind} from {low}"

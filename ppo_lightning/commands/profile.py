@@ -140,18 +140,18 @@ def changes(module: Any) -> list[tuple[str, ...]]:
     """Return flags that might make a run faster. The last one changes the number of environments."""
     data = module.data
     cores = processors()
-    found: list[tuple[str, ...]] = []
+    candidates: list[tuple[str, ...]] = []
     if not module.hparams.compile:
-        found.append(("--model.compile", "true"))
+        candidates.append(("--model.compile", "true"))
     if module.device.type == "cpu" and cores > 1:
-        found.append(("--num_threads", str(cores) if torch.get_num_threads() == 1 else "1"))
+        candidates.append(("--num_threads", str(cores) if torch.get_num_threads() == 1 else "1"))
     if module.trainer.precision == "32-true" and data.specs.observation.dtype == torch.uint8:
-        found.append(("--trainer.precision", "bf16-mixed"))
+        candidates.append(("--trainer.precision", "bf16-mixed"))
     if data.env_id in IDS and data.backend != "vectorized":
-        found.append(("--data.backend", "vectorized"))
+        candidates.append(("--data.backend", "vectorized"))
     if data.backend in ("gymnasium", "envpool") and data.specs.observation.dtype != torch.uint8:
-        found.append(("--data.backend", "envpool" if data.backend == "gymnasium" else "gymnasium"))
-    return [*found, ("--data.num_envs", str(2 * data.num_envs))]
+        candidates.append(("--data.backend", "envpool" if data.backend == "gymnasium" else "gymnasium"))
+    return [*candidates, ("--data.num_envs", str(2 * data.num_envs))]
 
 
 def profile(args: Sequence[str], seconds: float) -> StageClock:

@@ -31,13 +31,13 @@ def commit() -> str:
 
 def versions() -> str:
     """Return the versions of Python and of the packages that affect the results of a run."""
-    found = [f"Python {platform.python_version()}"]
+    entries = [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            entries.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(entries)
 
 
 def processor() -> str:

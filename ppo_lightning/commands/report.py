@@ -71,10 +71,12 @@ def results_of(job: Job, folder: Path, sources: Sequence[Row]) -> tuple[Row, lis
     Raises:
         FileNotFoundError: The run left no checkpoint.
     """
-    found = sorted(folder.glob("runs/*/version_*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    checkpoints = sorted(
+        folder.glob("runs/*/version_*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime
+    )
+    if not checkpoints:
         raise FileNotFoundError(f"{folder} has no checkpoint.")
-    checkpoint = read_checkpoint(str(found[-1]))
+    checkpoint = read_checkpoint(str(checkpoints[-1]))
     metrics = list(metrics_of(folder))
     evaluations = [float(row["eval/episodic_return"]) for row in metrics if row.get("eval/episodic_return")]
     row = {
@@ -157,18 +159,18 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
     Returns:
         The table of results in Markdown.
     """
-    done = [job for job in jobs if (runner.folder_of(job) / DONE).exists()]
-    if not done:
+    finished = [job for job in jobs if (runner.folder_of(job) / DONE).exists()]
+    if not finished:
         return "No run has finished."
-    results = [results_of(job, runner.folder_of(job), runner.record_of(job)["sources"]) for job in done]
+    results = [results_of(job, runner.folder_of(job), runner.record_of(job)["sources"]) for job in finished]
     runs = [row for row, _ in results]
     curves = [point for _, points in results for point in points]
     write_csv(runner.folder / "runs.csv", runs)
     families = {job.label: job.recipe.resolve().parent.name for job in jobs}
     text = table(runs, families)
-    missing = len(jobs) - len(done)
-    unfinished = [f"\n{missing} of {len(jobs)} runs have not finished.\n"] if missing else []
-    sections = [text, *unfinished, describe_sources(command, runner, done), ""]
+    num_unfinished = len(jobs) - len(finished)
+    unfinished = [f"\n{num_unfinished} of {len(jobs)} runs have not finished.\n"] if num_unfinished else []
+    sections = [text, *unfinished, describe_sources(command, runner, finished), ""]
     (runner.folder / "report.md").write_text("\n".join(sections))
     if curves:
         write_csv(runner.folder / "curves.csv", curves)
@@ -192,34 +194,36 @@ def table(runs: Sequence[Row], families: dict[str, str]) -> str:
         returns = [float(run["episodic_return"]) for run in seeds]
         mean = statistics.fmean(returns)
         spread = ""
-        form = decimals(mean)
+        spec = decimals(mean)
         if len(returns) > 1:
             low, high = interval(returns)
-            spread = f" ± {statistics.stdev(returns):{form}} [{low:{form}}, {high:{form}}]"
-        known = published(env_id, families[label])
-        cleanrl = "" if known is None else f"{float(known['mean']):{form}} ± {float(known['std']):{form}}"
-        if known is not None and int(known["env_steps"] or 0) > 1.1 * int(seeds[0]["env_steps"]):
-            cleanrl += f" ({int(known['env_steps']):_} steps)".replace("_", " ")
+            spread = f" ± {statistics.stdev(returns):{spec}} [{low:{spec}}, {high:{spec}}]"
+        reference = published(env_id, families[label])
+        cleanrl = ""
+        if reference is not None:
+            cleanrl = f"{float(reference['mean']):{spec}} ± {float(reference['std']):{spec}}"
+            if int(reference["env_steps"] or 0) > 1.1 * int(seeds[0]["env_steps"]):
+                cleanrl += f" ({int(reference['env_steps']):_} steps)".replace("_", " ")
         steps = f"{int(seeds[0]['env_steps']):_}".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in seeds)
         lines.append(
-            f"| {label} | {env_id} | {len(seeds)} | {steps} | {mean:{form}}{spread}"
-            f" | {float(interquartile_mean(np.array(returns))):{form}} | {cleanrl} | {seconds:.0f} s |"
+            f"| {label} | {env_id} | {len(seeds)} | {steps} | {mean:{spec}}{spread}"
+            f" | {float(interquartile_mean(np.array(returns))):{spec}} | {cleanrl} | {seconds:.0f} s |"
         )
     return "\n".join(lines)
 
 
-def describe_sources(command: Sequence[str], runner: Runner, done: Sequence[Job]) -> str:
+def describe_sources(command: Sequence[str], runner: Runner, finished: Sequence[Job]) -> str:
     """Return the provenance of the results in Markdown: command, commits, versions, machines and recipes."""
-    records = {job: runner.record_of(job) for job in done}
+    records = {job: runner.record_of(job) for job in finished}
     names: dict[str, list[str]] = {}
     for job, record in records.items():
         for source in record["sources"]:
             runs = "1 run" if source["workers"] == 1 else f"{source['workers']} runs"
             text = f"commit {source['commit']}; {source['versions']}; {source['machine']}; {runs} at a time"
             names.setdefault(text, []).append(job.name)
-    same = len(names) == 1
-    sources = [f"- {text}" if same else f"- {', '.join(runs)}: {text}" for text, runs in names.items()]
+    one_source = len(names) == 1
+    sources = [f"- {text}" if one_source else f"- {', '.join(runs)}: {text}" for text, runs in names.items()]
     recipes = {f"{job.label} {record['recipe_sha256'][:10]}": None for job, record in records.items()}
     return "\n".join(
         [

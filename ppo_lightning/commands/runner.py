@@ -188,8 +188,8 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
     tries = [rows for rows in tries if rows]
     seconds_before = 0.0
     steps_before = 0
-    for rows, following in zip(tries, [*tries[1:], None], strict=True):
-        end = int(following[0]["step"]) if following else None
+    for rows, next_rows in zip(tries, [*tries[1:], None], strict=True):
+        end = int(next_rows[0]["step"]) if next_rows else None
         seconds = seconds_before
         for row in rows:
             if end is not None and int(row["step"]) >= end:

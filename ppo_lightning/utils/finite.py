@@ -27,12 +27,12 @@ def require_finite(
     # A finite sum of squares proves that all values are finite. It may overflow: then check each value.
     if values.dtype.kind != "f" or math.isfinite(np.vdot(values, values)) or np.isfinite(values).all():
         return
-    bad = np.argwhere(~np.isfinite(values))[0]
-    env = bad[0] if rows is None else np.flatnonzero(rows)[bad[0]]
+    index = np.argwhere(~np.isfinite(values))[0]
+    env = index[0] if rows is None else np.flatnonzero(rows)[index[0]]
     if key == "reward" and values.ndim > 1:
-        step += int(bad[1])
+        step += int(index[1])
     raise NonFiniteError(
-        f"The {key} of environment {first_env + env} is {values[tuple(bad)]} at its step {step}."
+        f"The {key} of environment {first_env + env} is {values[tuple(index)]} at its step {step}."
     )
 
 

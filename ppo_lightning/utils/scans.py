@@ -38,10 +38,10 @@ def running_sum(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.nd
     """
     total = np.cumsum(steps, axis=0, dtype=np.float64) + carry
     ends = np.maximum.accumulate(np.where(done, np.arange(len(done))[:, None], -1), axis=0)
-    before = np.concatenate(
+    last_end = np.concatenate(
         [np.full((1, len(carry)), -1), ends[:-1]]
     )  # the last episode end before each step
-    total -= np.where(before < 0, 0, np.take_along_axis(total, before, axis=0))
+    total -= np.where(last_end < 0, 0, np.take_along_axis(total, last_end, axis=0))
     carry[:] = np.where(done[-1], 0, total[-1])
     return total
 
