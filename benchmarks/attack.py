@@ -1,8 +1,8 @@
-"""Attack training: kill runs, damage checkpoints, fill the disk, draw random settings; count what is lost.
+"""Attack training with kills, damaged checkpoints, full disks and random settings, and count losses.
 
-`make attack`, or `python benchmarks/attack.py [--kills 60] [--files 100] [--disks 9] [--settings 300]`; 0 skips an
-attack. `--only settings:17` repeats one job, prints the output and keeps the folder. Every try runs in a
-process that is forked after the imports. The exit code is 1 if anything was lost. On Linux only.
+`make attack`, or `python benchmarks/attack.py [--kills 60] [--files 100] [--disks 9] [--settings 300]`.
+A number of 0 skips an attack. `--only settings:17` repeats one job, prints its output and keeps its folder.
+Every attempt runs in a process that is forked after the imports. The exit code is 1 after a loss. Linux only.
 """
 
 import argparse
@@ -32,17 +32,17 @@ import torch
 from forked import FORK, LONG, ROLLOUTS, RUNS, Forked, complaint, deviation, difference, fit, train
 from mutations import draw
 
-import ppo_lightning.algorithms  # noqa: F401  (load_from_checkpoint takes classes that are imported)
+import ppo_lightning.algorithms  # noqa: F401  (load_from_checkpoint needs imported classes)
 from ppo_lightning import PPO
 from ppo_lightning.commands import cli
 from ppo_lightning.errors import ConfigError
 
-SIGNALS = 3  # of a run
+SIGNALS = 3  # signals per run
 MOMENTS = {"before training": -1, "between checkpoints": ROLLOUTS // 2 + 1, "at the end": ROLLOUTS - 1}
-ATTACKS = {  # title, number of tries
+ATTACKS = {  # title, number of attempts
     "kills": ("SIGKILL or SIGTERM at a random moment of `fit`, then `--auto_resume`", 60),
-    "files": ("checkpoint with flipped bits or cut: resume, validate, load", 100),
-    "disks": ("full disk, then `--auto_resume` with space again", 9),
+    "files": ("flipped bits in a checkpoint, or a truncated one: resume, validate, load", 100),
+    "disks": ("full disk, then `--auto_resume` with free space", 9),
     "settings": ("random settings, by flags and YAML", 300),
 }
 
@@ -52,11 +52,11 @@ class Job:
     """One job of an attack.
 
     Attributes:
-        attack: A method of ``Attacks``.
-        number: Of the job.
-        tries: How many signals are sent; 1 for the other attacks.
-        outcomes: How the tries ended.
-        lost: What was lost; empty: nothing.
+        attack: Name of a method of ``Attacks``.
+        number: Number of the job within the attack.
+        tries: Number of attempts: the number of signals for ``kills``, otherwise 1.
+        outcomes: Number of attempts by outcome.
+        lost: Description of the loss, empty if nothing was lost.
     """
 
     attack: str
@@ -68,10 +68,10 @@ class Job:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
-    """Makes the folder a disk of 8 MiB; gives the kind of disk, and functions that fill and free the disk.
+    """Turn a folder into a disk of 8 MiB; yield the kind of disk and functions that fill and free it.
 
-    With the right to mount this is a tmpfs. Otherwise RLIMIT_FSIZE stands for a full disk: no file of the
-    process that calls the first function grows beyond 500 bytes (the error is EFBIG, not ENOSPC).
+    With permission to mount, the disk is a tmpfs. Otherwise RLIMIT_FSIZE simulates a full disk: files of
+    the process that calls the first function cannot exceed 500 bytes (the error is EFBIG, not ENOSPC).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=8m") != 0:
@@ -91,17 +91,20 @@ def small_disk(folder: Path) -> Iterator[tuple[str, Callable[[], None], Callable
 
 
 class Attacks:
-    """The attacks: methods that take a job, a random generator and an empty folder; they return what was lost.
+    """Attacks: methods with a job, a random generator and an empty folder, which return the loss.
 
     Args:
-        scratch: For the folders of all jobs.
-        timeout: Of a process, in seconds.
-        show: Whether the output of the processes is printed and the folders stay.
-        seed: Of the random generators.
+        scratch: Parent folder of the folders of all jobs.
+        timeout: Timeout of a process in seconds.
+        show: Whether to print the output of the processes and to keep the folders.
+        seed: Seed of the random generators.
     """
 
     def __init__(self, scratch: Path, timeout: float, show: bool, seed: int) -> None:
-        self.scratch, self.timeout, self.show, self.seed = scratch, timeout, show, seed
+        self.scratch = scratch
+        self.timeout = timeout
+        self.show = show
+        self.seed = seed
         self.whole = {name: train(name, scratch) for name in RUNS}
         self.longer = {
             name: train(name, scratch, f"--ckpt_path={whole.path}", rollouts=ROLLOUTS + 2)
@@ -109,10 +112,10 @@ class Attacks:
         }  # fmt: skip
 
     def run(self, job: Job) -> Job:
-        """Does a job and fills in the outcomes."""
+        """Run a job and record its outcomes."""
         rng = random.Random(f"{self.seed} {job.attack} {job.number}")
         top = self.scratch / f"{job.attack}-{job.number}"
-        folder = top / "a" / "b"  # "../x", a nasty value, stays inside
+        folder = top / "a" / "b"  # keeps the adversarial value "../x" inside
         folder.mkdir(parents=True)
         job.lost = getattr(self, job.attack)(job, rng, folder)
         if not self.show:
@@ -120,19 +123,20 @@ class Attacks:
         return job
 
     def end(self, process: Forked, part: float = 1) -> tuple[int, str, str]:
-        """Waits for a part of the time-out; returns exit code, standard output and standard error."""
+        """Wait for a part of the timeout; return exit code, standard output and standard error."""
         code, out, errors = process.end(part * self.timeout)
         if self.show:
             print(out, errors, f"exit code {code}", sep="\n", flush=True)
         return code, out, errors
 
     def kills(self, job: Job, rng: random.Random, folder: Path) -> str:
-        """Sends signals at random moments; each time ``--auto_resume`` resumes the run."""
-        name, run = list(RUNS)[job.number % len(RUNS)], 0
+        """Send signals at random moments, and resume with ``--auto_resume`` after each."""
+        name = list(RUNS)[job.number % len(RUNS)]
+        run = 0
         while True:
-            here = folder / f"run{run}"
-            here.mkdir(exist_ok=True)
-            process = fit(here, name, "--auto_resume")
+            run_folder = folder / f"run{run}"
+            run_folder.mkdir(exist_ok=True)
+            process = fit(run_folder, name, "--auto_resume")
             if job.outcomes.total() < job.tries:
                 process.process.join(rng.uniform(0, self.whole[name].seconds))
                 kind = rng.choice([signal.SIGKILL, signal.SIGTERM])
@@ -141,15 +145,17 @@ class Attacks:
             if code not in (0, 143, -signal.SIGKILL, -signal.SIGTERM) or "Traceback" in errors:
                 return f"{name}: {complaint(code, errors) or errors.strip()[-200:]}"
             if code == 0:
-                lost = deviation(here, self.whole[name])
+                lost = deviation(run_folder, self.whole[name])
                 if lost or job.outcomes.total() == job.tries:
                     return lost and f"{name}: {lost}"
                 run += 1
 
     def files(self, job: Job, rng: random.Random, folder: Path) -> str:
-        """Damages a checkpoint, then resumes from it, validates it and loads it."""
-        name, bits = list(RUNS)[job.number % len(RUNS)], rng.choice([0, 1, 1, 4, 4, 30])
-        whole, path = self.whole[name].path.read_bytes(), folder / "damaged.ckpt"
+        """Damage a checkpoint, then resume from it, validate it and load it."""
+        name = list(RUNS)[job.number % len(RUNS)]
+        bits = rng.choice([0, 1, 1, 4, 4, 30])
+        whole = self.whole[name].path.read_bytes()
+        path = folder / "damaged.ckpt"
         damaged = bytearray(whole if bits else whole[: rng.randrange(len(whole))])
         for bit in rng.sample(range(8 * len(whole)), bits):
             damaged[bit // 8] ^= 1 << bit % 8
@@ -171,82 +177,90 @@ class Attacks:
         if resumed[0] == 0:
             losses[0] = losses[0] or deviation(folder, self.longer[name])
         if loaded[0] == 0 and (place := loaded[1].strip()):
-            losses[2] = losses[2] or f"{place} is not as in the file"
-        ways = ("fit --ckpt_path", "validate", "load_from_checkpoint")
-        said = "; ".join(f"{way}: {lost}" for way, lost in zip(ways, losses, strict=True) if lost)
-        return said and f"{name}, {f'{bits} bits' if bits else 'cut'}: {said}"
+            losses[2] = losses[2] or f"{place} differs from the file"
+        commands = ("fit --ckpt_path", "validate", "load_from_checkpoint")
+        summary = "; ".join(
+            f"{command}: {lost}" for command, lost in zip(commands, losses, strict=True) if lost
+        )
+        return summary and f"{name}, {f'{bits} bits' if bits else 'truncated'}: {summary}"
 
     def disks(self, job: Job, rng: random.Random, folder: Path) -> str:
-        """Fills the disk before training, between checkpoints or in the last rollout; frees it; resumes."""
-        moment, at = list(MOMENTS.items())[job.number % len(MOMENTS)]
+        """Fill the disk before training, between checkpoints or in the last rollout; free it and resume."""
+        moment, fill_after = list(MOMENTS.items())[job.number % len(MOMENTS)]
         name = list(RUNS)[job.number // len(MOMENTS) % len(RUNS)]
         with small_disk(folder) as (kind, fill, free):
             job.outcomes[f"{moment} ({kind})"] += 1
-            hook = lambda rollouts: fill() if rollouts == at else None  # noqa: E731
+            hook = lambda rollouts: fill() if rollouts == fill_after else None  # noqa: E731
             code, _, errors = self.end(fit(folder, name, hook=hook))
             lost = complaint(code, errors)
-            if not lost and code == 2 and at >= 0:
+            if not lost and code == 2 and fill_after >= 0:
                 lost = f"training ended: {errors.strip().splitlines()[-1]}"
             if not lost and not re.search("No space left|File too large", errors):
-                lost = "no word about the disk on standard error"
+                lost = "no message about the disk on standard error"
             free()
             code, _, errors = self.end(fit(folder, name, "--auto_resume"))
-            again = complaint(code, errors) or errors[-200:] if code else deviation(folder, self.whole[name])
-        said = "; ".join(filter(None, [lost, again and f"resumed with space again: {again}"]))
-        return said and f"{name}, full {moment}: {said}"
+            resume_loss = (
+                complaint(code, errors) or errors[-200:] if code else deviation(folder, self.whole[name])
+            )
+        summary = "; ".join(filter(None, [lost, resume_loss and f"resumed with free space: {resume_loss}"]))
+        return summary and f"{name}, full {moment}: {summary}"
 
     def settings(self, job: Job, rng: random.Random, folder: Path) -> str:
-        """Trains with random settings: it trains, or ends with code 2 and one sentence."""
+        """Train with random settings: the process must train, or end with code 2 and one sentence."""
         text, flags, changes = draw(rng)
         (folder / "recipe.yaml").write_text(text)
         args = ["fit", "--config", "recipe.yaml", *flags]
         process = Forked(folder, lambda: cli.main(args), address_space=8 * 2**30)
-        code, out, errors = self.end(process, part=0.5)  # some settings are long work
+        code, out, errors = self.end(process, part=0.5)  # some settings take long
         lost = "" if code == LONG else complaint(code, errors)
         if code == 0 and "wall time" not in out:
-            lost = lost or "ended with code 0 and did not train"
-        ends = {0: "trained", 2: "refused", LONG: "trained until the time-out"}
+            lost = lost or "ended with code 0 without training"
+        ends = {0: "trained", 2: "refused", LONG: "trained until the timeout"}
         job.outcomes["lost" if lost else ends[code]] += 1
         return lost and f"{changes}: {lost}"
 
 
 def report(args: argparse.Namespace, jobs: list[Job], seconds: float) -> str:
-    """Returns the results as Markdown."""
+    """Return the results in Markdown."""
     describe = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     versions = f"{os.cpu_count()} processors, Python {platform.python_version()}, torch {torch.__version__}"
     command = shlex.join(["python", "benchmarks/attack.py", *sys.argv[1:]])
     lines = ["# Attack", "", f"`{command}` at commit {commit}, {versions}: {seconds / 60:.0f} minutes.", ""]
-    lines += ["| attack | tries | lost | what |", "|---|---|---|---|"]
+    lines += ["| attack | attempts | lost | outcomes |", "|---|---|---|---|"]
     for attack, (title, _) in ATTACKS.items():
-        mine = [job for job in jobs if job.attack == attack]
-        outcomes = sum((job.outcomes for job in mine), Counter[str]())
-        if mine:
-            what = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-            lost = sum(bool(job.lost) for job in mine)
-            lines.append(f"| {title} | {sum(job.tries for job in mine)} | {lost} | {what} |")
+        chosen = [job for job in jobs if job.attack == attack]
+        outcomes = sum((job.outcomes for job in chosen), Counter[str]())
+        if chosen:
+            counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+            lost = sum(bool(job.lost) for job in chosen)
+            lines.append(f"| {title} | {sum(job.tries for job in chosen)} | {lost} | {counts} |")
     if any(job.lost for job in jobs):
-        lines += ["", "| what was lost | to repeat it: `python benchmarks/attack.py ...` |", "|---|---|"]
+        lines += ["", "| loss | to reproduce: `python benchmarks/attack.py ...` |", "|---|---|"]
     for job in jobs:
         if job.lost:
-            what = " ".join(job.lost.split()).replace("|", "\\|").replace(str(args.scratch), "...")
-            lines.append(f"| {what} | `--seed {args.seed} --only {job.attack}:{job.number}` |")
+            loss = " ".join(job.lost.split()).replace("|", "\\|").replace(str(args.scratch), "...")
+            lines.append(f"| {loss} | `--seed {args.seed} --only {job.attack}:{job.number}` |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Runs the attacks, prints and writes the table.
+    """Run the attacks, and print and write the table.
 
     Raises:
         SystemExit: With code 1 if anything was lost.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     for attack, (title, tries) in ATTACKS.items():
-        parser.add_argument(f"--{attack}", type=int, default=tries, help=f"tries (default: {tries}): {title}")
-    parser.add_argument("--only", help="one job, as ATTACK:NUMBER; the folder stays")
-    parser.add_argument("--seed", type=int, default=1, help="of the random choices (default: 1)")
-    parser.add_argument("--workers", type=int, default=2, help="how many tries at a time (default: 2)")
-    parser.add_argument("--timeout", type=float, default=90, help="of a try, in seconds (default: 90)")
+        parser.add_argument(
+            f"--{attack}", type=int, default=tries, help=f"attempts (default: {tries}): {title}"
+        )
+    parser.add_argument("--only", help="run one job, ATTACK:NUMBER, and keep its folder")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random choices (default: 1)")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel jobs (default: 2)")
+    parser.add_argument(
+        "--timeout", type=float, default=90, help="timeout of a process in seconds (default: 90)"
+    )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/attack.md"))
     args = parser.parse_args()
     firsts = range(0, args.kills, SIGNALS)
@@ -255,16 +269,18 @@ def main() -> None:
     if args.only:
         attack, number = args.only.split(":")
         jobs = [Job(attack, int(number), SIGNALS if attack == "kills" else 1)]
-    began, args.scratch, done = time.monotonic(), Path(tempfile.mkdtemp(prefix="attack-")), list[Job]()
+    started = time.monotonic()
+    args.scratch = Path(tempfile.mkdtemp(prefix="attack-"))
+    done = list[Job]()
     attacks = Attacks(args.scratch, args.timeout, bool(args.only), args.seed)
     with ProcessPoolExecutor(args.workers, FORK) as pool:
         for future in as_completed([pool.submit(attacks.run, job) for job in jobs]):
             job = future.result()
             done.append(job)
-            what = f"LOST: {job.lost}" if job.lost else ", ".join(job.outcomes)
-            print(f"[{len(done)} of {len(jobs)}] {job.attack} {job.number}: {what}", flush=True)
+            outcome = f"LOST: {job.lost}" if job.lost else ", ".join(job.outcomes)
+            print(f"[{len(done)} of {len(jobs)}] {job.attack} {job.number}: {outcome}", flush=True)
     done.sort(key=lambda job: (list(ATTACKS).index(job.attack), job.number))
-    text = report(args, done, time.monotonic() - began)
+    text = report(args, done, time.monotonic() - started)
     print(f"\n{text}")
     if args.only:
         print(f"The folder is {args.scratch}")

@@ -1,7 +1,7 @@
-"""Environment steps a second beside other busy processes, with one thread of PyTorch, two, and the default.
+"""Measure throughput beside other busy processes, with one PyTorch thread, two threads and the default.
 
-`python benchmarks/busy_machine.py [--busy 0 1 2] [--repeats 3] [--seconds 8] [--json PATH]`; needs the extra `benchmark`. The
-busy processes are loops of Python that never wait. All runs are processes of their own, in alternation.
+`python benchmarks/busy_machine.py [--busy 0 1 2] [--repeats 3] [--seconds 8] [--json PATH]` needs the extra
+`benchmark`. The busy processes are endless Python loops. Every run is a separate process, in alternation.
 """
 
 import argparse
@@ -26,56 +26,56 @@ SB3 = "stable-baselines3"
 Results = dict[str, dict[int, dict[str, list[float]]]]
 
 
-def one(who: str, workload: str, seconds: float) -> None:
-    """Run in a process of its own and print the speed."""
+def run_one(program: str, workload: str, seconds: float) -> None:
+    """Run one program in this process and print its throughput."""
     warnings.simplefilter("ignore")
     env_id, kind, _, num_envs, num_steps, _ = speed.WORKLOADS[workload]
     watch = peers.Stopwatch(seconds)
-    if who == SB3:
+    if program == SB3:
         sps = peers.stable_baselines3(env_id, speed.RECIPES[kind], num_envs, num_steps, seconds)
     else:
-        speed.train(workload, watch, OURS[who], accelerator="cpu")
+        speed.train(workload, watch, OURS[program], accelerator="cpu")
         sps = watch.rate(num_envs * num_steps)
     print("RESULT", sps)
 
 
-def measure(who: str, workload: str, busy: int, seconds: float) -> float:
-    """Return the environment steps a second of a fresh process beside so many busy ones."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+def measure(program: str, workload: str, busy: int, seconds: float) -> float:
+    """Return the environment steps per second of a fresh process beside ``busy`` busy processes."""
+    busy_processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
-        command = [sys.executable, __file__, "--one", who, "--workloads", workload, "--seconds", str(seconds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        command = [sys.executable, __file__, "--one", program]
+        command += ["--workloads", workload, "--seconds", str(seconds)]
+        completed = subprocess.run(command, capture_output=True, text=True, check=True)
     finally:
-        for process in others:
+        for process in busy_processes:
             process.kill()
-    sps = float(done.stdout.rsplit("RESULT", 1)[1])
-    print(f"{workload}, {busy} busy: {who} {sps:.0f}", file=sys.stderr, flush=True)
+    sps = float(completed.stdout.rsplit("RESULT", 1)[1])
+    print(f"{workload}, {busy} busy: {program} {sps:.0f}", file=sys.stderr, flush=True)
     return sps
 
 
 def report(results: Results) -> None:
-    """Print medians, and the default in proportion to the better of one and two threads of the same round."""
-    print(
-        "| workload | busy processes | | SPS, median | of the better of 1 and 2 threads, run by run | x SB3 |"
-    )
+    """Print medians, and the ratio of the default to the better of one and two threads, run by run."""
+    print("| workload | busy processes | | SPS, median | ratio to the better of 1 and 2 threads | x SB3 |")
     print("|---|---|---|---|---|---|")
     for workload, by_busy in results.items():
         for busy, runs in by_busy.items():
-            for who, rates in runs.items():
-                ratio = against = ""
-                if f"{who}, 1 thread" in runs:
-                    both = zip(rates, runs[f"{who}, 1 thread"], runs[f"{who}, 2 threads"], strict=True)
-                    ratio = f"{statistics.median(default / max(one, two) for default, one, two in both):.2f}"
-                if SB3 in runs and who != SB3:
+            for program, rates in runs.items():
+                ratio = against_sb3 = ""
+                if f"{program}, 1 thread" in runs:
+                    one_thread = runs[f"{program}, 1 thread"]
+                    two_threads = runs[f"{program}, 2 threads"]
+                    best = [max(pair) for pair in zip(one_thread, two_threads, strict=True)]
+                    ratio = f"{statistics.median(a / b for a, b in zip(rates, best, strict=True)):.2f}"
+                if SB3 in runs and program != SB3:
                     pairs = zip(rates, runs[SB3], strict=True)
-                    against = f"{statistics.median(a / b for a, b in pairs):.2f}"
-                print(
-                    f"| {workload} | {busy} | {who} | {statistics.median(rates):.0f} | {ratio} | {against} |"
-                )
+                    against_sb3 = f"{statistics.median(a / b for a, b in pairs):.2f}"
+                sps = f"{statistics.median(rates):.0f}"
+                print(f"| {workload} | {busy} | {program} | {sps} | {ratio} | {against_sb3} |")
 
 
 def main() -> None:
-    """Print a table, and write every figure as JSON."""
+    """Print a table and write all measurements as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 1, 2])
@@ -86,18 +86,18 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        one(args.one, args.workloads[0], args.seconds)
+        run_one(args.one, args.workloads[0], args.seconds)
         return
     results: Results = {
-        name: {busy: {who: [] for who in args.who} for busy in args.busy} for name in args.workloads
+        name: {busy: {program: [] for program in args.who} for busy in args.busy} for name in args.workloads
     }
     for workload, by_busy in results.items():
         for busy, runs in by_busy.items():
             for _ in range(args.repeats):
-                for who, rates in runs.items():
-                    if who != SB3 or workload != "cartpole-2048x128":  # one rollout takes minutes there
-                        rates.append(measure(who, workload, busy, args.seconds))
-            by_busy[busy] = {who: rates for who, rates in runs.items() if rates}
+                for program, rates in runs.items():
+                    if program != SB3 or workload != "cartpole-2048x128":  # one rollout takes minutes there
+                        rates.append(measure(program, workload, busy, args.seconds))
+            by_busy[busy] = {program: rates for program, rates in runs.items() if rates}
             if args.json:
                 args.json.write_text(json.dumps({"command": sys.argv, "runs": results}, indent=1) + "\n")
     report(results)

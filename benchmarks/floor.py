@@ -1,4 +1,4 @@
-"""What the environment, the policy and the updates of a run take alone, in the same process."""
+"""Time of the environment, the policy and the updates alone, measured in the process of a run."""
 
 import functools
 import itertools
@@ -14,25 +14,29 @@ from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.algorithms.update import CompiledUpdate
 from ppo_lightning.envs import BatchedEnv
 
-WARM_UP, WARM_UP_SECONDS = (
-    3,
-    20.0,
-)  # iterations, until the updates are compiled and the caches filled; fewer long ones
-ROUNDS = 5  # of speed and floor in turn
+# The warm-up, for compilation and caches, ends after this number of iterations or this time.
+WARM_UP = 3
+WARM_UP_SECONDS = 20.0
+ROUNDS = 5  # alternating measurements of speed and floor
 
 
 class FloorClock(L.Callback):
-    """Measure the speed of a run and its floor in turn, because the machine's own speed drifts; then end the run.
+    """Callback that measures speed and floor of a run in alternation, and then ends the run.
 
-    Afterwards ``sps`` has the environment steps per second, ``floor`` the seconds of an iteration's parts alone,
-    ``floor_sps`` the environment steps per second that the parts would give, and ``fraction`` the share of that reached.
+    The alternation cancels drifts of the machine's speed. Afterwards ``sps`` holds the environment steps
+    per second, ``floor`` the seconds of each part of an iteration alone, ``floor_sps`` the environment
+    steps per second without overhead, and ``fraction`` the ratio of ``sps`` to ``floor_sps``.
+
+    Args:
+        seconds: Total duration of the measurements of speed.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._speeds: list[float] = []
         self._floors: list[dict[str, float]] = []
-        self._iterations, self._warm = 0, False
+        self._iterations = 0
+        self._warm = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._start = time.perf_counter()
@@ -52,7 +56,8 @@ class FloorClock(L.Callback):
             trainer.should_stop = len(self._floors) >= ROUNDS
         else:
             return
-        self._iterations, self._start = 0, time.perf_counter()
+        self._iterations = 0
+        self._start = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         frames = pl_module.data.frames_per_rollout
@@ -66,20 +71,21 @@ class FloorClock(L.Callback):
 
 
 def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Times the raw parts of an iteration, each alone: what is left when everything else costs nothing.
+    """Measure the parts of an iteration alone: their sum is the time of an iteration without overhead.
 
-    The environments step with random actions and reset themselves where they can; the policy acts on the same observations
-    again and again (choosing actions, and finding log-probabilities and values); the update is repeated on one minibatch, by
-    way of no hook of Lightning's.
+    The environments step with random actions. The policy acts on the same observations repeatedly,
+    including log-probabilities and values. The update is repeated on one minibatch without Lightning's hooks.
 
     Args:
-        module: In training; its weights stay, Adam's moments do not.
+        module: Algorithm in training. Its weights are kept; Adam's moments change.
         minibatch: Tensors [B, ...].
 
     Returns:
-        Seconds of an iteration by part.
+        Seconds per iteration, by part.
     """
-    data, agent, hparams = module.data, module.agent, module.hparams
+    data = module.data
+    agent = module.agent
+    hparams = module.hparams
     env = data.factory.make(data.env.num_envs, data.seed)
     observation = env.reset_arrays().astype(minibatch["observation"].numpy(force=True).dtype)
     noise = agent.noise((env.num_envs,)).numpy()
@@ -87,10 +93,10 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
         policy = type(agent).array_policy(agent)
         memory = agent.initial_memory(env.num_envs)
         state = None if memory is None else memory.numpy(force=True)
-        acting = data.num_steps * seconds_of(lambda: policy(observation, noise, state))
+        acting = data.num_steps * mean_seconds(lambda: policy(observation, noise, state))
         if policy(observation, noise, state)[1] is None:
-            acting += seconds_of(functools.partial(type(data.collector)._evaluate, data.collector))
-    stepping = seconds_of(raw_step(env), least=0.5)
+            acting += mean_seconds(functools.partial(type(data.collector)._evaluate, data.collector))
+    stepping = mean_seconds(raw_step(env), min_seconds=0.5)
     env.close()
     optimizer = module.trainer.optimizers[0]
     (group,) = optimizer.param_groups
@@ -108,14 +114,15 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
         torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
         optimizer.step()
 
-    updating = hparams.update_epochs * hparams.num_minibatches * seconds_of(update, least=0.5)
+    updating = hparams.update_epochs * hparams.num_minibatches * mean_seconds(update, min_seconds=0.5)
     group["lr"] = lr
     return {"environment": data.num_steps * stepping, "acting": acting, "updates": updating}
 
 
 def raw_step(env: BatchedEnv) -> Callable[[], Any]:
-    """Returns a function that steps what the adapter steps with random actions, without the adapter where that is possible."""
-    envs, spec = env.envs, env.action_spec_unbatched
+    """Return a function that steps the environments with random actions, if possible without the adapter."""
+    envs = env.envs
+    spec = env.action_spec_unbatched
     batches = [torch.stack([spec.rand() for _ in range(env.num_envs)]).numpy() for _ in range(100)]
     if isinstance(envs, list) and hasattr(envs[0], "unwrapped"):
         decode = getattr(env, "_from_row", None) or (lambda row: row)
@@ -123,13 +130,13 @@ def raw_step(env: BatchedEnv) -> Callable[[], Any]:
             [batch.tolist() if batch.ndim == 1 else [decode(row) for row in batch] for batch in batches]
         )
 
-        def step_each() -> None:
-            for one, its in zip(envs, next(chosen), strict=True):
-                _, _, terminated, truncated, _ = one.step(its)
+        def step_one_by_one() -> None:
+            for single, action in zip(envs, next(chosen), strict=True):
+                _, _, terminated, truncated, _ = single.step(action)
                 if terminated or truncated:
-                    one.reset()
+                    single.reset()
 
-        return step_each
+        return step_one_by_one
     actions = itertools.cycle(batches)
     if type(env).__name__ in ("EnvPoolEnv", "CartPoleEnv"):
         typed = itertools.cycle([batch.astype(envs.action_space.dtype) for batch in batches])
@@ -137,18 +144,24 @@ def raw_step(env: BatchedEnv) -> Callable[[], Any]:
 
     def step_adapter() -> None:
         *_, terminated, truncated = env.step_arrays(next(actions))
-        if (done := terminated | truncated).any():
-            env.reset_arrays(done)
+        if (ended := terminated | truncated).any():
+            env.reset_arrays(ended)
 
     return step_adapter
 
 
-def seconds_of(function: Callable[[], Any], least: float = 0.3) -> float:
-    """Returns the mean time of a call over a time at least: a mean, as a run's speed is, with the machine's hiccups in both."""
+def mean_seconds(function: Callable[[], Any], min_seconds: float = 0.3) -> float:
+    """Return the mean time of a call in seconds. Like the speed of a run, the mean includes interruptions.
+
+    Args:
+        function: Function to measure.
+        least: Minimum duration of the measurement in seconds.
+    """
     function()
     _wait_for_gpu()
-    calls, start = 0, time.perf_counter()
-    while time.perf_counter() - start < least:
+    calls = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < min_seconds:
         function()
         calls += 1
     _wait_for_gpu()

@@ -1,4 +1,4 @@
-"""Run training in forked processes and judge how the processes ended; used by `attack.py`."""
+"""Training in forked processes, and checks of how they ended; used by `attack.py`."""
 
 import contextlib
 import importlib.util
@@ -23,32 +23,34 @@ from ppo_lightning.callbacks import RunSummary
 from ppo_lightning.commands import cli
 
 FORK = multiprocessing.get_context("fork")
-LONG, DEAF = 1001, 1002  # exit codes that no process has: ended by our SIGTERM, and only by SIGKILL
+# Exit codes that no process has.
+LONG = 1001  # ended by SIGTERM after the timeout
+DEAF = 1002  # ignored SIGTERM, ended by SIGKILL
 CLASSIC = Path(__file__).parent.parent / "configs/classic"
-RUNS = {  # the second has running statistics of observations and rewards
+RUNS = {  # the second run has running statistics of observations and rewards
     "cartpole": [],
     "acrobot": ["--model.norm_reward=true", "--model.agent.init_args.norm_obs=true"],
     "cartpole_lstm_masked_velocity": [],
 }
-ROLLOUTS = 40  # of a run
+ROLLOUTS = 40  # rollouts per run
 COUNTERS = ("global_step", "env_steps", "episode_returns", "shuffle")
 STATE = ("state_dict", "optimizer_states", "lr_schedulers", *COUNTERS)
 SAVE_EVERY_4 = "--data.rollouts_per_epoch=4"
 
 
 class Forked:
-    """A function that runs in a forked process, in a folder of choice.
+    """Forked process that runs a function in a folder.
 
     Args:
-        folder: The current folder of the process.
-        function: What the process does; an exception is a traceback and code 1, as in any Python program.
-        address_space: How many bytes the process may map beyond those mapped now; None: no limit.
+        folder: Working directory of the process.
+        function: Function to run. An exception gives a traceback and code 1, as in any Python program.
+        address_space: Number of bytes that the process may map in addition, None for no limit.
     """
 
     def __init__(self, folder: Path, function: Callable[[], Any], address_space: int | None = None) -> None:
         logs = Path(tempfile.mkdtemp(prefix="log-", dir=folder.parent))
         self._logs = logs / "out", logs / "err"
-        # Pipes: RLIMIT_FSIZE, which stands for a full disk, would cut files.
+        # Pipes, because RLIMIT_FSIZE, which simulates a full disk, would truncate files.
         self._writers = [
             subprocess.Popen(["dd", "status=none", f"of={path}"], stdin=subprocess.PIPE)
             for path in self._logs
@@ -67,20 +69,20 @@ class Forked:
         if address_space is not None:
             mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (mapped + address_space,) * 2)
-        # Ranks start as `python -m ppo_lightning`, not as the script that forks.
+        # Ranks start as `python -m ppo_lightning`, not as the forking script.
         sys.modules["__main__"].__spec__ = importlib.util.find_spec("ppo_lightning.__main__")
         sys.argv = ["ppo-lightning"]
         function()
 
     def send(self, number: signal.Signals) -> bool:
-        """Sends a signal; returns whether the process was there to get it."""
+        """Send a signal and return whether the process was alive."""
         if not self.process.is_alive():
             return False
         os.kill(self.process.pid, number)
         return True
 
     def end(self, timeout: float) -> tuple[int, str, str]:
-        """Waits; returns the exit code (LONG, DEAF after the time-out), standard output and standard error."""
+        """Wait; return the exit code (LONG or DEAF after the timeout), standard output and standard error."""
         self.process.join(timeout)
         code = self.process.exitcode
         if code is None:
@@ -88,28 +90,37 @@ class Forked:
             self.process.join(20)
             code = DEAF if self.process.exitcode is None else LONG
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # other ranks that are left
+            os.killpg(self.process.pid, signal.SIGKILL)  # remaining ranks
         self.process.join()
         for writer in self._writers:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a process in another session may live on
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process in another session may survive
                 writer.wait(timeout=10)
         out, errors = (path.read_text(errors="replace") for path in self._logs)
         return code, out, errors
 
 
 def complaint(code: int, errors: str) -> str:
-    """Returns what is wrong with the end of a process, given the exit code and standard error.
+    """Describe what is wrong with the end of a process.
 
-    That is an empty string after success and after one sentence with code 2.
+    Success, and one sentence with code 2, are correct ends.
+
+    Args:
+        code: Exit code.
+        errors: Standard error.
+
+    Returns:
+        Description of the fault, empty for a correct end.
     """
     lines = errors.strip().splitlines() or ["nothing on standard error"]
     if "Traceback (most recent call last)" in errors:
-        named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Iteration|Interrupt)\b", line)]
-        return f"traceback: {(named or lines)[-1][:200]}"
+        exceptions = [
+            line for line in lines if re.match(r"[\w.]+(Error|Exception|Iteration|Interrupt)\b", line)
+        ]
+        return f"traceback: {(exceptions or lines)[-1][:200]}"
     if code == 0:
         return ""
     if code in (LONG, DEAF):
-        return "time-out" if code == LONG else "time-out, and SIGTERM ignored for 20 s"
+        return "timeout" if code == LONG else "timeout, and SIGTERM ignored for 20 s"
     if code < 0:
         return f"died of {signal.Signals(-code).name}"
     sentences = [line for line in lines if line.startswith("error: ")]
@@ -119,7 +130,7 @@ def complaint(code: int, errors: str) -> str:
 
 
 class Reference(NamedTuple):
-    """A run without an attack: the final checkpoint, the state in it, and the seconds that the run took."""
+    """Run without an attack: final checkpoint, the state in it, and duration in seconds."""
 
     path: Path
     state: dict[str, Any]
@@ -129,7 +140,15 @@ class Reference(NamedTuple):
 def fit(
     folder: Path, name: str, *flags: str, rollouts: int = ROLLOUTS, hook: Callable[[int], None] | None = None
 ) -> Forked:
-    """Starts a run of ``RUNS``; before each rollout ``hook`` gets the number of those done, before ``fit`` -1."""
+    """Start a run of ``RUNS``.
+
+    Args:
+        folder: Working directory of the process.
+        name: Name of the run.
+        *flags: Further flags of ``fit``.
+        rollouts: Number of rollouts.
+        hook: Called with -1 before ``fit``, and before each rollout with the number of finished ones.
+    """
     recipe = CLASSIC / f"{name}.yaml"
     data = yaml.safe_load(recipe.read_text())["data"]
     steps = data["num_envs"] * data["num_steps"] * rollouts
@@ -145,38 +164,39 @@ def fit(
 
 
 def difference(a: Any, b: Any, path: str = "") -> str:
-    """Returns where two nested structures differ first, or an empty string."""
+    """Return the first place where two nested structures differ, empty if they are equal."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return next(filter(None, (difference(a[key], b[key], f"{path}.{key}") for key in a)), "")
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         pairs = enumerate(zip(a, b, strict=True))
         return next(filter(None, (difference(*pair, f"{path}[{index}]") for index, pair in pairs)), "")
-    same = torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else a == b
-    return "" if same else (path or "everything")
+    equal = torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else a == b
+    return "" if equal else (path or "everything")
 
 
 def final(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Returns the checkpoint with the most environment steps, if there is one."""
-    found = [
+    """Return the checkpoint with the most environment steps, None if there is none."""
+    checkpoints = [
         (path, torch.load(path, weights_only=True)) for path in folder.glob("runs/*/*/checkpoints/*.ckpt")
     ]
-    return max(found, key=lambda pair: pair[1]["env_steps"], default=None)
+    return max(checkpoints, key=lambda pair: pair[1]["env_steps"], default=None)
 
 
 def deviation(folder: Path, reference: Reference) -> str:
-    """Returns how what a run left differs from a run without an attack, or an empty string."""
+    """Describe how the results of a run differ from those of a run without an attack, empty if equal."""
     end = final(folder)
     if end is None:
         return "no checkpoint at the end"
     if place := difference({key: end[1][key] for key in STATE}, reference.state):
-        return f"{place} is not as in the run without an attack"
-    return next((f"{path.name} was left" for path in folder.rglob("*.part")), "")
+        return f"{place} differs from the run without an attack"
+    return next((f"{path.name} was left behind" for path in folder.rglob("*.part")), "")
 
 
 def train(name: str, scratch: Path, *flags: str, rollouts: int = ROLLOUTS) -> Reference:
-    """Trains without an attack."""
-    folder, began = Path(tempfile.mkdtemp(prefix="reference-", dir=scratch)), time.monotonic()
+    """Train without an attack."""
+    folder = Path(tempfile.mkdtemp(prefix="reference-", dir=scratch))
+    started = time.monotonic()
     code, _, errors = fit(folder, name, *flags, rollouts=rollouts).end(600)
     end = final(folder)
     assert code == 0 and end is not None, errors
-    return Reference(end[0], {key: end[1][key] for key in STATE}, time.monotonic() - began)
+    return Reference(end[0], {key: end[1][key] for key in STATE}, time.monotonic() - started)

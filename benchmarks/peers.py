@@ -1,38 +1,45 @@
-"""The programs that `speed.py` compares with, written as their documentation recommends.
+"""Programs that `speed.py` compares with, written as their documentation recommends.
 
-Each function trains with the given hyperparameters (in our names) and returns the environment steps a second of whole
-iterations, after the first ones, over a time at least. `THREADS` has the number of threads of each.
+Each function trains with the given hyperparameters, which have our names. It returns the environment steps
+per second of whole iterations after a warm-up, measured for a minimum time.
 """
 
 import time
 from typing import Any
 
-WARM_UP, WARM_UP_SECONDS = 2, 20.0  # iterations; fewer long ones
-# Number of PyTorch's threads with which these programs are fastest, by kind of network; None: PyTorch's
-# default, one for each core. In networks of 64 x 64 units a second thread waits for longer than it
-# computes: beside other processes Stable-Baselines3 made 80 to 365 steps a second with two threads, and
-# 1514 to 2843 with one. `speed.py --threads N` measures another number.
+# The warm-up ends after this number of iterations or this time.
+WARM_UP = 2
+WARM_UP_SECONDS = 20.0
+# Number of PyTorch threads with which these programs are fastest, by kind of network. None is PyTorch's
+# default, one thread per core. In networks of 64 x 64 units, a second thread waits longer than it computes:
+# beside other processes, Stable-Baselines3 reached 80 to 365 steps per second with two threads, and 1514 to
+# 2843 with one. `speed.py --threads N` measures another number.
 THREADS: dict[str, int | None] = {"classic": 1, "lstm": 1, "mujoco": 1, "atari": None}
 
 
 class Stopwatch:
-    """Counts iterations until the time is over."""
+    """Stopwatch that counts iterations until a time is over.
+
+    Args:
+        seconds: Minimum duration of the measurement after the warm-up.
+    """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self._created = seconds, time.perf_counter()
-        self.times: list[float] = []  # of the ends of iterations, from the end of the warm-up on
-        self._warming = 0
+        self.seconds = seconds
+        self._created = time.perf_counter()
+        self.times: list[float] = []  # times of the ends of iterations since the end of the warm-up
+        self._iterations = 0
 
     def lap(self) -> bool:
-        """Notes an iteration's end; returns whether it was the last."""
+        """Record the end of an iteration and return whether the measurement is complete."""
         now = time.perf_counter()
-        self._warming += 1
-        if self.times or self._warming >= WARM_UP or now - self._created > WARM_UP_SECONDS:
+        self._iterations += 1
+        if self.times or self._iterations >= WARM_UP or now - self._created > WARM_UP_SECONDS:
             self.times.append(now)
         return len(self.times) > 1 and now - self.times[0] > self.seconds
 
     def rate(self, frames: int) -> float:
-        """Returns steps a second, of so many an iteration."""
+        """Return the steps per second, given the number of steps per iteration."""
         return frames * (len(self.times) - 1) / (self.times[-1] - self.times[0])
 
 
@@ -40,7 +47,7 @@ def recurrent_ppo(
     env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float,
     memory: dict[str, Any] | None = None,
 ) -> float:  # fmt: skip
-    """RecurrentPPO of sb3-contrib; its own network has an LSTM of 256 for the policy and another for the value."""
+    """Train RecurrentPPO of sb3-contrib; by default, policy and value each have an LSTM of 256 units."""
     from sb3_contrib import RecurrentPPO
 
     return stable_baselines3(
@@ -49,7 +56,7 @@ def recurrent_ppo(
 
 
 def recurrent_ppo_like_ours(*args: Any) -> float:
-    """RecurrentPPO of sb3-contrib, with one LSTM of 128 for policy and value."""
+    """Train RecurrentPPO of sb3-contrib with one LSTM of 128 units for policy and value."""
     return recurrent_ppo(
         *args, memory={"lstm_hidden_size": 128, "shared_lstm": True, "enable_critic_lstm": False}
     )
@@ -59,16 +66,18 @@ def stable_baselines3(
     env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float,
     algorithm: Any = None, policy: str | None = None, policy_kwargs: dict[str, Any] | None = None,
 ) -> float:  # fmt: skip
-    """Stable-Baselines3; Atari through its own wrappers, one game after the other."""
+    """Train Stable-Baselines3; Atari games run through its own wrappers, one after the other."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
-    watch, atari = Stopwatch(seconds), env_id.startswith("ALE/")
+    watch = Stopwatch(seconds)
+    atari = env_id.startswith("ALE/")
 
     class Clock(BaseCallback):
-        over, first = False, True
+        over = False
+        first = True
 
         def _on_rollout_start(self) -> None:
             if not self.first:
@@ -90,12 +99,21 @@ def stable_baselines3(
         env = make_vec_env(env_id, n_envs=num_envs)
     if options.get("norm_reward"):
         env = VecNormalize(env)
-    lr, batch = options["learning_rate"], num_envs * num_steps
+    lr = options["learning_rate"]
+    batch = num_envs * num_steps
     model = (algorithm or PPO)(
-        policy or ("CnnPolicy" if atari else "MlpPolicy"), env, learning_rate=lambda left: left * lr, n_steps=num_steps,
-        batch_size=batch // options["num_minibatches"], n_epochs=options["update_epochs"], clip_range=options["clip_coef"],
-        clip_range_vf=options["clip_coef"], ent_coef=options["ent_coef"], device="cpu", policy_kwargs=policy_kwargs,
-    )  # fmt: skip
+        policy or ("CnnPolicy" if atari else "MlpPolicy"),
+        env,
+        learning_rate=lambda left: left * lr,
+        n_steps=num_steps,
+        batch_size=batch // options["num_minibatches"],
+        n_epochs=options["update_epochs"],
+        clip_range=options["clip_coef"],
+        clip_range_vf=options["clip_coef"],
+        ent_coef=options["ent_coef"],
+        device="cpu",
+        policy_kwargs=policy_kwargs,
+    )
     model.learn(10**9, callback=Clock())
     return watch.rate(batch)
 
@@ -103,7 +121,7 @@ def stable_baselines3(
 def torchrl_loop(
     env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float
 ) -> float:
-    """TorchRL's collector, GAE, replay buffer and ClipPPOLoss, put together as in its own PPO scripts."""
+    """Train with TorchRL's collector, GAE, replay buffer and ClipPPOLoss, as in its own PPO scripts."""
     import torch
     from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule
     from torch import nn
@@ -136,7 +154,8 @@ def torchrl_loop(
             ClipTransform(in_keys=["observation"], low=-10, high=10),
         ]
     env = TransformedEnv(SerialEnv(num_envs, single), Compose(*transforms, RewardSum(), StepCounter()))
-    size, spec = env.observation_spec["observation"].shape[-1], env.action_spec_unbatched
+    size = env.observation_spec["observation"].shape[-1]
+    spec = env.action_spec_unbatched
     discrete = isinstance(spec, Categorical)
 
     def mlp(out: int) -> nn.Sequential:
@@ -146,9 +165,12 @@ def torchrl_loop(
     body = mlp(actions) if discrete else nn.Sequential(mlp(actions), AddStateIndependentNormalScale(actions))
     keys = ["logits"] if discrete else ["loc", "scale"]
     actor = ProbabilisticActor(
-        TensorDictModule(body, ["observation"], keys), in_keys=keys, spec=env.action_spec,
-        distribution_class=torch.distributions.Categorical if discrete else IndependentNormal, return_log_prob=True,
-    )  # fmt: skip
+        TensorDictModule(body, ["observation"], keys),
+        in_keys=keys,
+        spec=env.action_spec,
+        distribution_class=torch.distributions.Categorical if discrete else IndependentNormal,
+        return_log_prob=True,
+    )
     critic = ValueOperator(mlp(1), in_keys=["observation"])
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=False)
     loss = ClipPPOLoss(

@@ -1,7 +1,7 @@
-"""Two ranks against one on the same processors, each rank on one thread: environment steps a second.
+"""Compare the throughput of two ranks and of one on the same CPU cores, with one thread per rank.
 
-`python benchmarks/ranks.py [--workloads NAME ...] [--repeats 5] [--seconds 10] [--json PATH]`; the workloads are those of
-`speed.py`, which says how speed is measured. The ranks share the environments: the algorithm is the same.
+`python benchmarks/ranks.py [--workloads NAME ...] [--repeats 5] [--seconds 10] [--json PATH]` measures
+workloads of `speed.py` in the same way. The ranks split the environments, so the algorithm is the same.
 """
 
 import argparse
@@ -16,12 +16,12 @@ import peers
 from speed import WORKLOADS, train
 
 
-def one(workload: str, devices: int, seconds: float) -> None:
-    """Trains, in this process and those that Lightning starts; rank 0 prints the speed."""
+def run_one(workload: str, devices: int, seconds: float) -> None:
+    """Train in this process and in those that Lightning starts; rank 0 prints the throughput."""
     warnings.simplefilter("ignore")
-    _, _, backend, num_envs, num_steps, least = WORKLOADS[workload]
-    watch = peers.Stopwatch(max(seconds, least))
-    kwargs = {"num_threads": 1} if backend == "envpool" else {}  # EnvPool's
+    _, _, backend, num_envs, num_steps, min_seconds = WORKLOADS[workload]
+    watch = peers.Stopwatch(max(seconds, min_seconds))
+    kwargs = {"num_threads": 1} if backend == "envpool" else {}  # threads of EnvPool
     strategy = "ddp" if devices > 1 else "auto"
     trainer = train(
         workload, watch, {"num_threads": 1}, kwargs, accelerator="cpu", devices=devices, strategy=strategy
@@ -31,7 +31,7 @@ def one(workload: str, devices: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Prints the speeds and their ratio, run by run in alternation."""
+    """Print the throughputs and their ratio, measured in alternation."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--workloads", nargs="+", choices=WORKLOADS, default=["cartpole-64x128", "breakout-8x128"]
@@ -42,32 +42,24 @@ def main() -> None:
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        one(args.workloads[0], args.one, args.seconds)
+        run_one(args.workloads[0], args.one, args.seconds)
         return
     results: dict[str, dict[int, list[float]]] = {}
     for workload in args.workloads:
         results[workload] = {1: [], 2: []}
         for _ in range(args.repeats):
             for devices, speeds in results[workload].items():
-                command = [
-                    sys.executable,
-                    "-W",
-                    "ignore",
-                    __file__,
-                    "--one",
-                    str(devices),
-                    "--workloads",
-                    workload,
-                ]
-                command += ["--seconds", str(args.seconds)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                speeds.append(float(done.stdout.rsplit("RESULT", 1)[1]))
+                command = [sys.executable, "-W", "ignore", __file__, "--one", str(devices)]
+                command += ["--workloads", workload, "--seconds", str(args.seconds)]
+                completed = subprocess.run(command, capture_output=True, text=True, check=True)
+                speeds.append(float(completed.stdout.rsplit("RESULT", 1)[1]))
                 print(workload, devices, f"{speeds[-1]:.0f}", file=sys.stderr)
         ratios = [two / single for single, two in zip(*results[workload].values(), strict=True)]
         medians = [statistics.median(speeds) for speeds in results[workload].values()]
         ratio = statistics.median(ratios)
         print(
-            f"{workload}: one rank {medians[0]:.0f}, two ranks {medians[1]:.0f} steps a second, ratio {ratio:.2f}"
+            f"{workload}: one rank {medians[0]:.0f}, two ranks {medians[1]:.0f} steps per second,"
+            f" ratio {ratio:.2f}"
         )
         if args.json:
             args.json.write_text(json.dumps({"command": sys.argv, "runs": results}, indent=1) + "\n")

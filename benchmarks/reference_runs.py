@@ -1,14 +1,15 @@
-"""Short reference runs: record weights and metrics of a checkout, and compare two records to the bit.
+"""Record weights and metrics of short reference runs of a checkout, and compare two records to the bit.
 
-A change that moves code without changing what it computes must leave every record equal. Record the checkout before the
-change and after it, on the same machine:
+A refactoring must leave every record equal. Record the checkout before and after the change, on the same
+machine:
 
     git worktree add /tmp/before main
     python benchmarks/reference_runs.py record before.json --checkout /tmp/before
     python benchmarks/reference_runs.py record after.json
     python benchmarks/reference_runs.py compare before.json after.json
 
-Needs the extras `envpool`, `atari` and `mujoco`. Weights depend on the processor: records of two machines differ.
+The runs need the extras `envpool`, `atari` and `mujoco`. Weights depend on the CPU: records of two machines
+differ.
 """
 
 import argparse
@@ -24,12 +25,12 @@ from typing import Any
 
 import torch
 
-TIMES = ("charts/SPS", "time/")  # metrics that two runs never share
+TIMES = ("charts/SPS", "time/")  # metrics that differ between any two runs
 CLASSIC = "configs/classic/cartpole.yaml"
 FAST = "configs/mujoco/halfcheetah_fast.yaml"
 ADAPTIVE = ("--model.compile", "false", "--model.anneal_lr", "false", "--model.desired_kl", "0.01")
 TWO_RANKS = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-RUNS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # name -> recipe, environment steps, flags
+RUNS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # name: recipe, environment steps, flags
     "cartpole": (CLASSIC, 12 * 512, ("--data.rollouts_per_epoch", "5")),
     "cartpole_compiled": (CLASSIC, 12 * 512, ("--model.compile", "true")),
     "halfcheetah": ("configs/mujoco/halfcheetah.yaml", 3 * 2048, ()),
@@ -49,45 +50,30 @@ RUNS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # name -> recipe, environ
 
 
 def fit(checkout: Path, folder: Path, name: str, checkpoint: Path | None = None) -> Path:
-    """Run `fit` in a checkout; return the folder of the run."""
+    """Run `fit` in a checkout and return the folder of the run."""
     recipe, steps, flags = RUNS[name]
-    logger = (
-        "--trainer.logger",
-        "CSVLogger",
-        "--trainer.logger.save_dir",
-        str(folder),
-        "--trainer.logger.name",
-        name,
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "ppo_lightning",
-        "fit",
-        "--config",
-        recipe,
-        "--data.total_timesteps",
-        str(steps),
-    ]
+    logger = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(folder))
+    logger += ("--trainer.logger.name", name)
+    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", recipe]
+    command += ["--data.total_timesteps", str(steps)]
     resume = () if checkpoint is None else ("--ckpt_path", str(checkpoint))
     progress = ("--trainer.enable_progress_bar", "false")
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     keep_all = ("--trainer.callbacks+", "ModelCheckpoint", "--trainer.callbacks.save_top_k", "-1")
-    whole = [*command, *logger, *progress, *(keep_all if name == "cartpole" else ()), *flags, *resume]
-    subprocess.run(whole, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
+    full_command = [*command, *logger, *progress, *(keep_all if name == "cartpole" else ()), *flags, *resume]
+    subprocess.run(full_command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
     return folder / name / "version_0"
 
 
 def digest(run: Path) -> dict[str, Any]:
-    """Return a hash of each tensor of a run's last checkpoint, and its logged metrics."""
+    """Return a hash of each tensor in the last checkpoint of a run, and the logged metrics."""
     newest = max((run / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
     checkpoint = torch.load(newest, weights_only=True, map_location="cpu")
-    weights = {
-        name: hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[
-            :16
-        ]
+    checksums = {
+        name: hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         for name, tensor in sorted(checkpoint["state_dict"].items())
     }
+    weights = {name: checksum.hexdigest()[:16] for name, checksum in checksums.items()}
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     metrics = [
@@ -98,9 +84,9 @@ def digest(run: Path) -> dict[str, Any]:
 
 
 def record(checkout: Path, names: list[str]) -> dict[str, Any]:
-    """Run and digest the reference runs of a checkout."""
-    with tempfile.TemporaryDirectory() as name_of_folder:
-        folder = Path(name_of_folder)
+    """Return the digests of the reference runs of a checkout."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         digests = {}
         for name in names:
             checkpoint = None
@@ -115,10 +101,11 @@ def record(checkout: Path, names: list[str]) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return a sentence for each weight, and the first row of metrics, that differ in two digests of a run."""
+    """Describe each weight, and the first row of metrics, that differs between two digests of a run."""
     found = []
     for kind in ("weights", "metrics"):
-        old, new = before[kind], after[kind]
+        old = before[kind]
+        new = after[kind]
         keys = sorted({*old, *new}) if kind == "weights" else range(max(len(old), len(new)))
         for key in keys:
             pair = [values.get(key) if kind == "weights" else values[key : key + 1] for values in (old, new)]
@@ -130,10 +117,10 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Record or compare.
+    """Record reference runs or compare two records.
 
     Raises:
-        SystemExit: With code 1 where two records differ.
+        SystemExit: With code 1 if the records differ.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

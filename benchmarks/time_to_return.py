@@ -1,7 +1,7 @@
-"""Seconds from the start of the process to a mean return of 475 over the last 100 episodes of CartPole-v1.
+"""Measure the seconds until a mean return of 475 over the last 100 episodes of CartPole-v1.
 
-`python benchmarks/time_to_return.py [--seeds 1 2 3] [--json PATH]`; needs the extra `benchmark` and a machine that does nothing
-else. The programs run one after the other, seed by seed; each is a fresh process, imports and compilation included.
+`python benchmarks/time_to_return.py [--seeds 1 2 3] [--json PATH]` needs the extra `benchmark` and an idle
+machine. The programs run in turn for each seed, each in a fresh process. Imports and compilation count.
 """
 
 import argparse
@@ -18,10 +18,11 @@ import peers
 
 GOAL = 475.0
 REFERENCE = ["--config", str(Path(__file__).parent.parent / "configs/classic/cartpole.yaml")]
-# Few large updates on many environments: the fastest settings that were found.
+# Few large updates on many environments: the fastest settings found.
 FAST = (
-    "--data.num_envs 32 --data.num_steps 32 --data.total_timesteps 150000 --model.update_epochs 10 --model.learning_rate 2.5e-3"
-    " --model.gae_lambda 0.8 --model.gamma 0.98 --model.ent_coef 0 --model.anneal_clip_coef true"
+    "--data.num_envs 32 --data.num_steps 32 --data.total_timesteps 150000 --model.update_epochs 10"
+    " --model.learning_rate 2.5e-3 --model.gae_lambda 0.8 --model.gamma 0.98 --model.ent_coef 0"
+    " --model.anneal_clip_coef true"
 )
 PROGRAMS = {
     "ours, reference recipe": REFERENCE,
@@ -32,7 +33,7 @@ PROGRAMS = {
 
 
 def ours(flags: list[str], seed: int) -> int:
-    """Trains with the arguments of ``fit``; returns the environment steps until the goal, 0 if it was not reached."""
+    """Train with arguments of ``fit``; return the environment steps until the goal, 0 if not reached."""
     import lightning as L
 
     from ppo_lightning.commands import cli
@@ -43,7 +44,8 @@ def ours(flags: list[str], seed: int) -> int:
         def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
             returns = pl_module.episode_returns
             if len(returns) == 100 and sum(returns) / 100 >= GOAL:
-                self.steps, trainer.should_stop = pl_module.env_steps, True
+                self.steps = pl_module.env_steps
+                trainer.should_stop = True
 
     goal = Goal()
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
@@ -54,19 +56,21 @@ def ours(flags: list[str], seed: int) -> int:
 
 
 def stable_baselines3(seed: int) -> int:
-    """Train Stable-Baselines3 with the same hyperparameters; return the steps until the goal, or 0."""
+    """Train Stable-Baselines3 with the same settings; return the steps until the goal, 0 if not reached."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
     class Goal(BaseCallback):
-        steps, over = 0, False
+        steps = 0
+        over = False
 
         def _on_rollout_start(self) -> None:
             episodes = self.model.ep_info_buffer or ()
             if len(episodes) == 100 and sum(episode["r"] for episode in episodes) / 100 >= GOAL:
-                self.steps, self.over = self.num_timesteps, True
+                self.steps = self.num_timesteps
+                self.over = True
 
         def _on_step(self) -> bool:
             return not self.over
@@ -75,15 +79,23 @@ def stable_baselines3(seed: int) -> int:
         torch.set_num_threads(threads)
     goal = Goal()
     model = PPO(
-        "MlpPolicy", make_vec_env("CartPole-v1", n_envs=4, seed=seed), learning_rate=lambda left: left * 2.5e-4, n_steps=128,
-        batch_size=128, n_epochs=4, clip_range_vf=0.2, ent_coef=0.01, seed=seed, device="cpu",
-    )  # fmt: skip
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=4, seed=seed),
+        learning_rate=lambda left: left * 2.5e-4,
+        n_steps=128,
+        batch_size=128,
+        n_epochs=4,
+        clip_range_vf=0.2,
+        ent_coef=0.01,
+        seed=seed,
+        device="cpu",
+    )
     model.learn(500_000, callback=goal)
     return goal.steps
 
 
 def main() -> None:
-    """Prints a table, and writes every figure as JSON."""
+    """Print a table and write all measurements as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
@@ -98,32 +110,22 @@ def main() -> None:
         return
     results: dict[str, list[dict[str, float]]] = {program: [] for program in args.programs}
     for seed in args.seeds:
-        for program, its in results.items():
-            command = [
-                sys.executable,
-                "-W",
-                "ignore",
-                __file__,
-                "--one",
-                "--seeds",
-                str(seed),
-                "--programs",
-                program,
-            ]
+        for program, runs in results.items():
+            command = [sys.executable, "-W", "ignore", __file__, "--one"]
+            command += ["--seeds", str(seed), "--programs", program]
             start = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{program} failed:\n{done.stderr}")
-            steps = int(done.stdout.rsplit("STEPS ", 1)[1])
-            its.append({"seed": seed, "seconds": time.perf_counter() - start, "env_steps": steps})
-            print(f"{program}: {its[-1]}", file=sys.stderr)
-    print("| | seconds, seed by seed | median | environment steps |\n|---|---|---|---|")
-    for program, its in results.items():
-        seconds = [run["seconds"] for run in its]
-        steps_of = ", ".join(f"{run['env_steps']:.0f}" if run["env_steps"] else "not reached" for run in its)
-        print(
-            f"| {program} | {', '.join(f'{s:.1f}' for s in seconds)} | {statistics.median(seconds):.1f} | {steps_of} |"
-        )
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            if completed.returncode:
+                raise RuntimeError(f"{program} failed:\n{completed.stderr}")
+            steps = int(completed.stdout.rsplit("STEPS ", 1)[1])
+            runs.append({"seed": seed, "seconds": time.perf_counter() - start, "env_steps": steps})
+            print(f"{program}: {runs[-1]}", file=sys.stderr)
+    print("| | seconds by seed | median | environment steps |\n|---|---|---|---|")
+    for program, runs in results.items():
+        seconds = [run["seconds"] for run in runs]
+        listed = ", ".join(f"{value:.1f}" for value in seconds)
+        steps = ", ".join(f"{run['env_steps']:.0f}" if run["env_steps"] else "not reached" for run in runs)
+        print(f"| {program} | {listed} | {statistics.median(seconds):.1f} | {steps} |")
     if args.json:
         args.json.write_text(json.dumps({"command": sys.argv, "runs": results}, indent=1) + "\n")
 

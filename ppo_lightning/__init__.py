@@ -1,4 +1,4 @@
-"""PPO with TorchRL rollouts and a PyTorch Lightning update."""
+"""PPO with TorchRL rollouts and PyTorch Lightning updates."""
 
 import importlib
 import warnings
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
     from ppo_lightning.rollouts import RolloutCollector, RolloutDataModule, evaluate
 
-# Lightning's own use of PyTorch, which its users cannot change.
+# Lightning itself triggers this deprecation warning of PyTorch.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 
 __version__ = "0.1.0"
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports at first use: PyTorch, Lightning and TorchRL take some five seconds, which ``ppo-lightning --help`` has not."""
+    """Import at first use: PyTorch, Lightning and TorchRL take about 5 s, too slow for ``--help``."""
     if name not in _MODULES:
         raise AttributeError(f"module 'ppo_lightning' has no attribute {name!r}")
     return getattr(importlib.import_module(f"ppo_lightning.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""``python -m ppo_lightning`` and ``ppo-lightning``."""
+"""Entry point of ``python -m ppo_lightning`` and ``ppo-lightning``."""
 
 import os
 import sys
@@ -8,12 +8,12 @@ from ppo_lightning.utils.watch import end_with_the_launcher
 
 
 def main() -> None:
-    """Run the command line; help is printed before anything large is imported."""
+    """Run the command line, and print help without importing PyTorch."""
     if "OMP_WAIT_POLICY" not in os.environ:
-        # Idle threads of GNU's OpenMP spin 300 000 times by default: milliseconds in which EnvPool's threads have no core.
+        # OpenMP spin count (default: 300 000). While idle threads spin, EnvPool's threads have no core.
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # for modules of the user, as `python -m` does
+        sys.path.insert(0, os.getcwd())  # modules of the user, as with `python -m`
     if answer(sys.argv[1:]):
         return
     end_with_the_launcher()

@@ -1,4 +1,4 @@
-"""Guards: callbacks that stop or warn about a run that computes something wrong."""
+"""Guards: callbacks that stop a faulty run or warn about it."""
 
 import math
 import warnings
@@ -12,19 +12,18 @@ from ppo_lightning.utils import collectives
 
 
 class ExceptionGuard(L.Callback):
-    """Tell the module about an exception that ends the run, which Lightning does not."""
+    """Forward an exception that ends the run to the module, which Lightning does not do."""
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Call the module's own hook."""
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
 
 
 class LogProbGuard(L.Callback):
-    """Warn when the update gives stored actions other log-probabilities than acting gave.
+    """Warn if acting and learning give the same actions different log-probabilities.
 
-    The ratio of the first minibatch of an iteration is then not 1. Dropout and batch normalization are likely causes.
+    The ratio of the first minibatch of an iteration is then not 1.
+    Dropout and batch normalization are likely causes.
 
     Args:
         every: Rollouts between two checks.
@@ -39,12 +38,13 @@ class LogProbGuard(L.Callback):
         if pl_module.rollouts_done % self.every:
             return
         with trainer.precision_plugin.forward_context():
-            again, stored = pl_module.log_probs_again(batch)
-        drift = (again - stored).abs().max().item()
+            recomputed, stored = pl_module.log_probs_again(batch)
+        drift = (recomputed - stored).abs().max().item()
         if drift > pl_module.tolerance:
             warnings.warn(
-                f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning, so that the first"
-                " ratio of an iteration is not 1: does the agent have dropout or batch normalization?",
+                f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning,"
+                " so that the first ratio of an iteration is not 1: remove dropout and batch normalization"
+                " from the agent.",
                 stacklevel=2,
             )
 
@@ -59,12 +59,12 @@ class NonFiniteGuard(L.Callback):
             NonFiniteError: Names the first loss that is NaN or infinite.
         """
         for name, value in trainer.callback_metrics.items():
-            # Where all value targets are equal, the explained variance is NaN by definition.
+            # If all value targets are equal, the explained variance is NaN by definition.
             if not name.startswith("losses/") or name == "losses/explained_variance" or math.isfinite(value):
                 continue
             raise NonFiniteError(
-                f"{name} is {value.item()} after {pl_module.env_steps} steps: set model.norm_reward to true if rewards are"
-                " large, otherwise lower model.learning_rate."
+                f"{name} is {value.item()} after {pl_module.env_steps} steps: set model.norm_reward to true"
+                " if rewards are large, otherwise lower model.learning_rate."
             )
 
 

@@ -1,4 +1,4 @@
-"""What a run does, while it does it: curves in a notebook, a panel in a terminal."""
+"""Live metrics of a run: curves in a notebook or a panel in a terminal."""
 
 import math
 import time
@@ -19,10 +19,10 @@ SHOWN = {
 
 
 class Recorder(L.Callback):
-    """Keeps the metrics that are shown, on rank 0.
+    """Base callback that records the displayed metrics, on rank 0.
 
     Args:
-        every: Seconds from one picture to the next, at least.
+        every: Minimum time between two updates of the display, in seconds.
     """
 
     def __init__(self, every: float = 2.0) -> None:
@@ -31,14 +31,14 @@ class Recorder(L.Callback):
         self._drawn = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Begins anew."""
+        """Clear the recorded metrics."""
         self.points = {name: [] for name in SHOWN}
         self._drawn = 0.0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Takes down the metrics of an iteration, and draws now and then."""
+        """Record the metrics of an iteration and update the display."""
         if not trainer.is_global_zero:
             return
         for name, points in self.points.items():
@@ -50,20 +50,27 @@ class Recorder(L.Callback):
             self._drawn = time.monotonic()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Draws the end."""
+        """Update the display a last time."""
         if trainer.is_global_zero:
             self.draw(trainer, pl_module)
 
     @abstractmethod
     def draw(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Shows the metrics until now."""
+        """Display the metrics recorded so far."""
 
 
 class LivePlot(Recorder):
-    """Draws return, KL, clip fraction, entropy and explained variance in a notebook, over environment steps."""
+    """Plot return, KL, clip fraction, entropy and explained variance over environment steps, in a notebook.
+
+    Args:
+        every: Minimum time between two updates of the plot, in seconds.
+
+    Example:
+        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[LivePlot(every=5.0)])
+    """
 
     def draw(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Puts a new picture in the place of the last."""
+        """Replace the plot of the output cell."""
         plt = import_extra("matplotlib.pyplot", extra="notebook")
         display = import_extra("IPython.display", extra="notebook")
         figure, axes = plt.subplots(1, len(SHOWN), figsize=(3 * len(SHOWN), 2.4))
@@ -80,53 +87,62 @@ class LivePlot(Recorder):
 
 
 class TerminalPanel(Recorder):
-    """Shows the same as numbers with small curves in a panel of the terminal, in the place of a progress bar."""
+    """Show the metrics of :class:`LivePlot` as numbers and sparklines in a terminal panel.
+
+    The panel replaces a progress bar.
+
+    Args:
+        every: Minimum time between two updates of the panel, in seconds.
+
+    Example:
+        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[TerminalPanel()], enable_progress_bar=False)
+    """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Opens the panel."""
+        """Open the panel."""
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
             self._live = import_extra("rich.live", extra="notebook").Live(auto_refresh=False)
             self._live.start()
 
     def draw(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Writes the panel anew."""
+        """Update the panel."""
         panel, table = (import_extra(f"rich.{name}", extra="notebook") for name in ("panel", "table"))
-        total, sps = (
-            pl_module.data.num_rollouts * pl_module.data.frames_per_rollout,
-            pl_module.steps_per_second(),
-        )
+        total = pl_module.data.num_rollouts * pl_module.data.frames_per_rollout
+        sps = pl_module.steps_per_second()
         grid = table.Table.grid(padding=(0, 2))
         for name, title in SHOWN.items():
             values = [value for _, value in self.points[name]]
             grid.add_row(title, f"{values[-1]:.4g}" if values else "-", sparkline(values))
-        left = (total - pl_module.env_steps) / sps
-        done, all_of_them, speed = (
+        seconds_left = (total - pl_module.env_steps) / sps
+        done, goal, speed = (
             f"{number:,.0f}".replace(",", " ") for number in (pl_module.env_steps, total, sps)
         )
-        title = f"{done} of {all_of_them} steps, {speed} a second, {left / 60:.0f} min left"
+        title = f"{done} of {goal} steps, {speed} per second, {seconds_left / 60:.0f} min left"
         self._live.update(panel.Panel(grid, title=title, expand=False), refresh=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Leaves the panel on the screen."""
+        """Stop updating the panel and leave it on the screen."""
         super().on_train_end(trainer, pl_module)
         if trainer.is_global_zero:
             self._live.stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Gives the terminal back."""
+        """Restore the terminal."""
         if hasattr(self, "_live"):
             self._live.stop()
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """Returns a curve of block characters, the last one the present value."""
+    """Return a curve of block characters, oldest value first, at most ``width`` characters long."""
     if not values:
         return ""
-    shown = (
+    sampled = (
         [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
         if len(values) > width
         else values
     )
-    low, high = min(shown), max(shown)
-    return "".join("▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0] for value in shown)
+    low, high = min(sampled), max(sampled)
+    return "".join(
+        "▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0] for value in sampled
+    )

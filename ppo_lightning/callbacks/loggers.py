@@ -1,4 +1,4 @@
-"""Loggers that share one x axis and cannot end a run."""
+"""Logger guard: environment steps as the x axis, and no crash if a logger fails."""
 
 import functools
 import shutil
@@ -16,13 +16,13 @@ SPARE = 2**20  # bytes that stay free on the disk
 
 
 class LoggerGuard(L.Callback):
-    """Gives all metrics of a fit the x axis of environment steps, and keeps a logger that fails from ending the run.
+    """Log all metrics of ``fit`` over environment steps, and keep training if a logger fails.
 
-    Lightning's own x axis counts batches, for ``self.log``, ``LearningRateMonitor`` and ``DeviceStatsMonitor`` alike.
+    Lightning's own x axis counts batches, also for ``LearningRateMonitor`` and ``DeviceStatsMonitor``.
 
-    A failure, of a full disk for example, is printed on standard error once. The logger is called again at the next
-    metrics. Nothing is written to a disk that is nearly full: CSVLogger would lose its file when a new column makes it
-    rewrite the file there.
+    A failure, for example a full disk, is printed once on standard error.
+    The next metrics are logged again.
+    Nothing is written to a nearly full disk: CSVLogger rewrites its file for a new metric, and would lose it.
     """
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
@@ -30,9 +30,8 @@ class LoggerGuard(L.Callback):
         self._failed: set[tuple[int, str]] = set()  # methods of loggers whose last call failed
         for logger in trainer.loggers:
             for name in GUARDED:
-                method = getattr(type(logger), name).__get__(
-                    logger
-                )  # the class's: an earlier fit may have wrapped it
+                # The method of the class: an earlier fit may have wrapped the one of the instance.
+                method = getattr(type(logger), name).__get__(logger)
                 setattr(logger, name, functools.partial(self._call, trainer, pl_module, logger, name, method))
 
     def _call(
@@ -48,12 +47,11 @@ class LoggerGuard(L.Callback):
         if name == "log_metrics" and trainer.state.fn == TrainerFn.FITTING:
             args, kwargs = (*args[:1],), kwargs | {"step": pl_module.env_steps}
         try:
-            if not (
-                isinstance(logger, CSVLogger) and name == "log_metrics"
-            ):  # which keeps them in memory until it saves
+            # CSVLogger keeps metrics in memory until it saves.
+            if not (isinstance(logger, CSVLogger) and name == "log_metrics"):
                 _require_space(logger)
             method(*args, **kwargs)
-        except Exception as error:  # whatever lies between a logger and its files or its server
+        except Exception as error:  # a logger may raise anything: files, servers, serialization
             if isinstance(logger, TensorBoardLogger):
                 logger._experiment = None  # a writer that failed once never writes again
             if (id(logger), name) not in self._failed:
@@ -69,7 +67,7 @@ class LoggerGuard(L.Callback):
 
 
 def _require_space(logger: Logger) -> None:
-    """Raise OSError where the disk of a logger's files is nearly full."""
+    """Raise OSError if the disk with the files of a logger is nearly full."""
     folder = Path(getattr(logger, "log_dir", None) or logger.save_dir or "")
     if not folder.is_dir():
         return

@@ -1,4 +1,4 @@
-"""Where the actions of ``predict`` go."""
+"""Output file for the actions of ``predict``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,11 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 
 class ActionWriter(BasePredictionWriter):
-    """Writes the predicted actions to ``actions.npy`` in the run's folder."""
+    """Write the predicted actions to ``actions.npy`` in the folder of the run.
+
+    Example:
+        >>> trainer = L.Trainer(callbacks=[ActionWriter()])
+    """
 
     def __init__(self) -> None:
         super().__init__(write_interval="epoch")
@@ -23,7 +27,7 @@ class ActionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        """Writes all actions, [B, ...], in the order of the observations."""
+        """Write all actions [B, ...] in the order of the observations."""
         path = Path(trainer.log_dir or trainer.default_root_dir) / "actions.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, torch.cat(list(predictions)).cpu().numpy())

@@ -10,7 +10,11 @@ from ppo_lightning.utils.rounding import decimals
 
 
 class RolloutProgressBar(ProgressBar):
-    """Shows the mean return of the last 100 episodes, steps per second, steps of the total and the time left."""
+    """Progress bar with environment steps, throughput, time left and mean return of the last 100 episodes.
+
+    Example:
+        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[RolloutProgressBar()])
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,19 +22,19 @@ class RolloutProgressBar(ProgressBar):
         self._bar: tqdm | None = None
 
     def disable(self) -> None:
-        """Hides the bar."""
+        """Hide the bar."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Shows the bar again."""
+        """Show the bar again."""
         self._enabled = True
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints above the bar."""
+        """Print above the bar."""
         tqdm.write(" ".join(str(arg) for arg in args), **kwargs)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Opens the bar."""
+        """Open the bar."""
         data = pl_module.data
         self._bar = tqdm(
             total=data.num_rollouts * data.frames_per_rollout,
@@ -38,26 +42,27 @@ class RolloutProgressBar(ProgressBar):
             disable=not self._enabled,
             unit_scale=True,
             mininterval=0.5,
-            bar_format="{percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
+            bar_format="{percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt} steps"
+            " [{elapsed}<{remaining}{postfix}]",
         )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Moves the bar on by one rollout."""
+        """Advance the bar by one rollout."""
         assert self._bar is not None
-        shown = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
+        postfix = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
         if pl_module.episode_returns:
             mean = sum(pl_module.episode_returns) / len(pl_module.episode_returns)
-            shown.append(f"return {mean:{decimals(mean)}}")
-        self._bar.set_postfix_str(", ".join(shown), refresh=False)
+            postfix.append(f"return {mean:{decimals(mean)}}")
+        self._bar.set_postfix_str(", ".join(postfix), refresh=False)
         self._bar.update(pl_module.data.frames_per_rollout)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Closes the bar and leaves it on the screen."""
+        """Close the bar and leave it on the screen."""
         if self._bar is not None:
             self._bar.close()
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Closes the bar, so that the message stands on a line of its own."""
+        """Close the bar, so that the error message starts on a new line."""
         self.on_train_end(trainer, pl_module)

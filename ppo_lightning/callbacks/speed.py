@@ -1,4 +1,4 @@
-"""The speed of a run over time, who has the processors meanwhile, and the setting that is faster."""
+"""Throughput of a run over time, its CPU usage, and the fastest of several settings."""
 
 import os
 import statistics
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 from torch import get_num_threads
 
-GAIN = 1.1  # from which on another setting is recommended
+GAIN = 1.1  # smallest speedup for which another setting is recommended
 
 
 class RunSpeed(NamedTuple):
-    """The speed of some iterations, without evaluations.
+    """Throughput and CPU usage over a number of iterations, evaluations excluded.
 
     Attributes:
-        sps: Environment steps per second; the median over the iterations.
-        used: CPU seconds of this process per second.
-        threads: Number of PyTorch's threads.
-        available: Number of processors that this process may use.
-        load: Load average of the machine over the last minute; None where the system has none.
+        sps: Environment steps per second, median over the iterations.
+        used: CPU time of this process per wall-clock time, in cores.
+        threads: Number of PyTorch threads.
+        available: Number of CPU cores that this process may use.
+        load: Load average of the machine over the last minute, None if the system has none.
     """
 
     sps: float
@@ -29,41 +29,43 @@ class RunSpeed(NamedTuple):
 
     @property
     def crowded(self) -> bool:
-        """Whether the machine has more work than processors."""
+        """Whether the load average exceeds the number of available cores."""
         return self.load is not None and self.load > self.available
 
 
 class SpeedLog:
-    """Measures the speed of stretches of iterations: ``speeds``, the newest last.
+    """Record of throughput over stretches of iterations.
+
+    ``speeds`` holds one :class:`RunSpeed` per stretch, the newest last.
 
     Args:
-        least: Iterations of a stretch, at least.
+        min_iterations: Minimum number of iterations in a stretch.
     """
 
-    def __init__(self, least: int = 10) -> None:
-        self.least = least
+    def __init__(self, min_iterations: int = 10) -> None:
+        self.min_iterations = min_iterations
         self.speeds: list[RunSpeed] = []
-        self._seconds: list[tuple[float, float]] = []  # wall-clock and CPU time of each iteration
+        self._seconds: list[tuple[float, float]] = []  # wall-clock time and CPU time of each iteration
         self._clocks: tuple[float, float] | None = None
 
     def restart(self) -> None:
-        """Start the time of the next iteration now."""
+        """Restart the clocks for the next iteration."""
         self._clocks = time.perf_counter(), time.process_time()
 
     def end_iteration(self) -> None:
-        """Note the time of an iteration; the time before the first is not known."""
-        before = self._clocks
+        """Record the duration of an iteration; the first call only starts the clocks."""
+        previous = self._clocks
         self.restart()
-        if before is not None and self._clocks is not None:
-            self._seconds.append((self._clocks[0] - before[0], self._clocks[1] - before[1]))
+        if previous is not None and self._clocks is not None:
+            self._seconds.append((self._clocks[0] - previous[0], self._clocks[1] - previous[1]))
 
     def end_stretch(self, frames: int) -> None:
-        """Add the speed of the iterations since the last stretch, if they are enough.
+        """Add the speed since the last stretch to ``speeds``, if there are enough iterations.
 
         Args:
-            frames: Environment steps of an iteration, of all ranks.
+            frames: Environment steps of an iteration, summed over ranks.
         """
-        if len(self._seconds) < self.least:
+        if len(self._seconds) < self.min_iterations:
             return
         wall, cpu = (sum(seconds) for seconds in zip(*self._seconds, strict=True))
         sps = frames / statistics.median(seconds for seconds, _ in self._seconds)
@@ -72,12 +74,12 @@ class SpeedLog:
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load_average() -> float | None:
-    """Return the machine's load average over the last minute; None where the system has none."""
+    """Return the load average of the machine over the last minute, None if the system has none."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -85,22 +87,23 @@ def load_average() -> float | None:
 
 
 def other_load() -> str:
-    """Return the load average and the number of processors if the load is higher; otherwise nothing."""
-    load, available = load_average(), processors()
+    """Describe the machine's load if it exceeds the number of cores; otherwise return an empty string."""
+    load = load_average()
+    available = processors()
     if load is None or load <= available:
         return ""
     return f"load average {load:.1f} on {available} processors"
 
 
 def recommendation(sps: float, tried: dict[tuple[str, ...], float]) -> str:
-    """Return a sentence that names the fastest of other settings, more environments excepted.
+    """Return a sentence that names the fastest alternative, ignoring other numbers of environments.
 
     Args:
-        sps: Environment steps per second as the recipe is.
-        tried: Environment steps per second by flags.
+        sps: Environment steps per second of the unchanged recipe.
+        tried: Environment steps per second of each alternative, by flags.
     """
-    same = {change: speed for change, speed in tried.items() if change[0] != "--data.num_envs"}
-    best = max(same, key=lambda change: same[change], default=())
-    if not best or same[best] < GAIN * sps:
+    comparable = {change: speed for change, speed in tried.items() if change[0] != "--data.num_envs"}
+    best = max(comparable, key=lambda change: comparable[change], default=())
+    if not best or comparable[best] < GAIN * sps:
         return "None of these settings is more than 10 % faster."
-    return f"Set {' '.join(best)}: {same[best] / sps:.1f} times as fast."
+    return f"Set {' '.join(best)}: {comparable[best] / sps:.1f} times as fast."

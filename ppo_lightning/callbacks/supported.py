@@ -1,4 +1,4 @@
-"""Callbacks of Lightning that cannot work here, or would do nothing without a word."""
+"""Refusal of Lightning callbacks that do not work with PPO or would silently have no effect."""
 
 import warnings
 
@@ -19,46 +19,48 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
     """Refuse callbacks that cannot work, or would have no effect.
 
     Args:
-        trainer: Its callbacks are looked at.
-        steps_per_rollout: Optimizer steps of an iteration; None: they vary.
+        trainer: Trainer whose callbacks are checked.
+        steps_per_rollout: Optimizer steps per rollout, None if the number varies.
 
     Raises:
         ConfigError: Names the callback and what to use instead.
     """
-    # Lightning advises to save weights from before the last optimizer step, which no checkpoint of this package wants.
+    # Lightning's advice, to save the weights before the last optimizer step, does not apply to PPO.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, StochasticWeightAveraging):
             raise ConfigError(
-                "StochasticWeightAveraging copies the module before the agent exists: use EMAWeightAveraging of"
-                " lightning.pytorch.callbacks instead."
+                "StochasticWeightAveraging copies the module before the agent exists:"
+                " use EMAWeightAveraging of lightning.pytorch.callbacks instead."
             )
         if isinstance(callback, LearningRateFinder | BatchSizeFinder):
             raise ConfigError(
-                "Lightning's Tuner cannot tune PPO, whose data change with the policy: compare values of"
-                " model.learning_rate and data.num_envs in whole runs instead."
+                "Lightning's Tuner cannot tune PPO, because the data change with the policy:"
+                " compare values of model.learning_rate and data.num_envs in whole runs instead."
             )
         if isinstance(callback, GradientAccumulationScheduler):
             raise ConfigError(
-                "trainer.accumulate_grad_batches is scheduled by a GradientAccumulationScheduler: remove the callback"
-                " and set model.num_minibatches lower instead."
+                "trainer.accumulate_grad_batches must stay 1, but a GradientAccumulationScheduler changes it:"
+                " remove the callback and set model.num_minibatches lower instead."
             )
         if not isinstance(callback, ModelCheckpoint):
             continue
         if lightning_private.saves_by_time(callback):
             raise ConfigError(
-                "ModelCheckpoint's train_time_interval has no effect with manual optimization: set every_n_epochs"
-                " (an epoch has data.rollouts_per_epoch rollouts) instead."
+                "ModelCheckpoint's train_time_interval has no effect with manual optimization:"
+                " set every_n_epochs (an epoch has data.rollouts_per_epoch rollouts) instead."
             )
         every = lightning_private.steps_between_saves(callback)
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
-                f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps in each rollout,"
-                " which model.target_kl and data.max_restarts change: set every_n_epochs instead."
+                f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps"
+                " in each rollout, which model.target_kl and data.max_restarts change:"
+                " set every_n_epochs instead."
             )
-        # Lightning saves after a rollout whose last optimizer step is a multiple.
+        # Lightning saves after a rollout only if the count of optimizer steps is then a multiple.
         if every and steps_per_rollout and every % steps_per_rollout and steps_per_rollout % every:
             raise ConfigError(
-                f"ModelCheckpoint's every_n_train_steps ({every}) counts optimizer steps and must be a multiple of the"
-                f" {steps_per_rollout} of one rollout (model.update_epochs * model.num_minibatches)."
+                f"ModelCheckpoint's every_n_train_steps ({every}) counts optimizer steps"
+                f" and must be a multiple of the {steps_per_rollout} of one rollout"
+                " (model.update_epochs * model.num_minibatches)."
             )

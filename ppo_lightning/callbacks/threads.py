@@ -1,4 +1,4 @@
-"""PyTorch's threads during training."""
+"""Number of PyTorch threads during training."""
 
 from typing import Any
 
@@ -6,17 +6,19 @@ import lightning as L
 import torch
 from torch import nn
 
-LARGE_LAYER = 250_000_000  # multiply-adds of the rows that are differentiated at once: several milliseconds
+LARGE_LAYER = 250_000_000  # multiply-adds for the rows differentiated at once: several milliseconds
 
 
 class Threads(L.Callback):
-    """Set PyTorch's number of threads for training, and restore it afterwards.
+    """Set the number of PyTorch threads for training, and restore it afterwards.
 
-    The command line adds this callback. From Python, pass it to the Trainer: PyTorch's own default takes all cores, and two
-    threads that share cores with other processes run a small update at 1/40 of the speed of one thread.
+    The command line adds this callback. From Python, pass it to the Trainer.
+    PyTorch uses all cores by default. For a small update beside other processes, two threads run at
+    1/40 of the speed of one.
 
     Args:
-        num_threads: Number of threads; None: PyTorch's own number if the agent has large layers, otherwise 1.
+        num_threads: Number of threads. None selects PyTorch's default if the agent has large layers,
+            otherwise 1.
 
     Example:
         >>> trainer = L.Trainer(max_epochs=-1, callbacks=[Threads()])
@@ -24,21 +26,21 @@ class Threads(L.Callback):
 
     def __init__(self, num_threads: int | None = None) -> None:
         self.num_threads = num_threads
-        self._before: int | None = None
+        self._previous: int | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Set the number of threads."""
-        self._before = torch.get_num_threads()
+        self._previous = torch.get_num_threads()
         rows = pl_module.rows_differentiated_at_once()
         torch.set_num_threads(
-            self.num_threads or (self._before if has_large_layers(pl_module.agent, rows) else 1)
+            self.num_threads or (self._previous if has_large_layers(pl_module.agent, rows) else 1)
         )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Restore the number of threads."""
-        if self._before is not None:
-            torch.set_num_threads(self._before)
-        self._before = None
+        if self._previous is not None:
+            torch.set_num_threads(self._previous)
+        self._previous = None
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Restore the number of threads."""
@@ -46,10 +48,10 @@ class Threads(L.Callback):
 
 
 def has_large_layers(agent: nn.Module, rows: int) -> bool:
-    """Return whether several threads gain much for a number of rows, and lose little beside other processes.
+    """Return whether several threads are faster for a number of rows, even beside other processes.
 
-    Threads synchronize after each layer. If a layer takes less than a time slice of the operating system, a thread that
-    waits for a core delays the others. A convolution takes longer, and so does a wide linear layer.
+    Threads synchronize after each layer. If a layer takes less than a time slice of the operating
+    system, a thread without a core delays the others. Convolutions and wide linear layers take longer.
     """
     layers = [weight for weight in agent.parameters() if weight.ndim > 1]
     return any(weight.ndim > 2 or weight.numel() * rows >= LARGE_LAYER for weight in layers)

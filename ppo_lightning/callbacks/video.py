@@ -1,4 +1,4 @@
-"""Videos while a run goes on."""
+"""Videos of episodes during training."""
 
 import io
 from pathlib import Path
@@ -10,30 +10,40 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.video.record import record_video
 
-GIF_FRAMES = 200  # at most, of a video in TensorBoard, which shows GIFs only
+GIF_FRAMES = 200  # maximum number of frames of a video in TensorBoard, which shows GIFs only
 
 
 class CaptureVideo(L.Callback):
-    """Records an episode of the most probable actions every so many iterations, on rank 0: CleanRL's ``--capture_video``.
+    """Record an episode of deterministic actions at regular intervals, on rank 0.
 
-    The videos are in ``videos/`` of the run's folder, named by the number of environment steps, and in TensorBoard and
-    W&B, where those are the loggers. Nothing in the run changes.
+    The videos are written to ``videos/`` in the folder of the run, named by the number of environment
+    steps. TensorBoard and W&B loggers receive them, too. Training is not changed.
 
     Args:
-        every: Iterations from one video to the next.
-        max_frames: Of an episode.
-        overlay: As for ``ppo-lightning play``.
+        every: Iterations between two videos.
+        max_frames: Maximum number of frames of a video.
+        overlay: Whether to draw action probabilities, value and return beside the picture.
+
+    Raises:
+        ConfigError: ``every`` is less than 1.
+
+    Source: CleanRL's ``--capture_video``.
+
+    Example:
+        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[CaptureVideo(every=100)])
     """
 
     def __init__(self, every: int = 100, max_frames: int = 1000, overlay: bool = True) -> None:
         if every < 1:
             raise ConfigError(f"CaptureVideo's every is {every}: it must be at least 1.")
-        self.every, self.max_frames, self.overlay = every, max_frames, overlay
+        self.every = every
+        self.max_frames = max_frames
+        self.overlay = overlay
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records."""
+        """Record a video if the iteration is due."""
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:
             return
         data = pl_module.data
@@ -48,16 +58,26 @@ class CaptureVideo(L.Callback):
 
 
 def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
-    """Writes a video as a GIF among TensorBoard's pictures, the way its own ``add_video`` does with MoviePy."""
+    """Write a video to TensorBoard as a GIF, as ``SummaryWriter.add_video`` does with MoviePy.
+
+    Args:
+        writer: TensorBoard's ``SummaryWriter``.
+        path: Video file.
+        step: Number of environment steps.
+    """
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     imageio = import_extra("imageio.v2", extra="video")
     with imageio.get_reader(path) as reader:
-        frames, fps = list(reader.iter_data()), reader.get_meta_data()["fps"]
+        frames = list(reader.iter_data())
+        fps = reader.get_meta_data()["fps"]
     skip = -(-len(frames) // GIF_FRAMES)
-    gif, (height, width, colours) = io.BytesIO(), frames[0].shape
+    gif = io.BytesIO()
+    height, width, channels = frames[0].shape
     imageio.mimwrite(gif, frames[::skip], format="GIF", duration=1000 * skip / fps, loop=0)
-    image = Summary.Image(height=height, width=width, colorspace=colours, encoded_image_string=gif.getvalue())
+    image = Summary.Image(
+        height=height, width=width, colorspace=channels, encoded_image_string=gif.getvalue()
+    )
     writer._get_file_writer().add_summary(
         Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step
     )

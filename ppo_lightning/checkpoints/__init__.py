@@ -1,1 +1,1 @@
-"""Checkpoints: written whole, read without executing anything, found again."""
+"""Checkpoints: atomic writing, safe reading, and search for the newest one."""

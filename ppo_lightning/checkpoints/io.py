@@ -1,4 +1,4 @@
-"""Checkpoint files that are whole, or not there."""
+"""Checkpoint plugin with atomic writing and safe reading."""
 
 import contextlib
 import fcntl
@@ -17,29 +17,35 @@ UNFINISHED = ".unfinished.part"
 
 
 class CheckedCheckpointIO(TorchCheckpointIO):
-    """Read checkpoints without executing anything, and survive disks that are full.
+    """Checkpoint plugin that writes files atomically and executes nothing while reading.
 
     The command line adds this plugin. From Python, pass it to the Trainer.
 
-    A checkpoint is written beside its place and renamed. Lightning's own way writes it into the system's
-    temporary folder, from where it is copied if that is another disk: a kill during the copy leaves half a
-    file of the right name.
+    A checkpoint is written to a temporary name in the same folder and then renamed.
+    Lightning writes to the system's temporary folder instead, and copies the file if that is another
+    disk. A kill during the copy then leaves half a file under the final name.
 
     Args:
-        on_error: What happens when a checkpoint cannot be written (a full disk, a folder that is read-only):
-            ``continue`` prints that on standard error and trains on, ``stop`` ends the run.
+        on_error: Reaction if a checkpoint cannot be written (full disk, read-only folder): ``continue``
+            prints a message on standard error and continues training, ``stop`` ends the run.
 
     Example:
         >>> trainer = L.Trainer(max_epochs=-1, plugins=[CheckedCheckpointIO(on_error="stop")])
     """
 
     def __init__(self, on_error: Literal["continue", "stop"] = "continue") -> None:
-        self.on_error, self._failed = on_error, False
+        self.on_error = on_error
+        self._failed = False
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Save a checkpoint; Lightning writes to paths with a protocol (``s3://``).
+        """Save a checkpoint atomically. Paths with a protocol (``s3://``) are left to Lightning.
+
+        Args:
+            checkpoint: Checkpoint from the Trainer.
+            path: Path or URL of the file.
+            storage_options: Passed to Lightning for URLs.
 
         Raises:
             OSError: The file cannot be written, and ``on_error`` is ``stop``.
@@ -63,15 +69,20 @@ class CheckedCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
     ) -> dict[str, Any]:
-        """Load a checkpoint by :func:`~ppo_lightning.checkpoints.file.read_checkpoint`; ignore ``weights_only``.
+        """Load a checkpoint with :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
+
+        Args:
+            path: Path or URL of the file.
+            map_location: Device of the tensors, as in ``torch.load``.
+            weights_only: Ignored: only tensors and plain types are ever loaded.
 
         Raises:
-            ConfigError: As there.
+            ConfigError: The file is missing, damaged or of another kind, or has non-finite tensors.
         """
         return read_checkpoint(path, map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint, unless the one that replaces it could not be written."""
+        """Remove a checkpoint, unless its replacement could not be written."""
         if not self._failed:
             super().remove_checkpoint(path)
 
@@ -84,7 +95,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write beside the file's place, and rename; a killed writer leaves at most one file in a folder."""
+    """Write to a temporary name in the same folder and rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)

@@ -1,4 +1,4 @@
-"""Finding the checkpoint to go on from."""
+"""Search for the checkpoint to resume from."""
 
 import sys
 from pathlib import Path
@@ -13,41 +13,40 @@ from ppo_lightning.errors import ConfigError
 
 
 def newest_checkpoint(trainer: Trainer, env_id: Any, seed: Any) -> str | None:
-    """Returns the newest whole checkpoint of a run with the same environment and seed, where this Trainer keeps them.
+    """Return the newest intact checkpoint with the same environment and seed, None if there is none.
 
-    That is the folder of its ``ModelCheckpoint`` if it has one, otherwise those of all versions of its first logger.
+    The search covers the folders of ``ModelCheckpoint`` if they are set, otherwise the folders of all
+    versions of the first logger.
 
     Args:
-        trainer: It has not started yet.
-        env_id: As the configuration has it.
-        seed: As the configuration has it; True (a random one) fits every run.
+        trainer: Trainer that has not started yet.
+        env_id: ``data.env_id`` of the configuration.
+        seed: ``seed_everything`` of the configuration. True, a random seed, matches every run.
     """
     folders = _folders(trainer)
     for folder in folders:
         remove_unfinished(folder)
-    found = [path for folder in folders for path in folder.glob("*.ckpt")]
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+    paths = [path for folder in folders for path in folder.glob("*.ckpt")]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             checkpoint = read_checkpoint(str(path))
         except ConfigError as error:
-            print(f"passed over: {error}", file=sys.stderr)
+            print(f"skipped: {error}", file=sys.stderr)
             continue
-        if checkpoint["datamodule_hyper_parameters"]["env_id"] == env_id and seed in (
-            True,
-            checkpoint["seed"],
-        ):
+        same_env = checkpoint["datamodule_hyper_parameters"]["env_id"] == env_id
+        if same_env and seed in (True, checkpoint["seed"]):
             return str(path)
     return None
 
 
 def _folders(trainer: Trainer) -> list[Path]:
-    given = [
-        c.dirpath
-        for c in trainer.checkpoint_callbacks
-        if isinstance(c, ModelCheckpoint) and c.dirpath is not None
+    folders = [
+        callback.dirpath
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None
     ]
-    if given:
-        return [Path(folder) for folder in given]
+    if folders:
+        return [Path(folder) for folder in folders]
     if trainer.loggers:
         logger = trainer.loggers[0]
         return list(Path(logger.save_dir or trainer.default_root_dir, str(logger.name)).glob("*/checkpoints"))

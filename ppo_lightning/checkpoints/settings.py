@@ -1,4 +1,4 @@
-"""Settings that a checkpoint holds: which of them would import or call code."""
+"""Settings in a checkpoint, and detection of those that would import or call code."""
 
 from typing import Any
 
@@ -6,36 +6,40 @@ from ppo_lightning.checkpoints.agent import is_ours
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.errors import ConfigError
 
-NOT_THE_FILES = {"_instantiator", "predict_observations"}  # settings of the data that no file decides
+IGNORED = {"_instantiator", "predict_observations"}  # data settings that are never taken from a file
 
 
 def data_settings(path: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the data module in a checkpoint, with those that are given in their place.
+    """Return the data module's settings of a checkpoint, overridden by given ones.
+
+    Args:
+        path: Path or URL of the checkpoint.
+        given: Settings that override those of the checkpoint.
 
     Raises:
-        ConfigError: The file cannot be read, or one of its settings names code.
+        ConfigError: The file cannot be read, or one of its settings would import or call code.
     """
     settings = read_checkpoint(path)["datamodule_hyper_parameters"].items()
-    data = {key: value for key, value in settings if key not in {*NOT_THE_FILES, *given}}
-    if named := code_in_data(data):
+    data = {key: value for key, value in settings if key not in {*IGNORED, *given}}
+    if code := code_in_data(data):
         raise ConfigError(
-            f"The checkpoint's settings import or call code ({named}): give these settings yourself."
+            f"The checkpoint's settings import or call code ({code}): give these settings yourself."
         )
     return data | given
 
 
 def code_in_data(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the data module that would import or call code, by key."""
-    named = code_in_id(data["env_id"]) if "env_id" in data else {}
+    """Return the data module's settings that would import or call code, by key."""
+    code = code_in_id(data["env_id"]) if "env_id" in data else {}
     if data.get("transforms"):
-        named["data.transforms"] = data["transforms"]
+        code["data.transforms"] = data["transforms"]
     if may_be_code(data.get("env_kwargs"), strings=False):
-        named["data.env_kwargs"] = data["env_kwargs"]
-    return named
+        code["data.env_kwargs"] = data["env_kwargs"]
+    return code
 
 
 def code_in_id(env_id: Any) -> dict[str, Any]:
-    """Return ``data.env_id`` if it is an import path or a class, or names a module that is not of this package."""
+    """Return ``data.env_id`` by key if it is an import path, a class, or in a module of another package."""
     if isinstance(env_id, str):
         module, _, name = env_id.rpartition(":")
         if "." not in name and (not module or is_ours(module)):
@@ -44,7 +48,12 @@ def code_in_id(env_id: Any) -> dict[str, Any]:
 
 
 def may_be_code(value: Any, strings: bool = True) -> bool:
-    """Tell whether jsonargparse may import something for a value: a class's path, in an argument of any type; or a string."""
+    """Return whether jsonargparse may import something for a value.
+
+    Args:
+        value: Value of a setting. A ``class_path`` is imported for an argument of any type.
+        strings: Whether a string with a dot counts as an import path.
+    """
     if isinstance(value, dict):
         return "class_path" in value or any(may_be_code(entry, strings) for entry in value.values())
     if isinstance(value, list | tuple):

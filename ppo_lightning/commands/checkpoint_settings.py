@@ -1,4 +1,4 @@
-"""Settings of a checkpoint for the command line; those that would import or call code need the user's consent."""
+"""Settings of a checkpoint for the command line. Those that import or call code need the user's consent."""
 
 import importlib
 import json
@@ -9,25 +9,30 @@ from typing import Any
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.checkpoints.agent import known_class, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import NOT_THE_FILES, code_in_data, code_in_id, may_be_code
+from ppo_lightning.checkpoints.settings import IGNORED, code_in_data, code_in_id, may_be_code
 from ppo_lightning.commands.options import TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 
 
 def with_checkpoint_settings(args: list[str]) -> list[str]:
-    """Put the settings of ``--ckpt_path``'s run before the flags, unless there is a ``--config``: every flag overrides them.
+    """Insert the settings of ``--ckpt_path`` before the flags, so that every flag overrides them.
 
-    These are the settings of algorithm, data and seed, which a checkpoint holds. The trainer's are in ``cli_config.yaml``
-    beside it, which may name any class: it is read with ``--trust_checkpoint`` only.
+    A checkpoint holds the settings of algorithm, data and seed. The settings of the trainer are in
+    ``cli_config.yaml`` next to it. That file may name any class, so ``--trust_checkpoint`` is needed.
+    With ``--config``, nothing is inserted.
 
     Args:
-        args: The command (``fit``, ``validate``, ``test`` or ``predict``) and its arguments.
+        args: Command (``fit``, ``validate``, ``test`` or ``predict``) and its arguments.
+
+    Returns:
+        The arguments with the settings inserted.
 
     Raises:
-        ConfigError: The checkpoint cannot be read, or its settings name code.
+        ConfigError: The checkpoint cannot be read, or its settings would import or call code.
     """
-    command, path = args[0], option(args, "--ckpt_path")
+    command = args[0]
+    path = option(args, "--ckpt_path")
     if path is None or (path == "last" and command == "fit"):
         return args
     checkpoint = read_checkpoint(path)
@@ -37,11 +42,11 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
         dict(checkpoint[key]) for key in ("hyper_parameters", "datamodule_hyper_parameters", "agent")
     )
     class_path = model.get("_class_path", "ppo_lightning.PPO")
-    given = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
+    overridden = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
     model = {key: value for key, value in model.items() if not key.startswith("_")}
-    data = {key: value for key, value in data.items() if key not in {*NOT_THE_FILES, *given}}
+    data = {key: value for key, value in data.items() if key not in {*IGNORED, *overridden}}
     _require_trust(_code_in(class_path, model, data, agent), args, ", or give the run's recipe by --config")
-    trained_agent(checkpoint)  # refuses settings that do not fit the weights, before memory is taken for them
+    trained_agent(checkpoint)  # refuses settings that do not match the weights
     if command == "fit":
         folder = Path(path).resolve().parent
         saved = folder.parent / "cli_config.yaml"
@@ -50,7 +55,8 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
             return [command, "--config", str(saved), *args[1:]]
         hint = f" (the run's own: --config {saved})" if has_run else ""
         print(
-            f"Settings of algorithm, data and seed: the checkpoint's. Settings of the trainer: flags and defaults{hint}."
+            "Settings of algorithm, data and seed: from the checkpoint."
+            f" Settings of the trainer: flags and defaults{hint}."
         )
     settings: dict[str, Any] = {
         "seed_everything": checkpoint["seed"],
@@ -66,75 +72,74 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
         return [command, "--config", json.dumps(settings), *args[1:]]
     except TypeError as error:
         raise ConfigError(
-            f"The checkpoint's settings are no plain types ({error}): give the run's recipe by --config."
+            f"The checkpoint's settings are not plain types ({error}): give the run's recipe by --config."
         ) from error
 
 
-def environment_of(checkpoint: dict[str, Any], args: Sequence[str], given: str | None = None) -> str:
-    """Return the id of the environment that ``play`` and ``export`` create, after asking for trust where that is needed.
+def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: str | None = None) -> str:
+    """Return the id of the environment for ``play`` and ``export``, after checking for trust.
 
     Args:
         checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
-        args: The command's arguments.
-        given: The user's own choice; None: the checkpoint's.
+        args: Arguments of the command.
+        chosen_id: Id that the user chose, None for the checkpoint's.
 
     Raises:
-        ConfigError: The agent's class would be imported, or the environment's module; or a function makes the environment.
+        ConfigError: Trust is needed to import the agent's class or the environment's module, or the
+            environment is created by a function.
     """
-    env_id, agent_class = (
-        checkpoint["datamodule_hyper_parameters"]["env_id"],
-        checkpoint["agent"]["class_path"],
-    )
-    named = {} if given else code_in_id(env_id)
+    env_id = checkpoint["datamodule_hyper_parameters"]["env_id"]
+    agent_class = checkpoint["agent"]["class_path"]
+    code = {} if chosen_id else code_in_id(env_id)
     if known_class(agent_class, ActorCritic) is None:
-        named["model.agent"] = agent_class
-    _require_trust(named, args)
-    if given is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
+        code["model.agent"] = agent_class
+    _require_trust(code, args)
+    if chosen_id is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
         raise ConfigError(
-            f"The checkpoint's data.env_id {env_id!r} is no id of an environment, which play and export need."
+            f"The checkpoint's data.env_id {env_id!r} is not the id of an environment,"
+            " which play and export need."
         )
-    return given or env_id
+    return chosen_id or env_id
 
 
-def _require_trust(named: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:
-    """Refuse settings that name code, unless the user passed ``--trust_checkpoint``; then import the classes."""
-    if named and TRUST not in args:
-        listed = ", ".join(f"{key} {value!r}" for key, value in named.items())
+def _require_trust(code: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:
+    """Refuse settings that name code; with ``--trust_checkpoint``, import the classes instead."""
+    if code and TRUST not in args:
+        listed = ", ".join(f"{key} {value!r}" for key, value in code.items())
         raise ConfigError(
-            f"The checkpoint's settings import or call code ({listed:.300}): pass {TRUST} if you trust the file{remedy}."
+            f"The checkpoint's settings import or call code ({listed:.300}):"
+            f" pass {TRUST} if you trust the file{remedy}."
         )
-    for key in {"model", "model.agent"} & named.keys():
+    for key in {"model", "model.agent"} & code.keys():
         try:
-            importlib.import_module(str(named[key]).rpartition(".")[0])
+            importlib.import_module(str(code[key]).rpartition(".")[0])
         except (ImportError, ValueError) as error:
-            raise ConfigError(
-                f"The checkpoint's {key} {named[key]!r} cannot be imported: {error}."
-            ) from error
+            raise ConfigError(f"The checkpoint's {key} {code[key]!r} cannot be imported: {error}.") from error
 
 
 def _code_in(
     class_path: Any, model: dict[str, Any], data: dict[str, Any], agent: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what the command line's parser would import or call, by the setting's key."""
-    named = code_in_data(data)
+    """Return the settings that the parser of the command line would import or call, by key."""
+    code = code_in_data(data)
     for key, name, base in (
         ("model", class_path, AgentModule),
         ("model.agent", agent["class_path"], ActorCritic),
     ):
         if known_class(name, base) is None:
-            named[key] = name
+            code[key] = name
     for prefix, values in (("model", model), ("model.agent", agent["init_args"])):
-        named |= {f"{prefix}.{key}": value for key, value in values.items() if may_be_code(value)}
-    return named
+        code |= {f"{prefix}.{key}": value for key, value in values.items() if may_be_code(value)}
+    return code
 
 
 def option(args: Sequence[str], *names: str) -> str | None:
-    """Return the value of an option, the last one if there are several; None without it."""
-    found = None
+    """Return the last value of an option, None if it is not given."""
+    value = None
     for index, arg in enumerate(args):
         for name in names:
             if arg == name and index + 1 < len(args):
-                found = args[index + 1]
+                value = args[index + 1]
             if arg.startswith(f"{name}="):
-                found = arg.removeprefix(f"{name}=")
-    return found
+                value = arg.removeprefix(f"{name}=")
+    return value

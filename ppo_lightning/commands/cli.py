@@ -1,4 +1,4 @@
-"""The command line: ``ppo-lightning fit | validate | test | predict --config RECIPE.yaml``, and the other commands."""
+"""Command line: Lightning's ``fit``, ``validate``, ``test`` and ``predict``, and the other commands."""
 
 import errno
 import importlib
@@ -43,7 +43,7 @@ from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, neares
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
-SYNONYMS = {  # what other packages call a setting -> what this one does
+SYNONYMS = {  # name of a setting in other packages -> name here
     "lr": "learning_rate",
     "clip_range": "clip_coef",
     "entropy_coef": "ent_coef",
@@ -56,33 +56,36 @@ SYNONYMS = {  # what other packages call a setting -> what this one does
     "total_steps": "data.total_timesteps",
     "seed": "seed_everything",
 }
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, with errors of one sentence."""
+    """Lightning's parser with error messages of one sentence."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints the cause, without the 900 lines of usage, and exits with code 2."""
+        """Print the cause without the usage, which has 900 lines, and exit with code 2."""
         print(f"error: {_one_sentence(message)}", file=sys.stderr)
         raise SystemExit(2)
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Keeps the settings of runs that train; ``validate`` and the others would put theirs into the current folder."""
+    """Callback that saves the settings of ``fit`` only.
+
+    Other commands would write theirs to the current folder.
+    """
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Writes ``cli_config.yaml`` at ``fit``."""
+        """Write ``cli_config.yaml`` for ``fit``."""
         if stage == "fit":
             super().setup(trainer, pl_module, stage)
 
 
 class PPOCLI(LightningCLI):
-    """Lightning's CLI: ``model`` is an algorithm by ``class_path``, ``data`` a :class:`RolloutDataModule`."""
+    """Lightning's CLI for PPO: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Makes PPO the algorithm where none is named."""
+        """Add the flags of this package, and make PPO the default algorithm."""
         parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
         for flag, text in FLAGS.items():
             parser.add_argument(flag, action="store_true", help=text)
@@ -90,10 +93,10 @@ class PPOCLI(LightningCLI):
         parser.add_argument(NUM_THREADS, type=int | None, default=None, help=SETTINGS[NUM_THREADS])
 
     def _set_seed(self) -> None:
-        """Seed everything.
+        """Seed Python, NumPy and PyTorch.
 
         Raises:
-            ConfigError: NumPy does not take the seed.
+            ConfigError: NumPy does not accept the seed.
         """
         seed = self.config[self.subcommand].seed_everything
         if not 0 <= seed < 2**32:
@@ -101,9 +104,13 @@ class PPOCLI(LightningCLI):
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Demand a checkpoint where one is needed; honour ``--trainer.enable_progress_bar false``.
+        """Check ``--ckpt_path`` and ``--num_threads``, and add the callbacks that depend on flags.
 
-        Lightning refuses that flag beside a progress bar among the callbacks.
+        Lightning refuses ``--trainer.enable_progress_bar false`` if the callbacks have a progress bar.
+        It is removed here.
+
+        Raises:
+            ConfigError: A checkpoint is needed and missing, or the number of threads is out of range.
         """
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
@@ -115,25 +122,25 @@ class PPOCLI(LightningCLI):
         callbacks = self.trainer_defaults["callbacks"]
         if config.trainer.enable_progress_bar is False:
             callbacks = [callback for callback in callbacks if not isinstance(callback, RolloutProgressBar)]
-        if config.num_threads is not None and not 1 <= config.num_threads <= MOST_THREADS:
+        if config.num_threads is not None and not 1 <= config.num_threads <= MAX_THREADS:
             raise ConfigError(
-                f"num_threads is {config.num_threads}: it must be between 1 and {MOST_THREADS}, or null."
+                f"num_threads is {config.num_threads}: it must be between 1 and {MAX_THREADS}, or null."
             )
         self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Make the Trainer; it writes and reads checkpoints with :class:`CheckedCheckpointIO` if no other plugin does."""
+        """Create the Trainer, with :class:`CheckedCheckpointIO` unless another checkpoint plugin is given."""
         trainer = super().instantiate_trainer(**kwargs)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = CheckedCheckpointIO()
         return trainer
 
     def before_fit(self) -> None:
-        """Check that the run's folders can be written; find the checkpoint of ``--auto_resume`` and ``last``.
+        """Check that the folders are writable, and find the checkpoint of ``--auto_resume`` or ``last``.
 
         Raises:
-            ConfigError: A folder cannot be written; or ``--ckpt_path last``, and there is no checkpoint.
-            SystemExit: With code 0, before a new version is made, where the checkpoint's run is complete.
+            ConfigError: A folder is not writable, or ``--ckpt_path last`` finds no checkpoint.
+            SystemExit: With code 0 if the checkpoint's run is complete, before a new version is created.
         """
         for logger in self.trainer.loggers:
             _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
@@ -142,27 +149,30 @@ class PPOCLI(LightningCLI):
             path = newest_checkpoint(self.trainer, self.config.fit.data.env_id, config.seed_everything)
             if path is None and config.ckpt_path == "last":
                 raise ConfigError(
-                    "--ckpt_path last finds no checkpoint of this recipe and seed: start with --auto_resume instead."
+                    "--ckpt_path last finds no checkpoint of this recipe and seed:"
+                    " start with --auto_resume instead."
                 )
             config.ckpt_path = path
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             _end_if_finished(read_checkpoint(config.ckpt_path), self.datamodule.total_timesteps)
 
     def _parse_ckpt_path(self) -> None:
-        """Does nothing: Lightning 2.6 would put the checkpoint's hyperparameters over the flags given by hand.
+        """Do nothing: Lightning 2.6 would override flags with the hyperparameters of the checkpoint.
 
-        ``main`` reads them before the flags instead (Lightning-AI/pytorch-lightning#20801, #21116).
+        ``main`` inserts the hyperparameters before the flags instead.
+
+        Source: Lightning-AI/pytorch-lightning#20801 and #21116.
         """
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs the command line.
+    """Run the command line.
 
     Args:
-        args: The arguments; None: the process's own.
+        args: Arguments of the command line, None for those of the process.
 
     Raises:
-        SystemExit: With code 2 and one sentence on standard error when a setting cannot work.
+        SystemExit: With code 2 and one sentence on standard error if a setting is invalid.
     """
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
@@ -182,12 +192,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True) -> None:
-    """Run a subcommand of Lightning's.
+    """Run a subcommand of Lightning's CLI.
 
     Args:
-        callbacks: Those that no flag turns on.
-        args: The subcommand and its arguments.
-        save_config: Whether training writes ``cli_config.yaml``.
+        callbacks: Callbacks beside those that flags add.
+        args: Subcommand and its arguments.
+        save_config: Whether ``fit`` writes ``cli_config.yaml``.
     """
     PPOCLI(
         PPO,
@@ -199,8 +209,9 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
         parser_class=Parser,
         parser_kwargs={
             "prog": "ppo-lightning",
-            "description": "PPO with TorchRL rollouts and PyTorch Lightning. See also play --help and profile --help.",
-            "allow_abbrev": False,  # otherwise a misspelt flag counts as another one
+            "description": "PPO with TorchRL rollouts and PyTorch Lightning."
+            " See also play --help and profile --help.",
+            "allow_abbrev": False,  # otherwise a misspelled flag may be taken for another one
             **{command: {"allow_abbrev": False} for command in SUBCOMMANDS},
         },
         save_config_callback=SaveRunConfig if save_config else None,
@@ -220,27 +231,29 @@ def _require_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if (
-            shutil.disk_usage(folder).free < SPARE
-        ):  # a new TensorBoard file would end the run with a traceback
+        # On a full disk, creating the TensorBoard file would end the run with a traceback.
+        if shutil.disk_usage(folder).free < SPARE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 
 
 def _end_if_finished(checkpoint: dict[str, Any], total_timesteps: int) -> None:
-    steps, frames = checkpoint["env_steps"], checkpoint["frames_per_rollout"]
+    steps = checkpoint["env_steps"]
+    frames = checkpoint["frames_per_rollout"]
     if steps + frames > total_timesteps:
-        at = f"The run is already at data.total_timesteps ({steps})"
-        print(f"{at}: raise data.total_timesteps to train longer.")
+        print(
+            f"The run is already at data.total_timesteps ({steps}):"
+            " raise data.total_timesteps to train longer."
+        )
         raise SystemExit(0)
 
 
 def _user_error(error: BaseException) -> BaseException | str | None:
-    """Return what to tell the user about an exception; None: it is a bug, whose traceback is needed.
+    """Return the message for a mistake of the user, None for a bug, which needs its traceback.
 
-    Mistakes of users are our own exceptions (jsonargparse wraps what a class raises while it is instantiated), too
-    little memory, and what Lightning, jsonargparse and the standard library refuse without calling code of ours.
+    Mistakes of users are: exceptions of this package (jsonargparse wraps those raised in a constructor),
+    too little memory, and what Lightning, jsonargparse or the standard library refuse before our code runs.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -248,19 +261,16 @@ def _user_error(error: BaseException) -> BaseException | str | None:
             return cause
         cause = cause.__cause__
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        what = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
-        return f"The run does not fit into memory ({first_line(error)}): lower {what}."
-    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)} - {
-        __name__
-    }
+        settings = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
+        return f"The run does not fit into memory ({first_line(error)}): lower {settings}."
+    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
+    packages = {module.partition(".")[0] for module in modules - {__name__}}
     refused = isinstance(error, ValueError | TypeError | ImportError | OSError)
-    return (
-        first_line(error) if refused and {module.partition(".")[0] for module in modules} <= FOREIGN else None
-    )
+    return first_line(error) if refused and packages <= FOREIGN else None
 
 
 def _one_sentence(message: str) -> str:
-    """Picks the cause out of jsonargparse's report, and names the keys closest to a misspelt one."""
+    """Extract the cause from jsonargparse's report, with suggestions for a misspelled key."""
     unknown = re.search(r"ption '([^']+)'", message)
     if unknown and "accept" in message:
         key = unknown.group(1)
@@ -273,32 +283,24 @@ def _one_sentence(message: str) -> str:
     noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
     lines = [line.strip(" -") for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))
-    return re.sub(r"<class '(\w+)'>", r"\1", re.sub(r'Parser key "([^"]+)":', r"\1:", text)).replace(
-        "typing.", ""
-    )
+    text = re.sub(r'Parser key "([^"]+)":', r"\1:", text)
+    return re.sub(r"<class '(\w+)'>", r"\1", text).replace("typing.", "")
 
 
 def _quieten() -> None:
-    """Hide messages that no user can act on: missing hardware, products, deprecations inside of libraries."""
-    os.environ.setdefault(
-        "XDG_RUNTIME_DIR", tempfile.gettempdir()
-    )  # which SDL demands even to draw off the screen
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(
-        logging.ERROR
-    )  # about torchvision
+    """Hide messages that users cannot act on: missing hardware, products, deprecations inside libraries."""
+    # SDL needs this variable even for rendering off screen.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    # A message about torchvision.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings(
-        "ignore", message=r"\s*Unable to serialize instance"
-    )  # an env_id, tried as a callable first
-    warnings.filterwarnings(
-        "ignore", message=".*is out of date. You should consider upgrading"
-    )  # the recipes' v4
-    warnings.filterwarnings(
-        "ignore", message=".*DISPLAY environment variable is missing"
-    )  # dm_control trying to render
-    warnings.filterwarnings("ignore", message="The dirpath has changed from")
-    warnings.filterwarnings(
-        "ignore", message="LightningCLI's args parameter"
-    )  # which `main` passes on purpose
-    warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+    for message in (
+        r"\s*Unable to serialize instance",  # an env_id, which the parser tries as a callable first
+        ".*is out of date. You should consider upgrading",  # environments of version v4 in recipes
+        ".*DISPLAY environment variable is missing",  # dm_control looks for a display
+        "The dirpath has changed from",
+        "LightningCLI's args parameter",  # main passes it on purpose
+        ".*precision lowered by casting.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)

@@ -1,4 +1,4 @@
-"""``ppo-lightning compare BEFORE AFTER``: whether the second set of runs is worse than the first."""
+"""``ppo-lightning compare``: test whether one set of runs is worse than another."""
 
 import argparse
 import math
@@ -12,9 +12,11 @@ from ppo_lightning.commands.report import interval, read_csv
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.utils.rounding import decimals
 
-ALPHA = 0.05  # chance of a false alarm, of all recipes together
-POWER = 0.8  # chance that the smallest detectable difference is detected
-WORSE, NO_TEST = 1, 3  # exit codes; 2 is that of wrong input
+ALPHA = 0.05  # probability of a false alarm, over all recipes
+POWER = 0.8  # probability of detecting the smallest detectable difference
+# Exit codes. Code 2 means invalid input.
+WORSE = 1
+NO_TEST = 3
 Runs = dict[str, dict[str, float]]  # recipe -> seed -> return
 
 
@@ -24,15 +26,15 @@ def difference(before: np.ndarray, after: np.ndarray, axis: int = -1) -> Any:
 
 
 def probability_of_improvement(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the share of pairs in which the run of ``after`` is the better one; a tie counts half."""
+    """Return the share of pairs in which the run of ``after`` is better. A tie counts half."""
     pairs = np.asarray(after)[:, None] - np.asarray(before)[None]
     return float((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
 
 
 def p_worse(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the probability that chance alone makes the mean of ``after`` so much lower: a permutation test.
+    """Return the p value of a one-sided permutation test for a lower mean of ``after``.
 
-    The test is exact for few runs and for every distribution.
+    The test is exact for small samples and for every distribution.
     """
     options = {
         "permutation_type": "independent",
@@ -47,62 +49,69 @@ def p_worse(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def smallest_difference(before: Sequence[float], after: Sequence[float], alpha: float) -> float:
-    """Return the smallest detectable difference: the drop that so many runs show in four cases of five.
+    """Return the smallest detectable difference: the drop that is detected with a probability of 80 %.
 
-    It follows from the power of the t-test, which is close to that of the permutation test.
+    The power is that of the t test, which is close to that of the permutation test.
+
+    Args:
+        before: Returns of the first set of runs.
+        after: Returns of the second set of runs.
+        alpha: Significance level.
     """
     t = import_extra("scipy.stats", extra="report").t
     counts = len(before), len(after)
     freedom = sum(counts) - 2
-    variance = (
-        sum((count - 1) * np.var(runs, ddof=1) for count, runs in zip(counts, (before, after), strict=True))
-        / freedom
-    )
-    return float(
-        (t.ppf(1 - alpha, freedom) + t.ppf(POWER, freedom))
-        * math.sqrt(variance * sum(1 / count for count in counts))
-    )
+    samples = zip(counts, (before, after), strict=True)
+    variance = sum((count - 1) * np.var(runs, ddof=1) for count, runs in samples) / freedom
+    error = math.sqrt(variance * sum(1 / count for count in counts))
+    return float((t.ppf(1 - alpha, freedom) + t.ppf(POWER, freedom)) * error)
 
 
 def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[str, int]:
-    """Compare two files of runs, recipe by recipe.
+    """Compare two sets of runs, recipe by recipe.
 
     Args:
-        before: A CSV with the columns ``recipe``, ``seed`` and the key, or a folder with such a ``runs.csv``.
-        after: The same of other runs.
-        key: The column to compare; higher is better.
+        before: CSV file with the columns ``recipe``, ``seed`` and ``key``, or a folder with ``runs.csv``.
+        after: CSV file or folder of the second set of runs.
+        key: Column to compare. Higher is better.
 
     Returns:
-        A table in Markdown and the exit code: 1 if a recipe is worse (a false alarm in 5 % of comparisons) or
-        has fewer runs in the second file; otherwise 3 if a recipe has too few runs for a test; otherwise 0.
+        A table in Markdown and the exit code. The code is 1 if a recipe is worse (5 % false alarms) or has
+        fewer runs in the second set, otherwise 3 if a recipe has too few runs for a test, otherwise 0.
 
     Raises:
-        ConfigError: A file cannot be read as runs, a value is not finite, or the files share no recipe.
+        ConfigError: A file cannot be read, a value is non-finite, or the sets share no recipe.
     """
-    first, second = read_runs(before, key), read_runs(after, key)
+    first = read_runs(before, key)
+    second = read_runs(after, key)
     shared = [label for label in first if label in second]
     if not shared:
         raise ConfigError(f"{before} and {after} share no recipe: compare benchmarks of the same recipes.")
-    alpha = ALPHA / len(shared)  # Bonferroni: one false alarm in twenty comparisons of all recipes
+    alpha = ALPHA / len(shared)  # Bonferroni correction
     needed = next(count for count in range(2, 1000) if _smallest_p(count, count) <= alpha)
     lines = [
         "| recipe | runs | before | after | difference [95 %] | probability of improvement"
         " | smallest detectable difference | p | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    lost, untested, worse = [], [], False
+    lost: list[str] = []
+    untested: list[str] = []
+    worse = False
     for label, runs in first.items():
-        old, new = list(runs.values()), list(second.get(label, {}).values())
+        old = list(runs.values())
+        new = list(second.get(label, {}).values())
         if len(new) < len(old):
-            missing = [seed for seed in runs if seed not in second.get(label, {})]
-            seeds = f" (without seeds {', '.join(missing)})" if len(missing) < len(runs) else ""
+            missing_seeds = [seed for seed in runs if seed not in second.get(label, {})]
+            seeds = f" (without seeds {', '.join(missing_seeds)})" if len(missing_seeds) < len(runs) else ""
             lost.append(f"{label} has {len(new)} of {len(old)} runs in {after}{seeds}: train as many.")
         if label not in shared:
             continue
-        p, verdict = "", "no test"
+        p = ""
+        verdict = "no test"
         if min(len(old), len(new)) > 1 and _smallest_p(len(old), len(new)) <= alpha:
             probability = p_worse(old, new)
-            p, verdict = f"{probability:.3f}", "**worse**" if probability <= alpha else ""
+            p = f"{probability:.3f}"
+            verdict = "**worse**" if probability <= alpha else ""
             worse = worse or probability <= alpha
         else:
             counts = f"{len(old)} and {len(new)}"
@@ -115,19 +124,21 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
 
 
 def _figures(old: Sequence[float], new: Sequence[float], alpha: float) -> str:
-    """Return the cells of a row from the means to the smallest detectable difference."""
-    mean, form = float(np.mean(old)), decimals(float(np.mean(old)))
-    change, between, detectable = f"{float(np.mean(new)) - mean:+{form}}", "", ""
+    """Return the cells of a row, from the means to the smallest detectable difference."""
+    mean = float(np.mean(old))
+    spec = decimals(mean)
+    change = f"{float(np.mean(new)) - mean:+{spec}}"
+    between = detectable = ""
     if min(len(old), len(new)) > 1:
         low, high = interval(new, old)
-        between = f" [{low:+{form}}, {high:+{form}}]"
-        detectable = f"{smallest_difference(old, new, alpha):{form}}"
+        between = f" [{low:+{spec}}, {high:+{spec}}]"
+        detectable = f"{smallest_difference(old, new, alpha):{spec}}"
     better = f"{probability_of_improvement(old, new):.2f}"
-    return f"{mean:{form}} | {float(np.mean(new)):{form}} | {change}{between} | {better} | {detectable}"
+    return f"{mean:{spec}} | {float(np.mean(new)):{spec}} | {change}{between} | {better} | {detectable}"
 
 
 def _smallest_p(old: int, new: int) -> float:
-    """Return the p value of the clearest difference that so many runs can show."""
+    """Return the smallest p value that the permutation test can give for these numbers of runs."""
     return 1 / math.comb(old + new, new)
 
 
@@ -135,22 +146,26 @@ def read_runs(path: Path, key: str) -> Runs:
     """Read the values of a column by recipe and seed.
 
     Args:
-        path: A CSV, or a folder with ``runs.csv``.
-        key: The column.
+        path: CSV file, or folder with ``runs.csv``.
+        key: Name of the column.
 
     Raises:
-        ConfigError: The file cannot be read, a value is not finite, or a recipe has a seed twice.
+        ConfigError: The file cannot be read, a value is non-finite, or a recipe has a seed twice.
     """
     path = path / "runs.csv" if path.is_dir() else path
     runs: Runs = {}
     try:
         for line, row in enumerate(read_csv(path), start=2):
-            recipe, seed, value = row["recipe"], row["seed"], float(row[key])
-            where = f"{path}, line {line} (recipe {recipe}, seed {seed})"
+            recipe = row["recipe"]
+            seed = row["seed"]
+            value = float(row[key])
+            location = f"{path}, line {line} (recipe {recipe}, seed {seed})"
             if not math.isfinite(value):
-                raise ConfigError(f"{where}: {key} is {value}; train this run until an episode ends.")
+                raise ConfigError(f"{location}: {key} is {value}; train this run until an episode ends.")
             if seed in runs.setdefault(recipe, {}):
-                raise ConfigError(f"{where}: an earlier line has the same recipe and seed; keep one of them.")
+                raise ConfigError(
+                    f"{location}: an earlier line has the same recipe and seed; keep one of them."
+                )
             runs[recipe][seed] = value
     except ConfigError:
         raise
@@ -164,22 +179,23 @@ def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning compare``.
 
     Raises:
-        SystemExit: With the exit code of :func:`compare`, if it is not 0.
+        SystemExit: With the exit code of :func:`compare` if it is not 0.
     """
     parser = argparse.ArgumentParser(
         "ppo-lightning compare",
-        description="Recipe by recipe: are the runs of the second benchmark worse than those of the first?",
+        description="Test, recipe by recipe, whether the runs of the second benchmark are worse than"
+        " those of the first.",
         epilog="Exit codes: 0 no recipe is worse; 1 a recipe is worse or has fewer runs in the second;"
-        " 2 wrong input; 3 too few runs for a test.",
+        " 2 invalid input; 3 too few runs for a test.",
         allow_abbrev=False,
     )
-    parser.add_argument("before", type=Path, help="a benchmark's folder, or its runs.csv")
-    parser.add_argument("after", type=Path, help="another benchmark's folder, or its runs.csv")
+    parser.add_argument("before", type=Path, help="folder of a benchmark, or its runs.csv")
+    parser.add_argument("after", type=Path, help="folder of another benchmark, or its runs.csv")
     parser.add_argument(
-        "--key", default="episodic_return", help="the column to compare (default: episodic_return)"
+        "--key", default="episodic_return", help="column to compare (default: episodic_return)"
     )
-    own = parser.parse_args(args)
-    text, exit_code = compare(own.before, own.after, own.key)
+    options = parser.parse_args(args)
+    text, exit_code = compare(options.before, options.after, options.key)
     print(text)
     if exit_code:
         raise SystemExit(exit_code)

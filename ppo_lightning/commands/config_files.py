@@ -1,4 +1,4 @@
-"""Recipes: YAML files that must be readable and name each key once."""
+"""Validation of recipes: YAML files must be readable and have unique keys."""
 
 import argparse
 import os
@@ -11,20 +11,20 @@ from ppo_lightning.errors import ConfigError
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice: YAML's own rule, where PyYAML takes the last."""
+    """YAML loader that refuses duplicate keys, as the YAML standard does; PyYAML keeps the last value."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+        keys = set()
         for key, _ in node.value:
-            if key.value in seen:
+            if key.value in keys:
                 line = key.start_mark.line + 1
                 raise ConfigError(f"has the key {key.value!r} twice (line {line}): remove one.")
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def check_config_files(args: Sequence[str]) -> None:
-    """Check that the files of ``--config`` can be read.
+    """Check the files of ``--config``.
 
     Raises:
         ConfigError: A file is not text, is not YAML, or has a key twice.
@@ -33,7 +33,7 @@ def check_config_files(args: Sequence[str]) -> None:
     parser.add_argument("-c", "--config", action="append", default=[])
     for path in parser.parse_known_args(args)[0].config:
         if not os.path.isfile(path):
-            continue  # jsonargparse says what is wrong; or it is YAML itself
+            continue  # jsonargparse reports a missing file, or the value is YAML itself
         try:
             with open(path, encoding="utf-8") as file:
                 yaml.load(file.read(), _UniqueKeys)

@@ -1,4 +1,4 @@
-"""``ppo-lightning details``: the implementation details as a run has them, and where each stands in the code."""
+"""``ppo-lightning details``: list the implementation details of a run and their places in the code."""
 
 import argparse
 import re
@@ -14,73 +14,83 @@ ROOT = Path(__file__).parents[1]
 
 
 def places() -> dict[str, str]:
-    """Returns where each detail stands, ``file:line`` by number, as the comments say."""
-    found = {}
+    """Return the place of each detail in the code, ``file:line`` by number."""
+    locations = {}
     for path in sorted(ROOT.rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             if match := re.fullmatch(r"\s*# detail (\w+)", line):
-                found[match[1]] = f"{path.relative_to(ROOT.parent)}:{number + 1}"
-    return found
+                locations[match[1]] = f"{path.relative_to(ROOT.parent)}:{number + 1}"
+    return locations
 
 
-def shown(value: Value) -> str:
-    """Returns a value for people."""
+def format_value(value: Value) -> str:
+    """Return a value of the manifest as printed in the table."""
     return {"None": "-", "True": "on", "False": "off"}.get(str(value), str(value))
 
 
-class SeenError(Exception):
-    """The run has been looked at, and need not go on."""
+class StopRunError(Exception):
+    """Signal that the manifest is read and that the run must not start."""
 
 
-class Look(L.Callback):
-    """Keeps the manifest of a run that is about to start, and ends it."""
+class ManifestReader(L.Callback):
+    """Read the manifest of a run before training and stop the run."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Looks.
+        """Read the manifest.
 
         Raises:
-            SeenError: Always.
+            StopRunError: Always.
         """
-        self.found = manifest(pl_module)
-        raise SeenError
+        self.manifest = manifest(pl_module)
+        raise StopRunError
 
 
-def of_recipe(args: Sequence[str]) -> dict[str, Value]:
-    """Returns the manifest of a run with these arguments of ``fit``, which is not trained and leaves no file."""
+def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
+    """Return the manifest of a run, without training it or writing a file.
+
+    Args:
+        args: Arguments of ``fit``.
+    """
     from ppo_lightning.commands import cli
 
-    look = Look()
+    reader = ManifestReader()
     flags = [
         part
         for name in ("logger", "enable_checkpointing", "enable_model_summary")
         for part in (f"--trainer.{name}", "false")
     ]
     try:
-        cli.run([look], ["fit", *args, *flags, "--trainer.enable_progress_bar", "false"], save_config=False)
-    except SeenError:
-        return look.found
-    raise AssertionError("fit has an on_fit_start")
+        cli.run([reader], ["fit", *args, *flags, "--trainer.enable_progress_bar", "false"], save_config=False)
+    except StopRunError:
+        return reader.manifest
+    raise AssertionError("fit did not call on_fit_start")
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs ``ppo-lightning details``: prints the manifest of a recipe or a checkpoint, or how two checkpoints differ."""
+    """Run ``ppo-lightning details``: print the manifest of a run, or the differences of two checkpoints.
+
+    Args:
+        args: Arguments of the command. Unknown ones are passed to ``fit``.
+    """
     parser = argparse.ArgumentParser(
         "ppo-lightning details",
-        description="The implementation details of PPO as a recipe or a checkpoint has them, and where they stand in the code.",
-        epilog="All other arguments are those of fit: --config RECIPE.yaml --model.norm_adv false ...",
+        description="List the implementation details of PPO in a recipe or a checkpoint, and their places"
+        " in the code.",
+        epilog="All other arguments are passed to fit: --config RECIPE.yaml --model.norm_adv false ...",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--ckpt_path", nargs="+", default=[], help="one: what its run had; two: where they differ"
+        "--ckpt_path", nargs="+", default=[], help="one checkpoint to describe, or two to compare"
     )
-    own, rest = parser.parse_known_args(args)
-    found = [read_checkpoint(path)["details"] for path in own.ckpt_path[:2]] or [of_recipe(rest)]
-    where = places()
-    names = own.ckpt_path if len(found) > 1 else ["this run"]
-    print(f"| detail | | {' | '.join(names)} | code |\n|---|---|{'---|' * len(found)}---|")
+    options, flags = parser.parse_known_args(args)
+    manifests = [read_checkpoint(path)["details"] for path in options.ckpt_path[:2]] or [
+        recipe_manifest(flags)
+    ]
+    code = places()
+    names = options.ckpt_path if len(manifests) > 1 else ["this run"]
+    print(f"| detail | | {' | '.join(names)} | code |\n|---|---|{'---|' * len(manifests)}---|")
     for detail in DETAILS:
-        values = [its.get(detail.number) for its in found]
+        values = [values_by_number.get(detail.number) for values_by_number in manifests]
         if len(values) == 1 or values[0] != values[1]:
-            print(
-                f"| {detail.number} | {detail.title} | {' | '.join(map(shown, values))} | {where[detail.number]} |"
-            )
+            cells = [detail.number, detail.title, *map(format_value, values), code[detail.number]]
+            print(f"| {' | '.join(cells)} |")

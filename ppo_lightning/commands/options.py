@@ -1,4 +1,4 @@
-"""Commands, options and help texts of the command line, without importing PyTorch or Lightning, which takes seconds."""
+"""Commands, options and help texts of the command line, without importing PyTorch or Lightning."""
 
 import argparse
 import ast
@@ -17,24 +17,24 @@ from ppo_lightning.errors import nearest
 SUBCOMMANDS = {  # of Lightning's CLI
     "fit": "train; with --ckpt_path, resume a run",
     "validate": "evaluate a trained agent on whole episodes (--ckpt_path)",
-    "test": "same as validate, logged as test/*",
-    "predict": "write the actions of a trained agent for stored observations",
+    "test": "evaluate like validate, with metrics named test/*",
+    "predict": "write a trained agent's actions for stored observations",
 }
-OTHER_COMMANDS = {  # each is a module of this package with a `main`
+OTHER_COMMANDS = {  # modules of this package with a `main`
     "play": "record a video of a trained agent",
     "export": "write a trained agent as ONNX, or as a folder for the Hugging Face Hub",
-    "profile": "measure where the time of a recipe goes on this machine, and what would make it faster",
+    "profile": "measure the time of each stage of a recipe on this machine, and try faster settings",
     "details": "list the implementation details of a recipe or a checkpoint; compare two checkpoints",
-    "benchmark": "train recipes by seeds: a table beside published results, learning curves",
+    "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
     "compare": "test whether the runs of one benchmark are worse than those of another",
-    "ablate": "train a recipe without some of the implementation details, beside the recipe",
+    "ablate": "train a recipe with implementation details switched off, one at a time",
 }
 DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS
 SYNONYMS = {"train": "fit", "resume": "fit", "eval": "validate", "evaluate": "validate", "record": "play"}
 TRUST = "--trust_checkpoint"
-FLAGS = {  # beside Lightning's own; a command has them where they are added
-    "--auto_resume": "fit: resume from the newest whole checkpoint, if any",
-    TRUST: "import and call what the settings of --ckpt_path name, as with a recipe: only for files that you trust",
+FLAGS = {  # flags beside those of Lightning
+    "--auto_resume": "fit: resume from the newest intact checkpoint, if any",
+    TRUST: "import and call code that the settings of --ckpt_path name: only for files that you trust",
 }
 NAME, NUM_THREADS = "--name", "--num_threads"
 SETTINGS = {  # of the command line beside Lightning's own
@@ -46,7 +46,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # data.total_timesteps ends the run
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 1,
-    "enable_model_summary": False,  # RunSummary says it in one line
+    "enable_model_summary": False,  # RunSummary prints one line instead
     "logger": [
         {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": DEFAULT_NAME}},
         {
@@ -58,10 +58,16 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 
 def answer(args: Sequence[str]) -> bool:
-    """Answer ``--help``, ``--version`` and unknown commands; return whether there is nothing left to do.
+    """Answer ``--help``, ``--version`` and unknown commands.
+
+    Args:
+        args: Arguments of the command line.
+
+    Returns:
+        Whether the command line is answered, so that no command must run.
 
     Raises:
-        SystemExit: With code 2 where the command is unknown.
+        SystemExit: With code 2 if the command is unknown.
     """
     if "--version" in args[:1]:
         print(f"ppo-lightning {__version__}")
@@ -71,8 +77,8 @@ def answer(args: Sequence[str]) -> bool:
         print(_subcommand(args[0]))
     elif not args[0].startswith("-") and args[0] not in DESCRIPTIONS:
         guess = nearest(args[0], {name: name for name in DESCRIPTIONS} | SYNONYMS, limit=1)
-        known = ", ".join(DESCRIPTIONS)
-        print(f"error: there is no command {args[0]!r}{guess or '.'} Commands: {known}.", file=sys.stderr)
+        commands = ", ".join(DESCRIPTIONS)
+        print(f"error: there is no command {args[0]!r}{guess or '.'} Commands: {commands}.", file=sys.stderr)
         raise SystemExit(2)
     else:
         return False
@@ -84,7 +90,7 @@ def _commands() -> str:
     return "\n".join(
         [
             "usage: ppo-lightning COMMAND [--config RECIPE.yaml] [--OPTION VALUE ...]",
-            "\nPPO with TorchRL rollouts and PyTorch Lightning. The commands, each with its own --help:\n",
+            "\nPPO with TorchRL rollouts and PyTorch Lightning. Every command has a --help:\n",
             *lines,
             "\nStart with: ppo-lightning fit --config configs/classic/cartpole.yaml",
         ]
@@ -95,15 +101,17 @@ def _subcommand(command: str) -> str:
     parser = argparse.ArgumentParser(
         prog=f"ppo-lightning {command}",
         usage=f"ppo-lightning {command} --config RECIPE.yaml [--OPTION VALUE ...]",
-        description=f"{DESCRIPTIONS[command]}. In YAML, options of the algorithm stand under model.init_args.",
+        description=f"{DESCRIPTIONS[command]}. In YAML, put options of the algorithm under model.init_args.",
     )
-    parser.add_argument("-c", "--config", metavar="FILE", help="a recipe in YAML; flags override its values")
+    parser.add_argument("-c", "--config", metavar="FILE", help="recipe in YAML; flags override its values")
     parser.add_argument("--print_config", action="store_true", help="print the whole configuration and exit")
     parser.add_argument(
-        "--seed_everything", metavar="SEED", help="seed of the run; true: a random one (default: 1)"
+        "--seed_everything", metavar="SEED", help="seed of the run, true for a random seed (default: 1)"
     )
     parser.add_argument(
-        "--ckpt_path", metavar="FILE", help="fit: resume the run of this checkpoint; otherwise: its agent"
+        "--ckpt_path",
+        metavar="FILE",
+        help="checkpoint; fit resumes its run, other commands use its agent",
     )
     for flag, text in FLAGS.items():
         parser.add_argument(flag, action="store_true", help=text)
@@ -114,7 +122,7 @@ def _subcommand(command: str) -> str:
     trainer = trainer / "pytorch/trainer/trainer.py"
     model = parser.add_argument_group("algorithm (--model.help CLASS lists the options of a variant)")
     model.add_argument(
-        "--model", metavar="CLASS", help="PPO, a variant or a subclass of yours (default: ppo_lightning.PPO)"
+        "--model", metavar="CLASS", help="PPO, a variant or your own subclass (default: ppo_lightning.PPO)"
     )
     _add(model, "model.", package / "algorithms/ppo.py", "PPO")
     agent = parser.add_argument_group("agent (of MLPAgent; --model.agent CLASS chooses another)")
@@ -130,7 +138,7 @@ def _subcommand(command: str) -> str:
 
 
 def _add(group: Any, prefix: str, path: Path, owner: str) -> None:
-    """Add the arguments of a class to a group of options, read from its source."""
+    """Add the arguments of a class to a group of options, read from the source file of the class."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     cls = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == owner)
     init = next(node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
@@ -139,7 +147,8 @@ def _add(group: Any, prefix: str, path: Path, owner: str) -> None:
     positional = init.args.args[len(init.args.args) - len(init.args.defaults) :]
     defaults = [*init.args.defaults, *init.args.kw_defaults]
     for argument, default in zip([*positional, *init.args.kwonlyargs], defaults, strict=True):
-        name, value = argument.arg, ast.unparse(default) if default else None
+        name = argument.arg
+        value = ast.unparse(default) if default else None
         kind = ast.unparse(argument.annotation or ast.Name("Any"))
         kind = re.sub(r"Annotated\[(.*), Range\((.*?)(?:, (.*?))?\)\]", _in_words, kind)
         if owner == "Trainer":
@@ -148,6 +157,6 @@ def _add(group: Any, prefix: str, path: Path, owner: str) -> None:
         group.add_argument(f"--{prefix}{name}", metavar=name.upper(), help=text)
 
 
-def _in_words(found: re.Match[str]) -> str:
-    kind, low, high = found.groups()
+def _in_words(match: re.Match[str]) -> str:
+    kind, low, high = match.groups()
     return f"{kind} from {low} to {high}" if high else f"{kind} from {low}"

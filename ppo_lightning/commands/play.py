@@ -1,4 +1,4 @@
-"""``ppo-lightning play``: a video of a trained agent, from its checkpoint."""
+"""``ppo-lightning play``: record a video of a trained agent."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,34 +15,41 @@ from ppo_lightning.video.record import record_video
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs ``ppo-lightning play``.
+    """Run ``ppo-lightning play``.
+
+    Args:
+        args: Arguments of the command.
 
     Raises:
-        ConfigError: The checkpoint cannot be read, or as for :func:`record_video`.
+        ConfigError: The checkpoint cannot be read, or the environment cannot be recorded.
     """
     parser = argparse.ArgumentParser(
-        prog="ppo-lightning play", description="Writes a video of a trained agent.", allow_abbrev=False
+        prog="ppo-lightning play", description="Record a video of a trained agent.", allow_abbrev=False
     )
-    parser.add_argument("--ckpt_path", required=True, help="the checkpoint")
-    parser.add_argument("--output", default="video.mp4", help="an .mp4 or .gif file (default: video.mp4)")
-    parser.add_argument("--episodes", type=int, default=1, help="episodes to play (default: 1)")
-    parser.add_argument("--seed", type=int, default=1, help="decides the episodes (default: 1)")
+    parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
+    parser.add_argument(
+        "--output", default="video.mp4", help=".mp4 or .gif file to write (default: video.mp4)"
+    )
+    parser.add_argument("--episodes", type=int, default=1, help="number of episodes (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the episodes (default: 1)")
     parser.add_argument(
         "--overlay",
         action="store_true",
-        help="draw action probabilities (or means), value and return beside it",
+        help="draw action probabilities (or means), value and return beside the picture",
     )
-    parser.add_argument("--env_id", help="an environment of Gymnasium (default: the checkpoint's)")
+    parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
     parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     options = parser.parse_args(args)
     checkpoint = read_checkpoint(options.ckpt_path)
     env_id = environment_of(checkpoint, args, options.env_id)
-    agent, data = trained_agent(checkpoint), checkpoint["datamodule_hyper_parameters"]
+    agent = trained_agent(checkpoint)
+    data = checkpoint["datamodule_hyper_parameters"]
     render = BACKENDS[data["backend"]].render
     backend: Backend = data["backend"] if options.env_id is None else render  # type: ignore[assignment]
     if options.env_id is None and data["backend"] != render:
         print(
-            f"trained through {data['backend']}, played through Gymnasium; --env_id names another environment"
+            f"trained through {data['backend']}, played through Gymnasium;"
+            " --env_id selects another environment"
         )
     same_family = render == "procgen" or all(
         ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"])

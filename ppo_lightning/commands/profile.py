@@ -1,4 +1,4 @@
-"""``ppo-lightning profile``: where the time of a run goes, and what would make it faster."""
+"""``ppo-lightning profile``: measure the time of each stage of a run and try faster settings."""
 
 import argparse
 import time
@@ -14,22 +14,26 @@ from ppo_lightning.envs.cartpole import IDS
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
 
-WARM_UP, WARM_UP_SECONDS = (
-    3,
-    20.0,
-)  # iterations, until the updates are compiled and the caches filled; fewer long ones
-INSIDE = ("environment", "acting", "values and log-probabilities")  # of a collection
+# The warm-up, for compilation and caches, ends after this number of iterations or this time.
+WARM_UP = 3
+WARM_UP_SECONDS = 20.0
+COLLECTION_STAGES = ("environment", "acting", "values and log-probabilities")
 
 
 class StageClock(L.Callback):
-    """Time the stages of a run with the fast collector, from outside, and end the run.
+    """Callback that measures the stages of a run with the fast collector, and then ends the run.
 
-    Afterwards ``sps`` has the environment steps per second, ``shares`` the share of time of each stage, and ``changes`` the
-    flags worth trying. The speed is measured before the clocks are put in, which cost some per cent themselves and wait for
-    a GPU.
+    Afterwards ``sps`` holds the environment steps per second, ``shares`` the share of time of each
+    stage, and ``changes`` the flags worth trying. Throughput is measured before the stages, whose
+    clocks have an overhead of a few per cent and synchronize with the GPU.
 
     Args:
-        seconds: How long to measure after the warm-up, at least one iteration without and one with clocks.
+        seconds: Duration of the measurement after the warm-up. At least one iteration is measured without
+            clocks and one with clocks.
+
+    Example:
+        >>> clock = StageClock(seconds=5.0)
+        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[clock])
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -38,7 +42,8 @@ class StageClock(L.Callback):
         self.sps = 0.0
         self.shares: dict[str, float] = {}
         self.changes: list[tuple[str, ...]] = []
-        self._iterations, self._phase = 0, "warm-up"
+        self._iterations = 0
+        self._phase = "warm-up"
 
     def _timed(self, owner: Any, name: str, stage: str) -> None:
         function = getattr(owner, name)
@@ -53,19 +58,22 @@ class StageClock(L.Callback):
         setattr(owner, name, timed)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Refuse what it cannot look into.
+        """Check that the stages can be measured, and start the clock.
 
         Raises:
-            ConfigError: The environment goes through TorchRL's collector.
+            ConfigError: The run uses TorchRL's collector.
         """
         if not isinstance(pl_module.data.collector, RolloutCollector):
             raise ConfigError(
-                "profile times natively batched environments only: leave out data.transforms, or name one by its id."
+                "profile times natively batched environments only:"
+                " leave out data.transforms, and give the id of an environment."
             )
         self._start = time.perf_counter()
 
     def _put_clocks(self, pl_module: Any) -> None:
-        data, policy, minibatches = pl_module.data, pl_module.agent.array_policy, pl_module.minibatches
+        data = pl_module.data
+        policy = pl_module.agent.array_policy
+        minibatches = pl_module.minibatches
 
         def timed_policy() -> Callable[..., Any]:
             self._policy = policy()
@@ -80,7 +88,8 @@ class StageClock(L.Callback):
                 yield minibatch
                 start = time.perf_counter()
 
-        pl_module.agent.array_policy, pl_module.minibatches = timed_policy, timed_minibatches
+        pl_module.agent.array_policy = timed_policy
+        pl_module.minibatches = timed_minibatches
         for name in ("step_arrays", "reset_arrays"):
             self._timed(data.env, name, "environment")
         self._timed(data.collector, "_evaluate", "values and log-probabilities")
@@ -92,7 +101,7 @@ class StageClock(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Go from the warm-up to the speed, from there to the stages, and to the end."""
+        """Advance through the phases: warm-up, throughput, stages, end."""
         self._iterations += 1
         elapsed = time.perf_counter() - self._start
         if self._phase == "warm-up":
@@ -108,15 +117,16 @@ class StageClock(L.Callback):
         else:
             trainer.should_stop = True
             return
-        self._iterations, self._start = 0, time.perf_counter()
+        self._iterations = 0
+        self._start = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Add up."""
+        """Compute the shares of the stages."""
         wall = time.perf_counter() - self._start
-        stages = {stage: self.spent[stage] for stage in INSIDE}
+        stages = {stage: self.spent[stage] for stage in COLLECTION_STAGES}
         stages["storing"] = self.spent["collection"] - sum(stages.values())
         stages |= {stage: self.spent[stage] for stage in ("advantages", "shuffling", "updates", "logging")}
-        stages["the rest"] = wall - sum(stages.values())
+        stages["other"] = wall - sum(stages.values())
         self.shares = {stage: value / wall for stage, value in stages.items()}
         self.changes = changes(pl_module)
 
@@ -127,71 +137,73 @@ def _wait_for_gpu() -> None:
 
 
 def changes(module: Any) -> list[tuple[str, ...]]:
-    """Return flags that might make a run faster: another way to compute the same first, more environments last."""
-    data, cpus = module.data, processors()
-    found: list[tuple[str, ...]] = []
+    """Return flags that might make a run faster. The last one changes the number of environments."""
+    data = module.data
+    cores = processors()
+    candidates: list[tuple[str, ...]] = []
     if not module.hparams.compile:
-        found.append(("--model.compile", "true"))
-    if module.device.type == "cpu" and cpus > 1:
-        found.append(("--num_threads", str(cpus) if torch.get_num_threads() == 1 else "1"))
+        candidates.append(("--model.compile", "true"))
+    if module.device.type == "cpu" and cores > 1:
+        candidates.append(("--num_threads", str(cores) if torch.get_num_threads() == 1 else "1"))
     if module.trainer.precision == "32-true" and data.specs.observation.dtype == torch.uint8:
-        found.append(("--trainer.precision", "bf16-mixed"))
+        candidates.append(("--trainer.precision", "bf16-mixed"))
     if data.env_id in IDS and data.backend != "vectorized":
-        found.append(("--data.backend", "vectorized"))
+        candidates.append(("--data.backend", "vectorized"))
     if data.backend in ("gymnasium", "envpool") and data.specs.observation.dtype != torch.uint8:
-        found.append(("--data.backend", "envpool" if data.backend == "gymnasium" else "gymnasium"))
-    return [*found, ("--data.num_envs", str(2 * data.num_envs))]
+        candidates.append(("--data.backend", "envpool" if data.backend == "gymnasium" else "gymnasium"))
+    return [*candidates, ("--data.num_envs", str(2 * data.num_envs))]
 
 
 def profile(args: Sequence[str], seconds: float) -> StageClock:
-    """Train for some seconds with the arguments of ``fit``, leaving no file."""
+    """Measure a run without writing a file.
+
+    Args:
+        args: Arguments of ``fit``.
+        seconds: Duration of the measurement.
+    """
     from ppo_lightning.commands import cli
 
     clock = StageClock(seconds)
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     flags = [part for name in quiet for part in (f"--trainer.{name}", "false")]
-    ended = ("--data.total_timesteps", str(10**9), "--trainer.limit_val_batches", "0")
-    cli.run([clock], ["fit", *args, *ended, *flags], save_config=False)
+    endless = ("--data.total_timesteps", str(10**9), "--trainer.limit_val_batches", "0")
+    cli.run([clock], ["fit", *args, *endless, *flags], save_config=False)
     return clock
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning profile``: print where the time goes, and what changes of the settings give.
+    """Run ``ppo-lightning profile``: print the time of each stage and the speed with other settings.
 
     Args:
-        args: Its own, and those of ``fit``.
+        args: Arguments of the command. Unknown ones are passed to ``fit``.
     """
     parser = argparse.ArgumentParser(
         "ppo-lightning profile",
-        description="Where the time of a recipe goes on this machine, and what would make it faster.",
-        epilog="All other arguments are those of fit: --config RECIPE.yaml --model.compile true ...",
+        description="Measure the time of each stage of a recipe on this machine, and try faster settings.",
+        epilog="All other arguments are passed to fit: --config RECIPE.yaml --model.compile true ...",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="to measure each setting, after its start (default: 10)"
+        "--seconds", type=float, default=10.0, help="duration of each measurement (default: 10)"
     )
     parser.add_argument("--no_changes", action="store_true", help="do not try other settings")
-    own, rest = parser.parse_known_args(args)
+    options, flags = parser.parse_known_args(args)
     if load := other_load():  # before this process adds to it
-        print(f"Other processes use this machine ({load}): these speeds hold only beside them.\n")
-    clock = profile(rest, own.seconds)
-    print(f"{clock.sps:.0f} environment steps a second.\n\n| stage | share | µs a step |\n|---|---|---|")
+        print(f"Other processes use this machine ({load}), so these speeds are lower than on an idle one.\n")
+    clock = profile(flags, options.seconds)
+    print(f"{clock.sps:.0f} environment steps per second.\n\n| stage | share | µs per step |\n|---|---|---|")
     for stage, share in clock.shares.items():
         print(f"| {stage} | {100 * share:.1f} % | {1e6 * share / clock.sps:.2f} |")
-    if own.no_changes:
+    if options.no_changes:
         return
-    print("\n| with | steps a second | ratio |\n|---|---|---|")
+    print("\n| with | steps per second | ratio |\n|---|---|---|")
     tried: dict[tuple[str, ...], float] = {}
     for change in clock.changes:
         try:
-            tried[change] = sps = profile([*rest, *change], own.seconds).sps
+            tried[change] = sps = profile([*flags, *change], options.seconds).sps
             print(f"| {' '.join(change)} | {sps:.0f} | {sps / clock.sps:.2f} |", flush=True)
-        except (
-            Exception
-        ) as error:  # EnvPool has not every environment, for example; the others are worth a try
-            print(
-                f"| {' '.join(change)} | does not work: {first_line(error.__cause__ or error)} | |",
-                flush=True,
-            )
+        except Exception as error:  # for example, EnvPool lacks some environments
+            reason = first_line(error.__cause__ or error)
+            print(f"| {' '.join(change)} | does not work: {reason} | |", flush=True)
     print(f"\n{recommendation(clock.sps, tried)}")
-    print("More environments are another algorithm: a policy collects more steps between fewer updates.")
+    print("More environments change the algorithm: the policy collects more steps between fewer updates.")

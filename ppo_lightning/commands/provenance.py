@@ -1,4 +1,4 @@
-"""Where the runs of a benchmark come from: commit, versions and machine."""
+"""Provenance of a run: commit, package versions and machine."""
 
 import importlib.metadata
 import os
@@ -10,13 +10,13 @@ PACKAGES = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "envpool
 
 
 def source() -> dict[str, str]:
-    """Return what a run that starts now consists of: the package's commit, the versions and the machine."""
+    """Return the provenance of a run that starts now: commit, versions and machine."""
     machine = f"{processor()}, {os.cpu_count()} processors"
     return {"commit": commit(), "versions": versions(), "machine": machine}
 
 
 def commit() -> str:
-    """Return the commit of the package, marked if files differ; ``unknown`` outside of a repository."""
+    """Return the commit of the package, marked if files have changed; ``unknown`` outside a repository."""
 
     def git(*args: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *args]
@@ -30,18 +30,18 @@ def commit() -> str:
 
 
 def versions() -> str:
-    """Return the versions of Python and of the packages that decide what a run computes."""
-    found = [f"Python {platform.python_version()}"]
+    """Return the versions of Python and of the packages that affect the results of a run."""
+    entries = [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            entries.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(entries)
 
 
 def processor() -> str:
-    """Return the processor's name."""
+    """Return the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,46 +1,48 @@
-"""The results of a benchmark: a CSV of runs, a table beside published results, learning curves."""
+"""Report of a benchmark: CSV files, a table with published results, learning curves."""
 
 import csv
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.commands.runner import DONE, Job, Runner, metrics_of
+from ppo_lightning.commands.curves import Row, draw
+from ppo_lightning.commands.jobs import Job
+from ppo_lightning.commands.runner import DONE, Runner, metrics_of
 from ppo_lightning.errors import import_extra
 from ppo_lightning.utils.rounding import decimals
 
 CONFIDENCE = 0.95
-WINDOW = 0.04  # of the horizontal axis, over which curves are averaged
-Row = dict[str, Any]
 
 
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
-    """Returns the mean without the lowest and the highest quarter, both rounded down to whole runs.
+    """Compute the mean without the lowest and the highest quarter, both rounded down to whole runs.
 
-    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021), whose ``rliable``
-    computes it so. Of three runs it is the mean.
+    For three runs this is the mean.
+
+    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021),
+    as implemented in ``rliable``.
     """
     return import_extra("scipy.stats", extra="report").trim_mean(values, 0.25, axis=axis)
 
 
 def interval(runs: Sequence[float], reference: Sequence[float] | None = None) -> tuple[float, float]:
-    """Return the 95 % t interval of the mean of runs, or of its difference from that of a reference (Welch).
+    """Compute the 95 % t interval of a mean, or of the difference of two means (Welch).
 
-    It covers 95 % for normal distributions; a percentile bootstrap of three runs covers 76 %. Returns of two
-    kinds, as HalfCheetah's, need ten runs or more for 95 %.
+    The coverage is 95 % for normal distributions. A percentile bootstrap of three runs covers 76 %.
+    Bimodal returns, such as HalfCheetah's, need ten or more runs for 95 %.
 
     Args:
         runs: Returns of independent runs.
-        reference: Returns of other runs.
+        reference: Returns of other runs, whose mean is subtracted.
 
     Returns:
-        Both bounds; NaN where a sample has fewer than two runs.
+        Lower and upper bound, NaN if a sample has fewer than two runs.
     """
     samples = [np.asarray(sample, float) for sample in (runs, reference) if sample is not None]
     if any(len(sample) < 2 for sample in samples):
@@ -56,23 +58,26 @@ def interval(runs: Sequence[float], reference: Sequence[float] | None = None) ->
 
 
 def results_of(job: Job, folder: Path, sources: Sequence[Row]) -> tuple[Row, list[Row]]:
-    """Read a finished run.
+    """Read the results of a finished run.
 
     Args:
         job: The run.
-        folder: Of the run.
-        sources: What the run recorded at its start and at each resumption.
+        folder: Folder of the run.
+        sources: Provenance that the run recorded at its start and at each resume.
 
     Returns:
-        The run's row, and the points of its learning curve.
+        Row of the run in ``runs.csv``, and its rows in ``curves.csv``.
 
     Raises:
-        FileNotFoundError: It left no checkpoint.
+        FileNotFoundError: The run left no checkpoint.
     """
-    found = sorted(folder.glob("runs/*/version_*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    checkpoints = sorted(
+        folder.glob("runs/*/version_*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime
+    )
+    if not checkpoints:
         raise FileNotFoundError(f"{folder} has no checkpoint.")
-    checkpoint, metrics = read_checkpoint(str(found[-1])), list(metrics_of(folder))
+    checkpoint = read_checkpoint(str(checkpoints[-1]))
+    metrics = list(metrics_of(folder))
     evaluations = [float(row["eval/episodic_return"]) for row in metrics if row.get("eval/episodic_return")]
     row = {
         "recipe": job.label,
@@ -82,18 +87,18 @@ def results_of(job: Job, folder: Path, sources: Sequence[Row]) -> tuple[Row, lis
         "episodic_return": _mean(checkpoint["episode_returns"]),
         "eval_return": evaluations[-1] if evaluations else float("nan"),
         "wall_seconds": json.loads((folder / DONE).read_text())["wall_seconds"],
-        "commit": " + ".join(dict.fromkeys(its["commit"] for its in sources)),
+        "commit": " + ".join(dict.fromkeys(source["commit"] for source in sources)),
     }
     curve = [
         {
             "recipe": job.label,
             "seed": job.seed,
-            "env_steps": int(its["step"]),
-            "seconds": float(its["seconds"]),
-            "episodic_return": round(float(its["charts/episodic_return"]), 4),
+            "env_steps": int(point["step"]),
+            "seconds": float(point["seconds"]),
+            "episodic_return": round(float(point["charts/episodic_return"]), 4),
         }
-        for its in metrics
-        if its.get("charts/episodic_return")
+        for point in metrics
+        if point.get("charts/episodic_return")
     ]
     return row, curve
 
@@ -103,9 +108,13 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def published(env_id: str, family: str) -> Row | None:
-    """Returns CleanRL's published result for an environment, of the recipe's family if it has one; None: there is none.
+    """Return CleanRL's published result for an environment, None if there is none.
 
-    The figures stand in ``published.csv``, each with its source.
+    Args:
+        env_id: Id of the environment.
+        family: Folder of the recipe. Results of the same family are preferred.
+
+    Source: ``published.csv``, which names the source of each figure.
     """
 
     def plain(name: str) -> str:
@@ -126,13 +135,13 @@ def _atari(name: str) -> bool:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Reads a CSV with a header."""
+    """Read a CSV file with a header."""
     with path.open() as file:
         return list(csv.DictReader(file))
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Writes rows with one header line."""
+    """Write rows to a CSV file with a header."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
@@ -140,170 +149,88 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) -> str:
-    """Writes runs.csv, curves.csv, report.md and the pictures into the benchmark's folder.
+    """Write runs.csv, curves.csv, report.md and the figures to the folder of the benchmark.
 
     Args:
-        runner: Has run the jobs.
-        jobs: Jobs of the command; the report leaves out those that have not finished, and says so.
+        runner: Runner of the jobs.
+        jobs: Jobs of the command. The report covers the finished ones and counts the others.
         command: The command line.
 
     Returns:
-        The table.
+        The table of results in Markdown.
     """
-    done = [job for job in jobs if (runner.of(job) / DONE).exists()]
-    if not done:
+    finished = [job for job in jobs if (runner.folder_of(job) / DONE).exists()]
+    if not finished:
         return "No run has finished."
-    results = [results_of(job, runner.of(job), runner.record_of(job)["sources"]) for job in done]
-    runs, curves = [row for row, _ in results], [point for _, its in results for point in its]
+    results = [results_of(job, runner.folder_of(job), runner.record_of(job)["sources"]) for job in finished]
+    runs = [row for row, _ in results]
+    curves = [point for _, points in results for point in points]
     write_csv(runner.folder / "runs.csv", runs)
     families = {job.label: job.recipe.resolve().parent.name for job in jobs}
     text = table(runs, families)
-    missing = len(jobs) - len(done)
-    left = [f"\n{missing} of {len(jobs)} runs have not finished.\n"] if missing else []
-    (runner.folder / "report.md").write_text("\n".join([text, *left, about(command, runner, done), ""]))
+    num_unfinished = len(jobs) - len(finished)
+    unfinished = [f"\n{num_unfinished} of {len(jobs)} runs have not finished.\n"] if num_unfinished else []
+    sections = [text, *unfinished, describe_sources(command, runner, finished), ""]
+    (runner.folder / "report.md").write_text("\n".join(sections))
     if curves:
         write_csv(runner.folder / "curves.csv", curves)
-        lines = {
-            label: published(its["env_id"], families[label]) for its in runs for label in [its["recipe"]]
-        }
+        known = {run["recipe"]: published(run["env_id"], families[run["recipe"]]) for run in runs}
+        lines = {label: float(result["mean"]) for label, result in known.items() if result}
         for x in ("env_steps", "seconds"):
-            draw(
-                curves,
-                x,
-                {label: float(its["mean"]) for label, its in lines.items() if its},
-                runner.folder / f"curves_{x}",
-            )
+            draw(curves, x, lines, runner.folder / f"curves_{x}")
     return text
 
 
 def table(runs: Sequence[Row], families: dict[str, str]) -> str:
-    """Returns the results as Markdown, one line a recipe."""
+    """Return the results as a Markdown table with one line per recipe."""
     lines = [
         "| recipe | environment | seeds | steps | return, mean ± std [95 % of the mean] | interquartile mean"
         " | CleanRL | wall time |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for label in dict.fromkeys(run["recipe"] for run in runs):
-        its = [run for run in runs if run["recipe"] == label]
-        returns = [float(run["episodic_return"]) for run in its]
-        mean, spread = statistics.fmean(returns), ""
-        form = decimals(mean)
+        seeds = [run for run in runs if run["recipe"] == label]
+        env_id = seeds[0]["env_id"]
+        returns = [float(run["episodic_return"]) for run in seeds]
+        mean = statistics.fmean(returns)
+        spread = ""
+        spec = decimals(mean)
         if len(returns) > 1:
             low, high = interval(returns)
-            spread = f" ± {statistics.stdev(returns):{form}} [{low:{form}}, {high:{form}}]"
-        known = published(its[0]["env_id"], families[label])
-        cleanrl = "" if known is None else f"{float(known['mean']):{form}} ± {float(known['std']):{form}}"
-        if known is not None and int(known["env_steps"] or 0) > 1.1 * int(its[0]["env_steps"]):
-            cleanrl += f" ({int(known['env_steps']):_} steps)".replace("_", " ")
-        steps = f"{int(its[0]['env_steps']):_}".replace("_", " ")
-        seconds = statistics.median(float(run["wall_seconds"]) for run in its)
+            spread = f" ± {statistics.stdev(returns):{spec}} [{low:{spec}}, {high:{spec}}]"
+        reference = published(env_id, families[label])
+        cleanrl = ""
+        if reference is not None:
+            cleanrl = f"{float(reference['mean']):{spec}} ± {float(reference['std']):{spec}}"
+            if int(reference["env_steps"] or 0) > 1.1 * int(seeds[0]["env_steps"]):
+                cleanrl += f" ({int(reference['env_steps']):_} steps)".replace("_", " ")
+        steps = f"{int(seeds[0]['env_steps']):_}".replace("_", " ")
+        seconds = statistics.median(float(run["wall_seconds"]) for run in seeds)
         lines.append(
-            f"| {label} | {its[0]['env_id']} | {len(its)} | {steps} | {mean:{form}}{spread}"
-            f" | {float(interquartile_mean(np.array(returns))):{form}} | {cleanrl} | {seconds:.0f} s |"
+            f"| {label} | {env_id} | {len(seeds)} | {steps} | {mean:{spec}}{spread}"
+            f" | {float(interquartile_mean(np.array(returns))):{spec}} | {cleanrl} | {seconds:.0f} s |"
         )
     return "\n".join(lines)
 
 
-def about(command: Sequence[str], runner: Runner, done: Sequence[Job]) -> str:
-    """Return where the results come from: the command, and what the runs recorded about themselves."""
-    records = {job: runner.record_of(job) for job in done}
+def describe_sources(command: Sequence[str], runner: Runner, finished: Sequence[Job]) -> str:
+    """Return the provenance of the results in Markdown: command, commits, versions, machines and recipes."""
+    records = {job: runner.record_of(job) for job in finished}
     names: dict[str, list[str]] = {}
     for job, record in records.items():
-        for its in record["sources"]:
-            runs = "1 run" if its["workers"] == 1 else f"{its['workers']} runs"
-            text = f"commit {its['commit']}; {its['versions']}; {its['machine']}; {runs} at a time"
+        for source in record["sources"]:
+            runs = "1 run" if source["workers"] == 1 else f"{source['workers']} runs"
+            text = f"commit {source['commit']}; {source['versions']}; {source['machine']}; {runs} at a time"
             names.setdefault(text, []).append(job.name)
-    one = len(names) == 1
-    sources = [f"- {text}" if one else f"- {', '.join(runs)}: {text}" for text, runs in names.items()]
+    one_source = len(names) == 1
+    sources = [f"- {text}" if one_source else f"- {', '.join(runs)}: {text}" for text, runs in names.items()]
     recipes = {f"{job.label} {record['recipe_sha256'][:10]}": None for job, record in records.items()}
     return "\n".join(
         [
-            "\nMean ± sample standard deviation over seeds of the return over the last 100 training episodes.",
+            "\nReturn over the last 100 training episodes: mean ± sample standard deviation over seeds.",
             "",
             f"- `{' '.join(command)}`",
             f"- SHA-256 of the recipes: {', '.join(recipes)}; PyTorch threads of each run: {runner.threads}",
             *sources,
         ]
     )
-
-
-def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:
-    """Return a learning curve on a grid [G]: the mean return over the 4 % of the axis before each point.
-
-    Where no episode ended in a window, the curve is a straight line between its neighbours. Before the first
-    episode it is masked.
-    """
-    xs, returns = (np.array([float(row[key]) for row in rows]) for key in (x, "episodic_return"))
-    windows = [returns[(xs > point - WINDOW * grid[-1]) & (xs <= point)] for point in grid]
-    means = np.array([window.mean() if len(window) else np.nan for window in windows])
-    found = ~np.isnan(means)
-    return np.ma.masked_array(np.interp(grid, grid[found], means[found]), mask=np.cumsum(found) == 0)
-
-
-def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, columns: int = 3) -> None:
-    """Draw learning curves, one panel a recipe: each seed thin, their mean thick, the published mean dashed.
-
-    Args:
-        points: Of ``curves.csv``.
-        x: ``"env_steps"`` or ``"seconds"``.
-        lines: The published mean of a recipe, where there is one.
-        path: Without its ending: PNG and SVG are written.
-        columns: Panels in a row.
-    """
-    import_extra("matplotlib", extra="report").use("Agg")
-    import matplotlib.pyplot as plt
-
-    labels = list(dict.fromkeys(point["recipe"] for point in points))
-    columns = min(columns, len(labels))
-    rows = -(-len(labels) // columns)
-    size = max(5, 3.7 * columns), 2.8 * rows + 0.3
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    legend: dict[str, Any] = {}
-    for axis, label in zip(axes.flat, labels, strict=False):
-        for_seed: dict[str, list[Row]] = {}
-        for point in points:
-            if point["recipe"] == label:
-                for_seed.setdefault(str(point["seed"]), []).append(point)
-        plot_mean(axis, list(for_seed.values()), x, "ppo_lightning: mean, and each seed")
-        if label in lines:
-            axis.axhline(
-                lines[label], color="grey", linestyle="--", linewidth=0.9, label="CleanRL, at the end"
-            )
-        axis.set_title(label, fontsize=10)
-        decorate(axis, x)
-        legend |= {line.get_label(): line for line in axis.get_legend_handles_labels()[0]}
-    for axis in axes.flat[len(labels) :]:
-        axis.set_visible(False)
-    axes[0, 0].set_ylabel("return", fontsize=8)
-    handles, names = list(legend.values()), list(legend)
-    # Within a panel the legend would cover a curve.
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
-    save(figure, path)
-
-
-def plot_mean(
-    axis: Any, seeds: Iterable[Sequence[Row]], x: str, label: str, colour: str = "tab:blue"
-) -> None:
-    """Draw the curve of each seed thin and their mean thick; both end where the shortest curve ends."""
-    seeds = list(seeds)
-    grid = np.linspace(0, min(max(float(row[x]) for row in rows) for rows in seeds), 101)
-    curves = [curve(rows, x, grid) for rows in seeds]
-    for one in curves:
-        axis.plot(grid, one, color=colour, linewidth=0.8, alpha=0.35)
-    axis.plot(grid, np.ma.mean(curves, axis=0), color=colour, linewidth=2, label=label)
-
-
-def decorate(axis: Any, x: str) -> None:
-    """Label the horizontal axis and remove the frame above and on the right."""
-    axis.set_xlabel("seconds of training" if x == "seconds" else "environment steps (thousands)", fontsize=8)
-    if x == "env_steps":
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}")
-    axis.tick_params(labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure as PNG and SVG."""
-    for ending in ("png", "svg"):
-        figure.savefig(path.with_suffix(f".{ending}"), dpi=130)
-    import_extra("matplotlib.pyplot", extra="report").close(figure)

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other. On a single rank every function returns what it was given."""
+"""Collectives between ranks; no-ops on a single rank."""
 
 import functools
 import itertools
@@ -12,15 +12,21 @@ from torch import distributed as dist
 
 
 def world_size() -> int:
-    """Returns the number of ranks that run together; 1 outside of a data parallel run."""
+    """Return the number of ranks, 1 outside of a data parallel run."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Returns the tensors of all ranks, [W, ...], in their order.
+    """Return the tensors of all ranks, stacked in the order of ranks.
 
-    Every rank calls it at the same time with a tensor of the same shape. It differs from Lightning's ``all_gather`` in
-    taking tensors on the CPU where the ranks speak NCCL.
+    This is a collective: every rank must call it. Unlike Lightning's ``all_gather``, it accepts tensors
+    on the CPU if the backend of the process group is NCCL.
+
+    Args:
+        tensor: Tensor of the same shape on every rank.
+
+    Returns:
+        Tensor [world size, ...] on the device of ``tensor``.
     """
     ranks = world_size()
     if ranks == 1:
@@ -32,22 +38,29 @@ def gather(tensor: Tensor) -> Tensor:
 
 
 def gather_array(array: np.ndarray) -> np.ndarray:
-    """Does what :func:`gather` does, for an array."""
+    """Return the arrays of all ranks, stacked as by :func:`gather`."""
     return gather(torch.from_numpy(array)).numpy()
 
 
 def concatenate(rows: Tensor) -> Tensor:
-    """Returns the rows [K, ...] of all ranks one after the other, [sum of K, ...]; K may differ between ranks."""
+    """Concatenate the rows of all ranks in the order of ranks.
+
+    Args:
+        rows: Tensor [K, ...]; K may differ between ranks.
+
+    Returns:
+        Tensor [sum of K over ranks, ...].
+    """
     if world_size() == 1:
         return rows
     counts = gather(torch.tensor(len(rows))).tolist()
     padded = rows.new_zeros(max(counts), *rows.shape[1:])
     padded[: len(rows)] = rows
-    return torch.cat([its[:count] for its, count in zip(gather(padded), counts, strict=True)])
+    return torch.cat([part[:count] for part, count in zip(gather(padded), counts, strict=True)])
 
 
 def chain(items: list[Any]) -> list[Any]:
-    """Returns the lists of all ranks one after the other; of plain types and tensors on the CPU."""
+    """Concatenate the lists of all ranks. Items are plain types or tensors on the CPU."""
     lists: list[Any] = [items] * world_size()
     if world_size() > 1:
         dist.all_gather_object(lists, items, group=cpu_group())
@@ -55,35 +68,35 @@ def chain(items: list[Any]) -> list[Any]:
 
 
 def require_same(state: Mapping[str, Tensor], step: int) -> None:
-    """Compares tensors with those of the other ranks, to the bit.
+    """Check that tensors are equal to the bit on all ranks.
 
     Args:
-        state: By name.
-        step: For the message.
+        state: Tensors by name.
+        step: Number of environment steps, for the error message.
 
     Raises:
-        RuntimeError: They are not the same; names the rank and the first tensor.
+        RuntimeError: A tensor differs between ranks. The message names the first one and its rank.
     """
     if world_size() == 1:
         return
     tensors = {name: tensor for name, tensor in state.items() if tensor.numel()}
     bits = [tensor.reshape(-1).view(torch.uint8).to(torch.int64) for tensor in tensors.values()]
-    weights = [torch.arange(1, its.numel() + 1, device=its.device) for its in bits]
+    weights = [torch.arange(1, tensor.numel() + 1, device=tensor.device) for tensor in bits]
     sums = gather(torch.stack([(a * b).sum() for a, b in zip(bits, weights, strict=True)]).cpu())
-    for name, of_ranks in zip(tensors, sums.T.tolist(), strict=True):
-        for rank, its in enumerate(of_ranks):
-            if its != of_ranks[0]:
+    for name, checksums in zip(tensors, sums.T.tolist(), strict=True):
+        for rank, checksum in enumerate(checksums):
+            if checksum != checksums[0]:
                 raise RuntimeError(f"{name} of rank {rank} is not the one of rank 0 after {step} steps.")
 
 
 def cpu_group() -> Any:
-    """Returns the process group that exchanges tensors on the CPU; None on a single rank."""
+    """Return the process group for tensors on the CPU, None on a single rank."""
     return _cpu_group(dist.group.WORLD) if world_size() > 1 else None
 
 
 @functools.lru_cache(maxsize=1)
 def _cpu_group(world: Any) -> Any:
-    """Create the group, by all ranks at once, at their first exchange; with the time-out of the default group."""
+    """Create the CPU group at the first collective, with the timeout of the default group."""
     if dist.get_backend(world) == "gloo":
         return world
     options = world._get_backend(world._device_types[0]).options

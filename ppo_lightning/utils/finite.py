@@ -1,4 +1,4 @@
-"""Nothing that is not finite gets into the statistics, the weights or a checkpoint."""
+"""Checks that keep non-finite values out of statistics, weights and checkpoints."""
 
 import math
 from typing import Any
@@ -12,42 +12,42 @@ from ppo_lightning.errors import NonFiniteError
 def require_finite(
     key: str, values: np.ndarray, step: int, first_env: int = 0, rows: np.ndarray | None = None
 ) -> None:
-    """Raises where what the environments gave is NaN or infinite.
+    """Raise an error if an output of the environments is non-finite.
 
     Args:
-        key: What the values are.
-        values: Of one step, [N, ...], or rewards of a rollout, [N, T].
-        step: Steps that each environment made before.
+        key: Name of the values, for example ``reward``.
+        values: Values of one step [N, ...], or rewards of a rollout [N, T].
+        step: Number of steps that each environment made before.
         first_env: Global index of the first environment.
-        rows: The environments that the rows stand for, as a mask of all; None: all of them.
+        rows: Mask over all environments that marks those of ``values``, None for all environments.
 
     Raises:
-        NonFiniteError: Names key, environment and step.
+        NonFiniteError: A value is NaN or infinite. The message names key, environment and step.
     """
-    # The sum of squares is finite if every value is (or it overflows, which the second look settles).
+    # A finite sum of squares proves that all values are finite. It may overflow: then check each value.
     if values.dtype.kind != "f" or math.isfinite(np.vdot(values, values)) or np.isfinite(values).all():
         return
-    bad = np.argwhere(~np.isfinite(values))[0]
-    env = bad[0] if rows is None else np.flatnonzero(rows)[bad[0]]
+    index = np.argwhere(~np.isfinite(values))[0]
+    env = index[0] if rows is None else np.flatnonzero(rows)[index[0]]
     if key == "reward" and values.ndim > 1:
-        step += int(bad[1])
+        step += int(index[1])
     raise NonFiniteError(
-        f"The {key} of environment {first_env + env} is {values[tuple(bad)]} at its step {step}."
+        f"The {key} of environment {first_env + env} is {values[tuple(index)]} at its step {step}."
     )
 
 
 def require_finite_state(checkpoint: dict[str, Any]) -> None:
-    """Refuses to save weights, statistics or optimizer states that are not finite.
+    """Raise an error if weights, statistics or optimizer states of a checkpoint are non-finite.
 
     Raises:
-        NonFiniteError: Names the first tensor.
+        NonFiniteError: A tensor has a NaN or infinite value. The message names the first one.
     """
     if name := first_nonfinite(checkpoint):
         raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
 
 
 def first_nonfinite(checkpoint: dict[str, Any]) -> str | None:
-    """Return the name of the first weight, statistic or optimizer state that is NaN or infinite, if any."""
+    """Return the name of the first non-finite weight, statistic or optimizer state, if any."""
     tensors = dict(checkpoint["state_dict"])
     for optimizer in checkpoint.get("optimizer_states", []):
         for number, entries in optimizer["state"].items():

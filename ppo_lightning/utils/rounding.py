@@ -1,7 +1,11 @@
-"""How many decimals of a return are shown."""
+"""Rounding of printed returns."""
 
 
 def decimals(value: float) -> str:
-    """Returns a format with three digits for figures of this size, and one decimal at least: 487.1, 7.98, 0.976."""
-    size = abs(value)
-    return ".1f" if size >= 10 else ".2f" if size >= 1 else ".3f"
+    """Return a format specification with about three digits and at least one decimal.
+
+    >>> f"{487.12:{decimals(487.12)}}", f"{7.98:{decimals(7.98)}}", f"{0.976:{decimals(0.976)}}"
+    ('487.1', '7.98', '0.976')
+    """
+    magnitude = abs(value)
+    return ".1f" if magnitude >= 10 else ".2f" if magnitude >= 1 else ".3f"

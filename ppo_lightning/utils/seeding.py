@@ -1,4 +1,4 @@
-"""One seed for the run, a seed of its own for everything random in it."""
+"""Seeds of a run: every source of randomness gets a seed derived from the seed of the run."""
 
 from typing import Literal
 
@@ -9,18 +9,18 @@ _STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle")
 
 
 def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
-    """Derives a seed.
+    """Derive the seed of one source of randomness.
 
-    An environment's seed belongs to its global index, not to the rank that runs it. Two runs share one only by
-    a chance of one in 2^31: with
-    ``seed + index``, environment 1 of seed 1 would play the episodes of environment 0 of seed 2.
+    The seed of an environment depends on its global index, not on its rank.
+    Two runs share a seed only with a probability of 2^-31. With ``seed + index`` instead, environment 1
+    of seed 1 would repeat the episodes of environment 0 of seed 2.
 
     Args:
-        seed: The run's.
-        stream: What it is for: environments of training or of evaluation, action noise, or shuffling.
+        seed: Seed of the run.
+        stream: Use of the seed: training or evaluation environments, action noise, or shuffling.
         index: Global index of the environment.
 
     Returns:
-        A number below 2^31.
+        Seed below 2^31.
     """
     return int(np.random.SeedSequence((seed, _STREAMS.index(stream), index)).generate_state(1)[0] >> 1)

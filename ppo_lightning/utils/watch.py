@@ -1,4 +1,4 @@
-"""What ends a process that would wait for ever."""
+"""Watchdogs that end hung processes."""
 
 import ctypes
 import faulthandler
@@ -10,42 +10,47 @@ import time
 
 
 class StepWatch:
-    """Ends the process, with code 1 and the Python tracebacks of all threads, when a step takes too long.
+    """Watchdog that ends the process when an environment step exceeds a timeout.
 
-    ``faulthandler`` keeps the time outside of Python, so that it works where C code holds the interpreter.
+    The process ends with code 1 and prints the Python tracebacks of all threads.
+    ``faulthandler`` runs its timer outside of Python, so the watchdog works while C code holds the GIL.
 
     Args:
-        timeout: In seconds; None: a step may take for ever.
+        timeout: Maximum duration of a step in seconds, None for no limit.
+
+    Example:
+        >>> watch = StepWatch(timeout=60.0)
+        >>> watch.step_begins()
+        >>> watch.stop()
     """
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
-        self._set = -math.inf  # when the clock was last set
+        self._last_set = -math.inf  # time at which the timer was last set
 
     def step_begins(self) -> None:
-        """Sets the clock, unless it was set just now: that takes 40 microseconds."""
+        """Restart the timer, unless it was restarted recently: a restart takes 40 microseconds."""
         now = time.monotonic()
-        if self.timeout is not None and now - self._set > self.timeout / 10:
+        if self.timeout is not None and now - self._last_set > self.timeout / 10:
             faulthandler.dump_traceback_later(self.timeout, exit=True, file=sys.__stderr__ or 2)
-            self._set = now
+            self._last_set = now
 
     def stop(self) -> None:
-        """Stops the clock."""
+        """Stop the timer."""
         if self.timeout is not None:
             faulthandler.cancel_dump_traceback_later()
-            self._set = -math.inf
+            self._last_set = -math.inf
 
 
-STARTED_AS_A_RANK = (
-    "LOCAL_RANK" in os.environ
-)  # Lightning sets it in the process that starts the others, too, but later
+# Lightning sets LOCAL_RANK in the launcher, too, but only after this module is imported.
+STARTED_AS_A_RANK = "LOCAL_RANK" in os.environ
 LAUNCHER = os.getppid()
 
 
 def end_with_the_launcher() -> None:
-    """Lets a rank that another process has started end with that process, whatever it waits for (on Linux).
+    """Let a rank end when its launcher ends, even during a blocking call; on Linux only.
 
-    Otherwise one whose launcher is killed before they have met waits half an hour for it.
+    Otherwise a rank whose launcher dies before rendezvous blocks until the 30-minute timeout.
     """
     if STARTED_AS_A_RANK:
         end_with_the_parent(signal.SIGKILL)
@@ -54,6 +59,10 @@ def end_with_the_launcher() -> None:
 
 
 def end_with_the_parent(number: int) -> None:
-    """Lets this process get a signal when the one that started it ends, whatever ends it; on Linux only."""
+    """Let the kernel send a signal to this process when its parent process ends; on Linux only.
+
+    Args:
+        number: Number of the signal.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG

@@ -12,8 +12,8 @@ from torch import nn
 
 from ppo_lightning import MLPAgent
 from ppo_lightning.callbacks import Doctor, speed
-from ppo_lightning.callbacks.doctor import sinking_speed
 from ppo_lightning.callbacks.speed import RunSpeed
+from ppo_lightning.callbacks.symptoms import sinking_speed
 from tests.environments import Counter
 
 WELL = {"num_envs": 4, "num_steps": 64, "total_timesteps": 4 * 64 * 40}
@@ -91,16 +91,16 @@ ILL = {
 
 
 @pytest.mark.filterwarnings("ignore:The log-probabilities")
-@pytest.mark.parametrize("illness", ILL)
-def test_the_doctor_reports_each_symptom_once(illness, fit, capsys):
-    data, model = ILL[illness]
+@pytest.mark.parametrize("symptom", ILL)
+def test_the_doctor_reports_each_symptom_once(symptom, fit, capsys):
+    data, model = ILL[symptom]
     doctor = Doctor()
     fit(WELL | data, model, callbacks=[doctor])
-    assert illness in doctor.findings
-    finding, out = doctor.findings[illness], capsys.readouterr().out
+    assert symptom in doctor.findings
+    finding, out = doctor.findings[symptom], capsys.readouterr().out
     assert str(finding) in out
-    assert out.count(f"steps: {illness}: ") == 1, "once"
-    assert finding.attempt.split()[0] in (
+    assert out.count(f"steps: {symptom}: ") == 1, "once"
+    assert finding.remedy.split()[0] in (
         "a",
         "an",
         "model.norm_reward,",
@@ -176,8 +176,8 @@ def test_a_run_that_slows_down_with_two_threads_is_advised_to_use_one(fit, capsy
     fit(data, model, callbacks=[waits, doctor], **validate)
     assert waits.healthy, "the time of evaluations does not count"
     finding = doctor.findings["sinking speed"]
-    assert finding.attempt == "--num_threads 1"
-    assert "environment steps a second" in finding.saw and "2 PyTorch threads" in finding.cause
+    assert finding.remedy == "--num_threads 1"
+    assert "environment steps per second" in finding.observation and "2 PyTorch threads" in finding.cause
     assert capsys.readouterr().out.count("steps: sinking speed: ") == 1
 
 

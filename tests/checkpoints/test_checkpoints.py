@@ -218,7 +218,7 @@ def test_an_agents_class_inside_a_function_trains_and_resumes_but_no_file_can_na
     make_trainer().fit(module, RolloutDataModule(**SMALL))
     resumed = fit(SMALL, {"agent": Inner}, ckpt_path=tmp_path / "saved/step=128.ckpt", **EVERY_2)
     assert resumed.env_steps == 384
-    with pytest.raises(ConfigError, match=r"Inner, a class inside a function, which no file can name"):
+    with pytest.raises(ConfigError, match=r"Inner, a class inside a function, which cannot be imported"):
         PPO.load_from_checkpoint(tmp_path / "saved/step=128.ckpt")
 
 

@@ -221,7 +221,7 @@ def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, dev
     process.send_signal(signal.SIGTERM)
     code, said = broken.wait(process)
     assert code == EXIT_CODE == 143, said
-    assert "Asked to end after" in said
+    assert "Preempted after" in said
     assert "preempted.ckpt" in said
     code, said = broken.wait(broken.start("--auto_resume", devices=devices))
     assert code == 0, said
@@ -301,7 +301,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(runs):
     (newest.parent / "torn.ckpt").write_bytes(newest.read_bytes()[:1000])
     code, said = broken.wait(broken.start("--auto_resume"))
     assert code == 0, said
-    assert "passed over: ckpt_path" in said
+    assert "skipped: ckpt_path" in said
     assert f"Resumed from {newest.relative_to(broken.folder)}" in said
     broken.final(15_360)
     code, said = broken.wait(broken.start("--ckpt_path", "last", "--seed_everything", "2"))

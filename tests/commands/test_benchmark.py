@@ -18,10 +18,11 @@ import pytest
 
 from ppo_lightning import ConfigError
 from ppo_lightning.commands import benchmark as command
-from ppo_lightning.commands import cli, provenance, report
+from ppo_lightning.commands import cli, curves, provenance
 from ppo_lightning.commands.compare import compare, p_worse, probability_of_improvement, smallest_difference
+from ppo_lightning.commands.curves import curve
+from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import (
-    curve,
     interquartile_mean,
     interval,
     published,
@@ -30,7 +31,7 @@ from ppo_lightning.commands.report import (
     write_csv,
     write_report,
 )
-from ppo_lightning.commands.runner import Runner, jobs_of, metrics_of
+from ppo_lightning.commands.runner import Runner, metrics_of
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs/classic/cartpole.yaml"
@@ -312,14 +313,14 @@ def test_a_learning_curve_is_whole_though_few_episodes_end():
 def test_the_legend_covers_no_curve(labels, tmp_path, monkeypatch):
     """The legend stands beside the panels; inside, it once covered low curves."""
     shown = {}
-    monkeypatch.setattr(report, "save", lambda figure, path: shown.update(figure=figure))
+    monkeypatch.setattr(curves, "save", lambda figure, path: shown.update(figure=figure))
     points = [
         {"recipe": label, "seed": seed, "env_steps": step, "episodic_return": -step}
         for label in labels
         for seed in (1, 2)
         for step in range(100, 1100, 100)
     ]
-    report.draw(points, "env_steps", {labels[-1]: 3.0}, tmp_path / "curves")
+    curves.draw(points, "env_steps", {labels[-1]: 3.0}, tmp_path / "curves")
     figure = shown["figure"]
     figure.canvas.draw()
     (legend,) = figure.legends

@@ -7,7 +7,7 @@ import pytest
 from ppo_lightning import ConfigError
 from ppo_lightning.commands import cli
 from ppo_lightning.commands.ablate import FULL, draw, jobs_without
-from ppo_lightning.commands.details import DETAILS, of_recipe, places
+from ppo_lightning.commands.details import DETAILS, places, recipe_manifest
 from ppo_lightning.commands.report import write_csv
 from tests.checkpoints.test_resume import SaveAfter
 
@@ -21,7 +21,9 @@ RECIPES = {
 
 @pytest.fixture(scope="module")
 def manifests():
-    return {name: of_recipe(["--config", str(CONFIGS / name), *flags]) for name, flags in RECIPES.items()}
+    return {
+        name: recipe_manifest(["--config", str(CONFIGS / name), *flags]) for name, flags in RECIPES.items()
+    }
 
 
 def test_every_comment_in_the_code_has_an_entry_and_every_entry_a_comment():
@@ -59,7 +61,7 @@ def test_a_switch_changes_its_detail(name, manifests):
         if detail.off and manifest[detail.number] not in (None, False) and detail.off[0] not in flags:
             flags += detail.off
             switched.append(detail.number)
-    without = of_recipe(["--config", str(CONFIGS / name), *RECIPES[name], *flags])
+    without = recipe_manifest(["--config", str(CONFIGS / name), *RECIPES[name], *flags])
     assert len(switched) >= 8
     for number in switched:
         assert without[number] != manifest[number], number
@@ -111,7 +113,7 @@ def test_an_ablation_trains_with_and_without_each_detail():
         ("99", "there is no such detail"),
         ("28", "is off in this recipe"),
         ("2", "has no switch"),
-        ("14", "has no place in this recipe"),
+        ("14", "does not apply to this recipe"),
     ],
 )
 def test_what_cannot_be_switched_off_is_refused(number, message):

@@ -67,7 +67,7 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, cap
         ]
     )
     out = capsys.readouterr().out
-    assert "environment steps a second." in out and "| updates |" in out
+    assert "environment steps per second." in out and "| updates |" in out
     for change in ("--model.num_minibatches 2", "--data.num_envs 4"):
         sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
         assert int(sps) > 0 and float(ratio) > 0

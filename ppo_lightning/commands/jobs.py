@@ -1,0 +1,70 @@
+"""Jobs of a benchmark: a recipe with flags and a seed."""
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ppo_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run of a benchmark.
+
+    Attributes:
+        label: Name shared by the runs of all seeds: the recipe, or the change of an ablation.
+        recipe: YAML file.
+        seed: Value of ``seed_everything``.
+        flags: Flags of ``fit`` after the recipe.
+    """
+
+    label: str
+    recipe: Path
+    seed: int
+    flags: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the folder of the run."""
+        return re.sub(r"[^\w.-]+", "_", f"{self.label}-{self.seed}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of ``data`` in the recipe, overridden by the flags."""
+        data = yaml.safe_load(self.recipe.read_text())["data"]
+        flags = [part for flag in self.flags for part in flag.split("=", 1)]
+        for name, value in itertools.pairwise(flags):
+            if name.startswith("--data.") and name.count(".") == 1:
+                data[name.removeprefix("--data.")] = yaml.safe_load(value)
+        return data
+
+
+def jobs_of(
+    recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str], flags: tuple[str, ...]
+) -> list[Job]:
+    """Return a job for each recipe, environment and seed.
+
+    Args:
+        recipes: YAML files.
+        seeds: Seeds of each recipe.
+        env_ids: Environments for each recipe. If empty, a recipe runs in its own environment.
+        flags: Flags of ``fit`` for all jobs.
+
+    Raises:
+        ConfigError: A recipe does not exist, or two recipes have the same name.
+    """
+    labelled: dict[str, tuple[Path, tuple[str, ...]]] = {}
+    for recipe in recipes:
+        if not recipe.is_file():
+            raise ConfigError(f"--recipes: there is no file {recipe}.")
+        for env_id in env_ids or [""]:
+            label = f"{recipe.stem} {env_id}".strip()
+            if label in labelled:
+                raise ConfigError(f"--recipes: two are called {label}: rename one, or run two benchmarks.")
+            labelled[label] = recipe, (*flags, *(("--data.env_id", env_id) if env_id else ()))
+    return [Job(label, recipe, seed, args) for seed in seeds for label, (recipe, args) in labelled.items()]
