@@ -42,7 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
-    """Point links to files of the repository to their pages; links to folders and notebooks become plain text."""
+    """Point links to files to the pages of the files; links to folders and notebooks become plain text."""
     uri = page.file.src_uri
     if uri.startswith("source/") or uri == "details.md":
         return markdown
@@ -76,8 +76,8 @@ def details_page() -> str:
     about = """# The implementation details
 
 The details of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with
-their auxiliary details (A) and two of Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints the values in
-a recipe.
+their auxiliary details (A) and two of Procgen (P).
+`ppo-lightning details --config RECIPE.yaml` prints the values in a recipe.
 """
     lines = [about, "| | detail | code | flags that switch the detail off |\n|---|---|---|---|"]
     line_of = places()
