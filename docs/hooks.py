@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: README as first page, the table of details, and linked files as pages."""
+"""Hooks of the documentation site: README as first page, the table of details, and a page per linked file."""
 
 import re
 from pathlib import Path
@@ -17,12 +17,13 @@ LANGUAGES = {
     ".csv": "text",
     ".json": "json",
 }
+MANIFEST = ROOT / "ppo_lightning/algorithms/manifest.py"
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that are made: the first page, the details, and every file that a page links to."""
-    pages = {"index.md": (ROOT / "README.md").read_text(), "details.md": details()}
+    """Add the generated pages: the first page, the details, and every file that a page links to."""
+    pages = {"index.md": (ROOT / "README.md").read_text(), "details.md": details_page()}
     pages |= {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
     linked = set(re.findall(r'"../source/([^"#]+)/#', pages["details.md"]))
     for name, text in pages.items():
@@ -41,7 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
-    """Lets links to files of the repository lead to their pages; those to folders and to notebooks become plain text."""
+    """Point links to files to the pages of the files; links to folders and notebooks become plain text."""
     uri = page.file.src_uri
     if uri.startswith("source/") or uri == "details.md":
         return markdown
@@ -50,8 +51,8 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     def replace(match: re.Match[str]) -> str:
         target, anchor = match.group(1), match.group(2) or ""
         path = (folder / target).resolve()
-        if path == ROOT / "ppo_lightning/commands/details.py":
-            return "](details.md)"  # the table that is generated from it
+        if path == MANIFEST:
+            return "](details.md)"  # the table that is generated from the manifest
         if ":" in target or not path.is_relative_to(ROOT):
             return match.group(0)
         if path.suffix in (".md", ".png") and path.is_relative_to(ROOT / "docs"):
@@ -64,25 +65,25 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
 
 
 def _targets(text: str, folder: Path) -> list[Path]:
-    found = [
+    targets = [
         (folder / match.group(1)).resolve() for match in LINK.finditer(text) if ":" not in match.group(1)
     ]
-    return [path for path in found if path.is_file() and path.is_relative_to(ROOT)]
+    return [path for path in targets if path.is_file() and path.is_relative_to(ROOT)]
 
 
-def details() -> str:
-    """Returns the table of the implementation details, each with a link to its line."""
+def details_page() -> str:
+    """Return the table of the implementation details, with a link to the line of each detail."""
     about = """# The implementation details
 
 The details of Huang et al., "The 37 Implementation Details of Proximal Policy Optimization" (2022), with
-their auxiliary details (A) and two of Procgen (P). `ppo-lightning details --config RECIPE.yaml` prints their
-values in a recipe.
+their auxiliary details (A) and two of Procgen (P).
+`ppo-lightning details --config RECIPE.yaml` prints the values in a recipe.
 """
-    lines = [about, "| | detail | code | to switch it off |\n|---|---|---|---|"]
-    where = places()
+    lines = [about, "| | detail | code | flags that switch the detail off |\n|---|---|---|---|"]
+    line_of = places()
     for detail in DETAILS:
-        path, line = where[detail.number].rsplit(":", 1)
-        # As HTML: MkDocs does not know the anchors of lines, which a plugin makes, and would warn.
+        path, line = line_of[detail.number].rsplit(":", 1)
+        # HTML, because MkDocs does not know the anchors of lines, which a plugin creates, and would warn.
         link = f'<a href="../source/{path}/#__codelineno-0-{line}">{path}:{line}</a>'
         off = f"`{' '.join(detail.off)}`" if detail.off else ""
         lines.append(f"| {detail.number} | {detail.title} | {link} | {off} |")
