@@ -221,7 +221,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
 
 
 def _recipe_name(configs: Sequence[Any] | None) -> str:
-    """Return the file name of the last recipe, without its suffix; a saved configuration has a name of its own."""
+    """Return the file name of the last recipe, without its suffix; a saved configuration has a name."""
     paths = [Path(str(config)) for config in configs or () if str(config).endswith((".yaml", ".yml"))]
     return DEFAULT_NAME if not paths or paths[-1].stem == "cli_config" else paths[-1].stem
 
