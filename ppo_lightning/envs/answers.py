@@ -110,7 +110,7 @@ def reraise(error: BaseException, where: str, call: str) -> NoReturn:
         raise ConfigError(
             f"{where}: {call}() must {CONTRACT[call]}: {first_line(error).rstrip('.')}."
         ) from error
-    hint = " The call passes no options: a wrapper can add them." if call == "reset" else ""
+    hint = " This package calls reset() without options: a wrapper can add them." if call == "reset" else ""
     error.add_note(f"{where}: {call}() raised this.{hint}")
     raise error
 
