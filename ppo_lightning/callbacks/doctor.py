@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 
 class Doctor(L.Callback):
-    """Diagnose a run at regular intervals, on rank 0, and print each symptom once.
+    """Callback that diagnoses a run at regular intervals, on rank 0, and prints each symptom once.
 
     Symptoms: an initial ratio other than 1, a large KL divergence, a clip fraction that is 0 or large,
     an entropy collapse, a negative explained variance, unscaled observations, actions beyond their

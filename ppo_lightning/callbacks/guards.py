@@ -12,7 +12,7 @@ from ppo_lightning.utils import collectives
 
 
 class ExceptionGuard(L.Callback):
-    """Forward an exception that ends the run to the module, which Lightning does not do."""
+    """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
@@ -20,7 +20,7 @@ class ExceptionGuard(L.Callback):
 
 
 class LogProbGuard(L.Callback):
-    """Warn if acting and learning give the same actions different log-probabilities.
+    """Callback that warns if acting and learning give the same actions different log-probabilities.
 
     The ratio of the first minibatch of an iteration is then not 1.
     Dropout and batch normalization are likely causes.
@@ -50,13 +50,13 @@ class LogProbGuard(L.Callback):
 
 
 class NonFiniteGuard(L.Callback):
-    """End a run whose losses become NaN or infinite."""
+    """Callback that ends a run whose losses become non-finite."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Check the losses of the iteration.
 
         Raises:
-            NonFiniteError: Names the first loss that is NaN or infinite.
+            NonFiniteError: A loss is NaN or infinite. The message names the first one.
         """
         for name, value in trainer.callback_metrics.items():
             # If all value targets are equal, the explained variance is NaN by definition.
@@ -69,7 +69,7 @@ class NonFiniteGuard(L.Callback):
 
 
 class EqualRanksGuard(L.Callback):
-    """End a run whose ranks have different weights or statistics.
+    """Callback that ends a run whose ranks have different weights or statistics.
 
     Args:
         every: Rollouts between two checks.
@@ -82,7 +82,7 @@ class EqualRanksGuard(L.Callback):
         """Compare weights and statistics of all ranks.
 
         Raises:
-            RuntimeError: Names the rank and the first tensor that differs.
+            RuntimeError: A tensor differs. The message names the first one and its rank.
         """
         if pl_module.rollouts_done % self.every == 0:
             collectives.require_same(pl_module.state_dict(), pl_module.env_steps)

@@ -60,7 +60,7 @@ class Recorder(L.Callback):
 
 
 class LivePlot(Recorder):
-    """Plot return, KL, clip fraction, entropy and explained variance over environment steps, in a notebook.
+    """Notebook plot of return, KL, clip fraction, entropy and explained variance over environment steps.
 
     Args:
         every: Minimum time between two updates of the plot, in seconds.
@@ -87,7 +87,7 @@ class LivePlot(Recorder):
 
 
 class TerminalPanel(Recorder):
-    """Show the metrics of :class:`LivePlot` as numbers and sparklines in a terminal panel.
+    """Terminal panel with the metrics of :class:`LivePlot` as numbers and sparklines.
 
     The panel replaces a progress bar.
 

@@ -16,7 +16,7 @@ SPARE = 2**20  # bytes that stay free on the disk
 
 
 class LoggerGuard(L.Callback):
-    """Log all metrics of ``fit`` over environment steps, and keep training if a logger fails.
+    """Callback that logs all metrics of ``fit`` over environment steps and survives failing loggers.
 
     Lightning's own x axis counts batches, also for ``LearningRateMonitor`` and ``DeviceStatsMonitor``.
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 
 class ActionWriter(BasePredictionWriter):
-    """Write the predicted actions to ``actions.npy`` in the folder of the run.
+    """Callback that writes the predicted actions to ``actions.npy`` in the folder of the run.
 
     Example:
         >>> trainer = L.Trainer(callbacks=[ActionWriter()])

@@ -16,7 +16,9 @@ EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM
 
 
 class Preemption(L.Callback):
-    """Save a checkpoint and end the process with code 143 after SIGTERM (and SIGUSR1 under SLURM).
+    """Callback that saves a checkpoint and ends the process with code 143 after a signal.
+
+    The signals are SIGTERM and, under SLURM, SIGUSR1.
 
     The command line adds this callback. From Python, pass it to the Trainer.
 

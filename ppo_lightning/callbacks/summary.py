@@ -10,7 +10,7 @@ from ppo_lightning.utils.rounding import decimals
 
 
 class RunSummary(L.Callback):
-    """Print the agent's size at the start of ``fit``, and returns, wall-clock time and checkpoint at its end.
+    """Callback that prints the size of the agent, and at the end returns, wall-clock time and checkpoint.
 
     Example:
         >>> trainer = L.Trainer(max_epochs=-1, callbacks=[RunSummary()])

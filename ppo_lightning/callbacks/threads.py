@@ -10,7 +10,7 @@ LARGE_LAYER = 250_000_000  # multiply-adds for the rows differentiated at once: 
 
 
 class Threads(L.Callback):
-    """Set the number of PyTorch threads for training, and restore it afterwards.
+    """Callback that sets the number of PyTorch threads for training and restores it afterwards.
 
     The command line adds this callback. From Python, pass it to the Trainer.
     PyTorch uses all cores by default. For a small update beside other processes, two threads run at

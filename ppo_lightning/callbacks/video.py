@@ -14,7 +14,7 @@ GIF_FRAMES = 200  # maximum number of frames of a video in TensorBoard, which sh
 
 
 class CaptureVideo(L.Callback):
-    """Record an episode of deterministic actions at regular intervals, on rank 0.
+    """Callback that records an episode of deterministic actions at regular intervals, on rank 0.
 
     The videos are written to ``videos/`` in the folder of the run, named by the number of environment
     steps. TensorBoard and W&B loggers receive them, too. Training is not changed.

@@ -23,8 +23,8 @@ CONFIG = "config.json"
 MAX_ENTRIES = 1_000_000
 MAX_DEPTH = 50  # levels of nested dictionaries and lists; our checkpoints have about ten
 
-# Required entries of a checkpoint. A value is a type, a table of the entries of a dictionary, or a list with
-# the type of its items. All dictionaries have strings as keys.
+# Required entries of a checkpoint. A value is a type or several, a table of the entries of a dictionary, or a
+# list with the type of its items. All dictionaries have strings as keys.
 AGENT = {"class_path": str, "init_args": dict, "observation_spec": dict, "action_spec": dict}
 CHECKPOINT = {
     "pytorch-lightning_version": str,

@@ -30,6 +30,7 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             prints a message on standard error and continues training, ``stop`` ends the run.
 
     Example:
+        >>> import lightning as L
         >>> trainer = L.Trainer(max_epochs=-1, plugins=[CheckedCheckpointIO(on_error="stop")])
     """
 

@@ -58,7 +58,9 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
                 by_seed.setdefault(str(point["seed"]), []).append(point)
         plot_mean(axis, list(by_seed.values()), x, "ppo_lightning: mean, and each seed")
         if label in lines:
-            axis.axhline(lines[label], color="grey", linestyle="--", linewidth=0.9, label="CleanRL, final")
+            axis.axhline(
+                lines[label], color="grey", linestyle="--", linewidth=0.9, label="CleanRL, at the end"
+            )
         axis.set_title(label, fontsize=10)
         decorate(axis, x)
         legend |= {line.get_label(): line for line in axis.get_legend_handles_labels()[0]}

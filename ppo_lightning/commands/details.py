@@ -33,7 +33,7 @@ class StopRunError(Exception):
 
 
 class ManifestReader(L.Callback):
-    """Read the manifest of a run before training and stop the run."""
+    """Callback that reads the manifest of a run before training and stops the run."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the manifest.
