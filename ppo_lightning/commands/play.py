@@ -33,6 +33,9 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--episodes", type=int, default=1, help="number of episodes (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the episodes (default: 1)")
     parser.add_argument(
+        "--max_frames", type=int, default=10_000, help="maximum steps of an episode (default: 10000)"
+    )
+    parser.add_argument(
         "--overlay",
         action="store_true",
         help="draw action probabilities (or means), value and return beside the picture",
@@ -56,6 +59,7 @@ def main(args: Sequence[str]) -> None:
     )
     env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}
     factory = EnvFactory(env_id, backend, env_kwargs)
-    returns = record_video(agent, factory, options.output, options.episodes, options.seed, options.overlay)
+    settings = {key: getattr(options, key) for key in ("episodes", "seed", "overlay", "max_frames")}
+    returns = record_video(agent, factory, options.output, **settings)
     print(f"returns: {', '.join(f'{value:{decimals(value)}}' for value in returns)}")
     print(f"video: {Path(options.output).resolve()}")

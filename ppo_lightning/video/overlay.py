@@ -10,6 +10,7 @@ import numpy as np
 from ppo_lightning.errors import import_extra
 
 WIDTH, ROW, MARGIN = 220, 16, 8  # pixels
+CURVE = 64  # height of the curve in pixels
 SMALLEST = 320  # minimum height in pixels; smaller pictures are enlarged
 DARK, GRAY, LIGHT, CHOSEN = (24, 24, 24), (70, 70, 70), (230, 230, 230), (255, 170, 0)
 
@@ -21,8 +22,9 @@ def draw(
     shares: np.ndarray,
     numbers: Sequence[str],
     chosen: int | None,
+    values: Sequence[float] = (),
 ) -> np.ndarray:
-    """Add a panel to the right of a picture, with lines of text and one bar per action.
+    """Add a panel to the right of a picture: lines of text, one bar per action, a curve of the value.
 
     Args:
         picture: The picture, [H, W, 3] uint8.
@@ -31,6 +33,7 @@ def draw(
         shares: Lengths of the bars, [A] in [0, 1].
         numbers: Text to the right of each bar, A.
         chosen: Index of the bar to highlight. None: no highlight.
+        values: Values of the episode so far, the newest last. The curve shows as many as the panel has pixels.
 
     Returns:
         The new picture, [H', W', 3] uint8. H' and W' are even, as video encoders require. A small picture is
@@ -42,7 +45,8 @@ def draw(
     image, painter = (import_extra(f"PIL.{name}", extra="video") for name in ("Image", "ImageDraw"))
     factor = -(-SMALLEST // picture.shape[0])
     picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
-    height = max(picture.shape[0], 2 * MARGIN + ROW * (len(lines) + 1 + len(names)))
+    rows = ROW * (len(lines) + 1 + len(names))
+    height = max(picture.shape[0], 2 * MARGIN + rows + (ROW + CURVE) * bool(values))
     panel = image.new("RGB", (WIDTH, height), DARK)
     pen = painter.Draw(panel)
     for row, line in enumerate(lines):
@@ -57,6 +61,13 @@ def draw(
         end = left + round(float(share) * (right - left))
         pen.rectangle((left, top + 2, end, top + ROW - 4), fill=color)
         pen.text((right + 6, top), number, fill=color)
+    shown = np.asarray(values[-(WIDTH - 2 * MARGIN) :])
+    if len(shown) > 1:
+        top = MARGIN + rows + ROW
+        span = max(shown.max() - shown.min(), 1e-6)
+        heights = top + CURVE * (shown.max() - shown) / span
+        pen.text((MARGIN, top - ROW), "value over time", fill=LIGHT)
+        pen.line([(MARGIN + x, y) for x, y in enumerate(heights.tolist())], fill=CHOSEN)
     canvas = np.full(
         (height + height % 2, picture.shape[1] + WIDTH + picture.shape[1] % 2, 3), DARK, np.uint8
     )

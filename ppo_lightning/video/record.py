@@ -35,8 +35,8 @@ def record_video(
         path: Output file, ``.mp4`` or ``.gif``.
         episodes: Number of episodes.
         seed: Seed of the episodes. Except for Procgen, an evaluation with this seed plays the same episodes.
-        overlay: Draw the action probabilities (for continuous actions: the means), the value and the return
-            so far beside the picture.
+        overlay: Draw the action probabilities (for continuous actions: the means), the value with its curve
+            and the return so far beside the picture.
         max_frames: Maximum number of steps per episode.
 
     Returns:
@@ -67,14 +67,16 @@ def record_video(
         observation = env.reset_arrays()
         memory = agent.initial_memory(1)
         returns = []
-        frame = _frame(env, agent, observation, memory, 0.0, overlay)
+        values: list[float] = []  # of the running episode
+        frame = _frame(env, agent, observation, memory, 0.0, overlay, values)
         with imageio.get_writer(path, fps=env.render_fps, **_options(path)) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
                     observation = env.reset_arrays()
                     memory = agent.initial_memory(1)
-                    frame = _frame(env, agent, observation, memory, 0.0, overlay)
+                    values.clear()
+                    frame = _frame(env, agent, observation, memory, 0.0, overlay, values)
                 video.append_data(frame)
                 total = 0.0
                 for _ in range(max_frames):
@@ -82,7 +84,7 @@ def record_video(
                     action, _, memory = agent.play(inputs, memory)
                     observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
                     total += float(reward[0])
-                    video.append_data(_frame(env, agent, observation, memory, total, overlay))
+                    video.append_data(_frame(env, agent, observation, memory, total, overlay, values))
                     done = terminated | truncated
                     if env.episodes_over(done)[0]:
                         break
@@ -102,8 +104,9 @@ def _frame(
     memory: torch.Tensor | None,
     total: float,
     overlay: bool,
+    values: list[float],
 ) -> np.ndarray:
-    """Return one frame, [H, W, 3] uint8."""
+    """Return one frame, [H, W, 3] uint8, and append the value that it shows."""
     try:
         picture = env.render()
     except Exception as error:  # graphics libraries raise many types without a display
@@ -122,7 +125,9 @@ def _frame(
     names = env.action_names or [f"action {index}" for index in range(len(numbers))]
     chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
     texts = [f"{number:.2f}" for number in numbers]
-    return draw(picture, [f"value   {float(value):.2f}", f"return  {total:g}"], names, lengths, texts, chosen)
+    values.append(float(value))
+    lines = [f"value   {values[-1]:.2f}", f"return  {total:g}"]
+    return draw(picture, lines, names, lengths, texts, chosen, values)
 
 
 def _options(path: Path) -> dict[str, Any]:

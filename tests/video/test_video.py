@@ -141,6 +141,18 @@ def test_the_bars_are_as_long_as_the_policy_says():
     assert many.shape[0] >= 40 * overlay.ROW and not (many == np.array(overlay.CHOSEN)).all(-1).any()
 
 
+def test_the_curve_shows_the_newest_values():
+    """A value that rises ends at the top of the curve, a value that falls at the bottom."""
+    picture = np.full((400, 160, 3), 9, np.uint8)
+    ends = []
+    for values in (np.arange(500.0), -np.arange(500.0)):
+        frame = overlay.draw(picture, ["value 1"], ["NOOP"], np.zeros(1), ["a"], None, list(values))
+        rows, columns = np.nonzero((frame == np.array(overlay.CHOSEN)).all(-1))
+        assert columns.max() - columns.min() + 1 >= overlay.WIDTH - 2 * overlay.MARGIN - 1
+        ends.append(rows[columns == columns.max()].mean() - rows[columns == columns.min()].mean())
+    assert ends[0] < -overlay.CURVE / 2 and ends[1] > overlay.CURVE / 2
+
+
 def test_explain_returns_value_and_policy(fit):
     module = fit(CARTPOLE)
     observation = torch.randn(5, 4)
