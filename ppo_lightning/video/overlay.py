@@ -33,7 +33,7 @@ def draw(
         shares: Lengths of the bars, [A] in [0, 1].
         numbers: Text to the right of each bar, A.
         chosen: Index of the bar to highlight. None: no highlight.
-        values: Values of the episode so far, the newest last. The curve shows as many as the panel has pixels.
+        values: Values of the episode so far, the newest last. The curve shows one value per pixel.
 
     Returns:
         The new picture, [H', W', 3] uint8. H' and W' are even, as video encoders require. A small picture is
