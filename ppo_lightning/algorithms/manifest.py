@@ -74,15 +74,15 @@ def _components(head: Any) -> Value:
 
 
 DETAILS = (
-    Detail("1", "vectorised environments", lambda m: m.data.num_envs),
-    Detail("2", "orthogonal initialisation", lambda m: True),
+    Detail("1", "vectorized environments", lambda m: m.data.num_envs),
+    Detail("2", "orthogonal initialization", lambda m: True),
     Detail("3", "Adam's epsilon", _model("adam_eps"), ("--model.adam_eps", "1e-8")),
     Detail("4", "learning rate annealing", _model("anneal_lr"), ("--model.anneal_lr", "false")),
     Detail("5", "GAE, lambda", _model("gae_lambda"), ("--model.gae_lambda", "1.0")),
     Detail(
         "6", "minibatches, times epochs", lambda m: f"{m.hparams.num_minibatches} x {m.hparams.update_epochs}"
     ),
-    Detail("7", "advantage normalisation", _model("norm_adv"), ("--model.norm_adv", "false")),
+    Detail("7", "advantage normalization", _model("norm_adv"), ("--model.norm_adv", "false")),
     Detail(
         "8",
         "clipped objective",
@@ -118,7 +118,7 @@ DETAILS = (
     Detail("26", "separate networks", _continuous(_separate), ("--model.agent.shared", "true")),
     Detail("27", "action clipping", _continuous(lambda m: True)),
     Detail(
-        "28", "observation normalisation", _observations(lambda m: True), ("--model.agent.norm_obs", "false")
+        "28", "observation normalization", _observations(lambda m: True), ("--model.agent.norm_obs", "false")
     ),
     Detail(
         "29",

@@ -90,7 +90,8 @@ def require_resumable(checkpoint: dict[str, Any]) -> None:
     Raises:
         ConfigError: The state of the optimizer, or another part of the state, is missing.
     """
-    missing = [key for key in RESUME if checkpoint.get(key) in (None, [], {})]
+    empty = (None, {}) if checkpoint.get("optimizer_states") else (None, [], {})  # schedules are optional
+    missing = [key for key in RESUME if checkpoint.get(key) in empty]
     if missing:
         raise ConfigError(
             f"The checkpoint (ckpt_path) cannot resume a run, because it has no {', '.join(missing)}:"

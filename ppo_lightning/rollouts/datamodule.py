@@ -65,7 +65,7 @@ class RolloutDataModule(L.LightningDataModule):
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
             None: never.
         max_restarts: Number of restarts on each rank: an environment that raises an exception, or returns a
-            non-finite observation or reward, is made anew, and the update leaves the steps of its episode
+            non-finite observation or reward, is recreated, and the update leaves the steps of its episode
             out. With ``backend: gymnasium``.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
+from ppo_lightning import PPO, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms import losses
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import CollectorInputs
@@ -78,7 +78,6 @@ def test_without_a_schedule_the_learning_rate_is_constant(fit):
     assert module.moved > 1e-3
 
 
-@pytest.mark.xfail(strict=True, raises=ConfigError, reason="require_resumable takes no schedule for no state")
 def test_a_run_without_a_schedule_is_resumed(fit, tmp_path):
     path = tmp_path / "first.ckpt"
     whole = fit(DATA, MODEL, ppo=NoSchedule, callbacks=[SaveAfter(path, 1)])

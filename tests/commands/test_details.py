@@ -90,7 +90,7 @@ def test_the_command_prints_the_table_of_a_recipe(capsys, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     cli.main(["details", "--config", str(CONFIGS / "classic/cartpole.yaml"), "--model.norm_adv", "false"])
     out = capsys.readouterr().out
-    assert "| 7 | advantage normalisation | off | ppo_lightning/algorithms/losses.py:" in out
+    assert "| 7 | advantage normalization | off | ppo_lightning/algorithms/losses.py:" in out
     assert list(tmp_path.iterdir()) == [], "and leaves no file"
 
 
@@ -101,7 +101,7 @@ def test_an_ablation_trains_with_and_without_each_detail():
     jobs = jobs_without(CONFIGS / "classic/cartpole.yaml", [1, 2], ["7", "9"], ("--data.num_envs", "2"))
     assert [(job.label, job.seed, job.flags) for job in jobs[:3]] == [
         (FULL, 1, ("--data.num_envs", "2")),
-        ("without 7, advantage normalisation", 1, ("--data.num_envs", "2", "--model.norm_adv", "false")),
+        ("without 7, advantage normalization", 1, ("--data.num_envs", "2", "--model.norm_adv", "false")),
         ("without 9, clipped value loss", 1, ("--data.num_envs", "2", "--model.clip_vloss", "false")),
     ]
     assert [job.seed for job in jobs] == [1, 1, 1, 2, 2, 2]
