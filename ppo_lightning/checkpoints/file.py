@@ -90,7 +90,9 @@ def require_resumable(checkpoint: dict[str, Any]) -> None:
     Raises:
         ConfigError: The state of the optimizer, or another part of the state, is missing.
     """
-    empty = (None, {}) if checkpoint.get("optimizer_states") else (None, [], {})  # schedules are optional
+    empty: tuple[Any, ...] = (None, [], {})
+    if checkpoint.get("optimizer_states"):
+        empty = (None, {})  # a run may have no schedule
     missing = [key for key in RESUME if checkpoint.get(key) in empty]
     if missing:
         raise ConfigError(
