@@ -109,7 +109,7 @@ class TerminalPanel(Recorder):
         """Update the panel."""
         panel, table = (import_extra(f"rich.{name}", extra="notebook") for name in ("panel", "table"))
         total = pl_module.data.num_rollouts * pl_module.data.frames_per_rollout
-        sps = pl_module.steps_per_second()
+        sps = pl_module.run_log.steps_per_second()
         grid = table.Table.grid(padding=(0, 2))
         for name, title in SHOWN.items():
             values = [value for _, value in self.points[name]]

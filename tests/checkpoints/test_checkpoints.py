@@ -154,7 +154,7 @@ def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
         enable_checkpointing=True,
         callbacks=[ModelCheckpoint(dirpath=tmp_path / "end", filename="end")],
     )
-    with pytest.raises(ConfigError, match=r"max_epochs .* 64 steps to go"):
+    with pytest.raises(ConfigError, match=r"max_epochs .* 64 steps left"):
         fit({**SMALL, "total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt", max_epochs=1)
 
 

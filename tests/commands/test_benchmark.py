@@ -103,7 +103,7 @@ def arguments(folder, *flags, recipe=RECIPE, threads="1"):
     [
         ({"flags": ["--model.gamma", "0.5"]}, r"flags \('.*_episodes 1', now '.* --model.gamma 0.5'\)"),
         ({"threads": "2"}, r"threads \(1, now 2\)"),
-        ({"recipe": {"gamma: 0.99": "gamma: 0.98"}}, r"recipe.model.init_args.gamma \(0.99, now 0.98\)"),
+        ({"recipe": {"num_steps: 128": "num_steps: 64"}}, r"recipe.data.num_steps \(128, now 64\)"),
     ],
 )
 def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finished, tmp_path, capsys):
