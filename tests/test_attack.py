@@ -50,7 +50,7 @@ def attack(folder, *command, **tries):
         cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip
     assert output.exists(), done.stderr[-2000:]
-    names = {"SIGKILL": "kills", "checkpoint": "files", "full": "disks", "random": "settings"}
+    names = {"SIGKILL": "kills", "flipped": "files", "full": "disks", "random": "settings"}
     rows = re.findall(r"^\| (\w+).* \| (\d+) \| (\d+) \| (.*) \|$", output.read_text(), re.MULTILINE)
     return done, {names[first]: (int(count), int(lost), what) for first, count, lost, what in rows}
 

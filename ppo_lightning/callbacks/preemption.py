@@ -35,13 +35,13 @@ class Preemption(L.Callback):
     """
 
     def __init__(self) -> None:
+        end_with_the_launcher()  # before the ranks meet
         self.requested = False
         self._previous_handlers: dict[int, Any] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Replace the handler that Lightning registers before training."""
         self.requested = False
-        end_with_the_launcher()
         if stage == "fit":
             lightning_private.set_sigterm_handler(trainer, self._request)
 

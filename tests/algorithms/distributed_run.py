@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import ppo_lightning
 from ppo_lightning import RecurrentPPO
 from ppo_lightning.algorithms import losses
+from ppo_lightning.callbacks import Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
 from ppo_lightning.models import normalizers
 from ppo_lightning.utils import collectives
@@ -44,11 +45,11 @@ class Recorded:
             with torch.no_grad():
                 self.agent.critic.bias += 1e-6
         first_env = self.global_rank * len(rollout)
+        if options["invalid"]:  # as with `data.max_restarts`, every rank has the key
+            rollout["valid"] = torch.ones(rollout.batch_size, dtype=torch.bool)
         for env, steps in options["invalid"]:
             if 0 <= env - first_env < len(rollout):
-                valid = rollout.get("valid", torch.ones(rollout.batch_size, dtype=torch.bool))
-                valid[env - first_env, :steps] = False
-                rollout["valid"] = valid
+                rollout["valid"][env - first_env, :steps] = False
         super().training_step(rollout, batch_idx)
 
     def update(self, minibatch):
@@ -137,6 +138,7 @@ if __name__ == "__main__":
         limit_val_batches=options["validations"],
         enable_model_summary=False,
         default_root_dir=options["folder"],
+        callbacks=[Preemption()],
     )
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
     trainer.fit(module, ppo_lightning.RolloutDataModule(**data))

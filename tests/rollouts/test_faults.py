@@ -171,7 +171,7 @@ def test_an_environment_that_hangs_in_an_evaluation_ends_the_run_with_its_traceb
     script = f"""
 import lightning as L, tests.environments
 from ppo_lightning import PPO, RolloutDataModule
-kwargs = {{"kind": "hangs", "at": 3, "env": 4}}
+kwargs = {{"kind": "hangs", "at": 3, "env": 1}}  # 0 gives the specs
 data = RolloutDataModule("Trouble-v0", num_envs=4, eval_episodes=2, env_kwargs=kwargs, step_timeout=2.0)
 L.Trainer(logger=False, accelerator="cpu", default_root_dir={str(tmp_path)!r}).validate(PPO(), data)
 """
