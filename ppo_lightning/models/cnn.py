@@ -144,7 +144,7 @@ class CNNAgent(ActorCritic):
         observation_spec: Byte pictures, shape [C, H, W].
         action_spec: Spec of the actions.
         body: ``nature`` (Atari) or ``impala`` (Procgen).
-        shared: Use one body for policy and value instead of one each.
+        shared: Use one body for policy and value instead of one each. None: one body.
         head: As for :class:`~ppo_lightning.models.MLPAgent`.
         memory: As for :class:`~ppo_lightning.models.MLPAgent`.
         memory_size: As for :class:`~ppo_lightning.models.MLPAgent`.
@@ -164,7 +164,7 @@ class CNNAgent(ActorCritic):
         observation_spec: TensorSpec,
         action_spec: TensorSpec,
         body: Literal["nature", "impala"] = "nature",
-        shared: bool = True,
+        shared: bool | None = None,
         head: HeadName | None = None,
         memory: MemoryName | None = None,
         memory_size: Annotated[int, Range(1, 8192)] = 128,
@@ -186,5 +186,6 @@ class CNNAgent(ActorCritic):
             "nature": lambda: NatureCNN(*shape),
             "impala": lambda: ImpalaCNN(*shape),
         }
+        shared = shared is None or shared
         super().__init__(action_spec, bodies[body], shared, head, memory=memory, memory_size=memory_size)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])

@@ -117,7 +117,7 @@ class MLPAgent(ActorCritic):
         observation_spec: Spec of one environment: vectors, shape [D], or several parts.
         action_spec: Spec of the actions.
         hidden_sizes: Widths of the hidden layers.
-        shared: Use one body for policy and value instead of one each.
+        shared: Use one body for policy and value instead of one each. None: one each.
         head: Distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the
             bounds). None: Gaussian. Discrete actions always use ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
@@ -141,7 +141,7 @@ class MLPAgent(ActorCritic):
         observation_spec: TensorSpec,
         action_spec: TensorSpec,
         hidden_sizes: Annotated[Sequence[int], Range(1, 16_384)] = (64, 64),
-        shared: bool = False,
+        shared: bool | None = None,  # no False, which the command line would pass on to a CNNAgent
         head: HeadName | None = None,
         norm_obs: bool = False,
         clip_obs: Annotated[float, Range(1e-6)] = 10.0,
@@ -165,6 +165,7 @@ class MLPAgent(ActorCritic):
         shape = tuple(stored(observation_spec).shape)
         excluded = not_measured(observation_spec)
         normalizer = ObservationNormalizer(shape, clip_obs, excluded) if norm_obs else None
+        shared = bool(shared)
         super().__init__(
             action_spec, body, shared, head, normalizer, memory, memory_size, mask_columns(observation_spec)
         )

@@ -14,6 +14,8 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
+from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import EnvBase, SerialEnv
 from torchrl.envs.libs.gym import GymEnv
 
@@ -234,6 +236,18 @@ def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(capsys, comm
     assert "unlimited epochs" in out or "default: -1" in out
     for option in ("--ckpt_path", "--config", "--seed_everything", "--auto_resume", "--print_config"):
         assert option in out
+
+
+def test_another_agent_has_its_own_defaults(run_cli):
+    """The parser keeps arguments of the default agent that the other class takes, too."""
+    pictures = Bounded(0, 255, (4, 84, 84), dtype=torch.uint8)
+    specs = {"MLPAgent": Unbounded((4,)), "CNNAgent": pictures}
+    for agent, shared in (("MLPAgent", False), ("CNNAgent", True)):
+        code, out, err = run_cli("fit", "--model.agent", f"ppo_lightning.{agent}", "--print_config")
+        assert code == 0, err
+        arguments = yaml.safe_load(out)["model"]["init_args"]["agent"]["init_args"]
+        made = getattr(ppo_lightning, agent)(specs[agent], Categorical(2), **arguments)
+        assert (made.critic_body is None) == made.hparams["shared"] == shared
 
 
 def test_a_full_disk_ends_in_one_sentence_before_training(run_cli, tmp_path, monkeypatch):
