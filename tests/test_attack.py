@@ -80,7 +80,7 @@ def test_planted_losses_are_found(tmp_path):
     assert table["kills"][1] > 0, "a run that is killed before its first checkpoint loses nothing"
     assert table["settings"][1] > 0 and "16 refused" not in table["settings"][2]
     text = (tmp_path / "attack.md").read_text()
-    assert "is not as in the run without an attack" in text
+    assert "differs from the run without an attack" in text
     assert "traceback: KeyError: 'sabotage' | `--seed 1 --only settings:" in text
 
 
