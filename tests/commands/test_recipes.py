@@ -153,6 +153,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
             defaults = {name: value.default for name, value in inspect.signature(MLPAgent).parameters.items()}
             made = defaults | model["agent"]["init_args"]
             made["hidden_sizes"] = list(made["hidden_sizes"])
+            made["shared"] = bool(made["shared"])  # None is the class's default
             assert {key: made[key] for key in agent} == agent, recipe
 
 
