@@ -181,6 +181,7 @@ class AgentModule(L.LightningModule):
         if self.fitting:
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
+        self._details = checkpoint["details"]  # `fit` replaces them by those of its own run
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
 
@@ -355,14 +356,14 @@ class AgentModule(L.LightningModule):
         """Return weights and statistics."""
         state = super().state_dict(*args, **kwargs)
         if self._returns_agent:
-            state[RETURNED] = [self._recipe, self.env_steps, list(self.episode_returns)]
+            state[RETURNED] = [self._recipe, self._details, self.env_steps, list(self.episode_returns)]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load weights and statistics; build the agent first where another process describes one."""
         state = dict(state_dict)
         if RETURNED in state:
-            self._recipe, self.env_steps, returns = state.pop(RETURNED)
+            self._recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
             self.agent = trained_agent({"agent": self._recipe, "state_dict": state}).train()
             self.episode_returns.extend(returns)
         return super().load_state_dict(state, *args, **kwargs)
