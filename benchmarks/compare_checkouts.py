@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    settings = {"repeats": args.repeats, "seconds": args.seconds}
     runs: dict[str, dict[str, list[float]]] = {name: {"before": [], "after": []} for name in args.workloads}
     for workload, rates in runs.items():
         for _ in range(args.repeats):
@@ -65,7 +66,7 @@ def main() -> None:
                 rates[side].append(measure(getattr(args, side).resolve(), workload, args.seconds))
                 print(f"{workload} {side} {rates[side][-1]:.0f}", file=sys.stderr, flush=True)
             if args.json:
-                args.json.write_text(json.dumps({"command": sys.argv, "runs": runs}, indent=1) + "\n")
+                args.json.write_text(json.dumps({"settings": settings, "runs": runs}, indent=1) + "\n")
     print("| workload | before | after | ratio of medians |\n|---|---|---|---|")
     slower = False
     for workload, rates in runs.items():

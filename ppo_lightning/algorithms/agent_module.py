@@ -130,9 +130,8 @@ class AgentModule(L.LightningModule):
         data = getattr(self.trainer, "datamodule", None) if lightning_private.has_trainer(self) else None
         if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
             return
-        with torch.device(
-            "cpu"
-        ):  # Lightning's default in this hook is the GPU, whose generator would draw other weights
+        # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
+        with torch.device("cpu"):
             observation_spec, action_spec = data.specs
             if self.agent is None:
                 self.agent = self.make_agent(observation_spec, action_spec)

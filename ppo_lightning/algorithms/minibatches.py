@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.algorithms import losses
@@ -31,6 +32,11 @@ def take(rows: Tensor, order: np.ndarray) -> Tensor:
     if rows.device.type == "cpu":
         return torch.from_numpy(rows.numpy().take(order, axis=0))
     return rows.index_select(0, torch.from_numpy(order).to(rows.device))
+
+
+def with_valid(rollout: TensorDictBase, keys: Sequence[str]) -> list[str]:
+    """Return keys of a rollout and, if the rollout has it, ``valid``."""
+    return [*keys, *(("valid",) if "valid" in rollout.keys() else ())]  # noqa: SIM118  (a TensorDict)
 
 
 def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

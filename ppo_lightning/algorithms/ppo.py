@@ -13,7 +13,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.checks import check_minibatches
-from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take
+from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_valid
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
     KLAdaptiveLR,
@@ -185,15 +185,9 @@ class PPO(AgentModule):
         steps = self.uniform(num_envs, num_steps).numpy().argsort(axis=1)  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         # All of an epoch at once; step by step, as the collector stores it.
-        epoch = {
-            key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in self.keys_of(rollout)
-        }
+        keys = with_valid(rollout, self.minibatch_keys)
+        epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
         yield from split_epoch(epoch, self.hparams.num_minibatches, self.hparams.norm_adv)
-
-    def keys_of(self, rollout: TensorDictBase) -> tuple[str, ...]:
-        """Return the keys of a rollout that minibatches need, and ``valid`` if the rollout has it."""
-        masked = "valid" in rollout.keys()  # noqa: SIM118  (a TensorDict)
-        return (*self.minibatch_keys, "valid") if masked else self.minibatch_keys
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the total loss of a minibatch and its detached parts.
@@ -251,8 +245,7 @@ class PPO(AgentModule):
         values: dict[str, Any] = (
             {f"losses/{name}": value for name, value in mean_of(metrics).items()} if metrics else {}
         )
-        masked = ("valid",) if "valid" in rollout.keys() else ()  # noqa: SIM118  (a TensorDict)
-        keys = ("state_value", "value_target", *masked)
+        keys = with_valid(rollout, ("state_value", "value_target"))
         everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
         values["losses/explained_variance"] = losses.explained_variance(*everywhere)
         values |= episodes
@@ -264,9 +257,8 @@ class PPO(AgentModule):
 
     def configure_optimizers(self) -> Any:
         """Return Adam and the learning-rate schedule, which ``training_step`` steps once an iteration."""
-        fused = (
-            self.trainer.precision == "32-true"
-        )  # Lightning does not clip for a fused one in mixed precision
+        # Lightning does not clip the gradients of a fused optimizer in mixed precision.
+        fused = self.trainer.precision == "32-true"
         # detail 3
         optimizer = torch.optim.Adam(
             self.trainable_parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=fused

@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.algorithms.checks import check_minibatch_size
-from ppo_lightning.algorithms.minibatches import Minibatch, split_epoch
+from ppo_lightning.algorithms.minibatches import Minibatch, split_epoch, with_valid
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.storage import episode_starts
@@ -55,7 +55,7 @@ class RecurrentPPO(PPO):
             self.uniform(num_envs).view(-1, count).argsort(dim=1) + torch.arange(0, num_envs, count)[:, None]
         )
         order = groups.T.flatten().to(rollout["action"].device)
-        sequences = {key: rollout[key] for key in self.keys_of(rollout)}
+        sequences = {key: rollout[key] for key in with_valid(rollout, self.minibatch_keys)}
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
         epoch = {key: tensor[order] for key, tensor in sequences.items()}
         yield from split_epoch(epoch, count, self.hparams.norm_adv)
