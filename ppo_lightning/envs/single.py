@@ -1,12 +1,10 @@
 """Single Gymnasium environments, from the registry or a user's function."""
 
-import copy
 import re
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
 
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
@@ -27,7 +25,7 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
         import_extra("dm_control", extra="dm-control")
         import_extra("shimmy", extra="dm-control")  # registers the ids at import
     try:
-        return _with_fast_action_check(gymnasium.make(env_id, disable_env_checker=True, **env_kwargs))
+        return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ConfigError(
             f"env_id {env_id!r} needs a package that is missing: {first_line(error)}"
@@ -63,7 +61,7 @@ def make_from_function(function: Callable[..., Any], **env_kwargs: Any) -> gymna
     """
     env = function(**env_kwargs)
     if isinstance(env, gymnasium.Env):
-        return _with_fast_action_check(env)
+        return env
     kind = type(env).__name__
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise ConfigError(
@@ -73,30 +71,3 @@ def make_from_function(function: Callable[..., Any], **env_kwargs: Any) -> gymna
     raise ConfigError(
         f"env_id makes a {kind}: it must make a Gymnasium environment or a TorchRL environment."
     )
-
-
-class QuickDiscrete(spaces.Discrete):
-    """A discrete space with a fast membership test for Python integers.
-
-    Gymnasium's own test takes 3 microseconds to convert and compare types. That is a third of a step of
-    CartPole, which validates its action at every step.
-
-    Example:
-        >>> QuickDiscrete(2).contains(1), QuickDiscrete(2).contains(2)
-        (True, False)
-    """
-
-    def contains(self, x: Any) -> bool:
-        """Return whether ``x`` is an element of the space."""
-        return bool(self.start <= x < self.start + self.n) if type(x) is int else super().contains(x)
-
-
-def _with_fast_action_check(env: gymnasium.Env) -> gymnasium.Env:
-    """Give an environment with discrete actions a space with a faster membership test."""
-    actions = vars(env.unwrapped).get("action_space")  # skips properties and class attributes
-    if type(actions) is spaces.Discrete:
-        # A copy keeps dtype and generator, and other environments may share the original space.
-        quick_space = copy.copy(actions)
-        quick_space.__class__ = QuickDiscrete
-        env.unwrapped.action_space = quick_space
-    return env

@@ -15,7 +15,6 @@ from torchrl.envs.utils import step_mdp
 from ppo_lightning import ConfigError, make_env
 from ppo_lightning.envs.cartpole import CartPoleEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.single import QuickDiscrete
 from ppo_lightning.spaces.specs import spec_from_plain, spec_from_space, spec_to_plain
 from ppo_lightning.utils.seeding import derive_seed
 
@@ -150,7 +149,6 @@ def test_a_missing_extra_names_the_pip_command(monkeypatch):
 
 def test_an_environment_whose_package_is_missing_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
-    import gymnasium
 
     gymnasium.register("NeedsPackage-v0", "a_package_that_is_not_there:Env")
     with pytest.raises(ConfigError, match="needs a package that is missing"):
@@ -276,60 +274,6 @@ def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
 
 def many_seeds(seed, count):
     return [derive_seed(seed, "train", index) for index in range(count)]
-
-
-@pytest.mark.parametrize("start", [0, -2, 5])
-def test_the_quick_check_of_actions_is_gymnasiums(start):
-    quick, plain = QuickDiscrete(3, start=start), spaces.Discrete(3, start=start)
-    numbers = [
-        n
-        for k in range(-4, 10)
-        for n in (k, np.int64(k), np.uint8(k % 256), float(k), np.array(k), np.array([k]))
-    ]
-    every = [*numbers, 2**70, True, None, "1"]
-    assert [quick.contains(x) for x in every] == [plain.contains(x) for x in every]
-
-
-SHARED = spaces.Discrete(9, seed=5, dtype=np.int32)
-
-
-class Drawing(gymnasium.Env):
-    """Environment that samples from its action space."""
-
-    observation_space = spaces.Box(-9, 9, (1,))
-
-    def __init__(self):
-        self.action_space = SHARED
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return np.full(1, self.action_space.sample(), np.float32), 0.0, False, False, {}
-
-
-class DrawingFromItsOwn(Drawing):
-    """Environment whose action space cannot be replaced."""
-
-    action_space = property(lambda self: self._space)
-
-    def __init__(self):
-        self._space = spaces.Discrete(9, seed=5, dtype=np.int32)
-
-
-@pytest.mark.parametrize("kind", [Drawing, DrawingFromItsOwn])
-def test_the_quick_check_leaves_the_space_of_an_environment_as_it_is(env, kind):
-    gymnasium.register(f"{kind.__name__}-v0", kind)
-    batch, plain = env(f"{kind.__name__}-v0", 1), spaces.Discrete(9, seed=5, dtype=np.int32)
-    batch.reset_arrays()
-    drawn = [batch.step_arrays(np.array([0]))[0].item() for _ in range(20)]
-    assert drawn == [plain.sample() for _ in range(20)]
-    (single,) = batch.envs
-    assert isinstance(single.action_space, QuickDiscrete) == (kind is Drawing)
-    assert single.action_space == plain and single.action_space.dtype == np.int32
-    assert type(SHARED) is spaces.Discrete, "another environment may have it"
 
 
 def test_a_wrong_action_is_refused_by_the_environment(env):
