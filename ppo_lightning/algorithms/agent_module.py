@@ -36,16 +36,16 @@ from ppo_lightning.spaces.specs import spec_from_plain, stored
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.finite import require_finite_state
 
-RETURNED = "returned"  # key of what a started process sends back beside the weights
+RETURNED = "returned"  # key in the state that a started process returns to its parent, beside the weights
 
 
 class AgentModule(L.LightningModule):
-    """Hold an agent that is built when its environment is known.
+    """Base LightningModule: lazy agent construction, evaluation, prediction and checkpoints.
 
-    The agent is built from the data module at ``fit``, ``validate`` and ``test``, and from the checkpoint at
-    ``load_from_checkpoint(path)`` and ``predict``, without creating an environment. A subclass adds
-    ``training_step`` and its hyperparameters; it calls :meth:`count_episodes` and ``run_log.log`` once a
-    rollout.
+    ``fit``, ``validate`` and ``test`` build the agent from the specs of the data module.
+    ``load_from_checkpoint(path)`` and ``predict`` build it from the checkpoint, without an environment. A
+    subclass adds ``training_step`` and hyperparameters. It calls :meth:`count_episodes` and ``run_log.log``
+    once per rollout.
 
     Args:
         agent: Makes the agent from the specs of observations and actions.
@@ -66,10 +66,10 @@ class AgentModule(L.LightningModule):
         self.reward_scaler = None
         self.env_steps = 0  # of all ranks
         self.episode_returns: deque[float] = deque(maxlen=100)
-        self._recipe: dict[str, Any] = {}  # how to build the agent again
-        self._details: dict[str, Any] = {}  # the implementation details of the run
+        self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
+        self._details: dict[str, Any] = {}  # implementation details of the run
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
-        self._returns_agent = False  # to the process that started this one
+        self._returns_agent = False  # whether `state_dict` describes the agent for the parent process
 
     @property
     def data(self) -> RolloutDataModule:
@@ -87,11 +87,11 @@ class AgentModule(L.LightningModule):
         return lightning_private.has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the parameters that the optimizer updates; a variant with other networks adds theirs."""
+        """Return the parameters that the optimizer updates. A variant adds those of its own networks."""
         return self.agent.parameters()
 
     def collector_inputs(self) -> CollectorInputs:
-        """Return what the data module needs of this module to collect rollouts."""
+        """Return the inputs of the data module's collector."""
         return CollectorInputs(self.agent, self.reward_scaler)
 
     # Construction
@@ -99,7 +99,7 @@ class AgentModule(L.LightningModule):
     def configure_callbacks(self) -> list[L.Callback]:
         """Add the guards of loggers and exceptions.
 
-        Trainer options and callbacks that cannot work are refused here, before Lightning's own checks.
+        Unsupported options and callbacks of the Trainer are refused here, before Lightning's own checks.
         """
         check_trainer(self.trainer)
         if self.fitting:
@@ -107,7 +107,7 @@ class AgentModule(L.LightningModule):
         return [LoggerGuard(), ExceptionGuard()]
 
     def setup(self, stage: str) -> None:
-        """Start the counts of a new run.
+        """Reset the counters for a new run.
 
         Raises:
             ConfigError: The module is compiled as a whole.
@@ -126,7 +126,7 @@ class AgentModule(L.LightningModule):
             self._evaluated_at = None
 
     def configure_model(self) -> None:
-        """Build the agent for the data module's environments; without a data module, the checkpoint does."""
+        """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""
         data = getattr(self.trainer, "datamodule", None) if lightning_private.has_trainer(self) else None
         if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
             return
@@ -142,22 +142,22 @@ class AgentModule(L.LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what Lightning does not know, as plain types.
+        """Add agent, details, seed, counters and evaluation, as plain types.
 
         Raises:
             NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
         """
         require_finite_state(checkpoint)
-        checkpoint["agent"], checkpoint["details"] = self._recipe, self._details
-        checkpoint["seed"], checkpoint["evaluation"] = self.data.seed, self._evaluation()
-        checkpoint["env_steps"], checkpoint["frames_per_rollout"] = (
-            self.env_steps,
-            self.data.frames_per_rollout,
-        )
+        checkpoint["agent"] = self._recipe
+        checkpoint["details"] = self._details
+        checkpoint["seed"] = self.data.seed
+        checkpoint["evaluation"] = self._evaluation()
+        checkpoint["env_steps"] = self.env_steps
+        checkpoint["frames_per_rollout"] = self.data.frames_per_rollout
         checkpoint["episode_returns"] = list(self.episode_returns)
 
     def _evaluation(self) -> dict[str, float] | None:
-        """Return the results of the last evaluation, if it was one of the present weights."""
+        """Return the results of the last evaluation, if it evaluated the current weights."""
         if self._evaluated_at != self.env_steps:
             return None
         metrics = self.trainer.callback_metrics
@@ -166,21 +166,22 @@ class AgentModule(L.LightningModule):
         } or None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore these; build the agent if there is none, and otherwise demand the same one.
+        """Restore the entries of :meth:`on_save_checkpoint`, and build the agent if there is none.
 
         Raises:
-            ConfigError: The checkpoint has other spaces or another agent; or, to resume a run, it holds
-                weights only, or is of another environment or of rollouts of another size, which its schedules
-                cannot count.
+            ConfigError: The checkpoint has other spaces or another agent. To resume a run, also: it holds
+                weights only, or belongs to another environment or another size of rollouts, which the
+                schedules cannot count.
         """
         if self.agent is None:
-            self.agent, self._recipe = trained_agent(checkpoint).train(), checkpoint["agent"]
+            self.agent = trained_agent(checkpoint).train()
+            self._recipe = checkpoint["agent"]
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict())
         if self.fitting:
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
-        self._details = checkpoint["details"]  # `fit` replaces them by those of its own run
+        self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
 
@@ -193,12 +194,12 @@ class AgentModule(L.LightningModule):
         Lightning's own method parses the settings as a command line, which imports the named classes.
 
         Args:
-            checkpoint_path: A path, an address (``s3://...``), or an open file.
+            checkpoint_path: A path, a URL (``s3://...``), or an open file.
             map_location: Device of the module.
-            **kwargs: Hyperparameters that replace those of the checkpoint; ``weights_only`` is always true.
+            **kwargs: Hyperparameters that override those of the checkpoint. ``weights_only`` is always true.
 
         Raises:
-            ConfigError: The file cannot be read, or its settings do not fit the module's class.
+            ConfigError: The file cannot be read, or the settings in it do not fit the module's class.
         """
         checkpoint = read_checkpoint(checkpoint_path)
         module = module_from_checkpoint(checkpoint, cls, kwargs)
@@ -210,12 +211,12 @@ class AgentModule(L.LightningModule):
 
     @property
     def steps_per_rollout(self) -> int | None:
-        """Optimizer steps of an iteration; None if they vary."""
+        """Number of optimizer steps per iteration, or None if it varies."""
         return None
 
     @property
     def rollouts_done(self) -> int:
-        """Iterations completed, resumed ones included."""
+        """Number of completed iterations, including those before a resume."""
         return self.env_steps // self.data.frames_per_rollout
 
     @property
@@ -229,20 +230,17 @@ class AgentModule(L.LightningModule):
         return 1e-3 if self.device.type == "cpu" else 1e-2
 
     def on_fit_start(self) -> None:
-        """Start the clock; note the implementation details of the run."""
+        """Start the clock and record the implementation details of the run."""
         self.run_log = RunLog(self)
         self._details = manifest(self)
 
     def on_train_start(self) -> None:
-        """Stop a resumed run that is complete: Lightning's own count of epochs may be behind."""
+        """Stop a resumed run that is already complete."""
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Stop after the last rollout, whatever ``max_epochs`` says.
-
-        Lightning validates once more before it stops.
-        """
+        """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
 
@@ -250,7 +248,7 @@ class AgentModule(L.LightningModule):
         """Explain why a run ended early.
 
         Raises:
-            ConfigError: ``max_epochs`` let a resumed run do nothing.
+            ConfigError: ``max_epochs`` ended a resumed run before its first rollout.
         """
         left = self.data.num_rollouts * self.data.frames_per_rollout - self.env_steps
         if self.env_steps == self.run_log.steps_before and left > 0:
@@ -265,13 +263,13 @@ class AgentModule(L.LightningModule):
             )
 
     def count_episodes(self, rollout: TensorDictBase) -> dict[str, Tensor]:
-        """Count a rollout's environment steps and episodes, of all ranks.
+        """Count environment steps and finished episodes of a rollout, over all ranks.
 
         Args:
             rollout: Batch size [N, T].
 
         Returns:
-            Mean return and length of the episodes that ended, as metrics; nothing if none ended.
+            Metrics: mean return and length of the finished episodes. Empty if no episode finished.
         """
         following = rollout["next"]
         done = following["episode_done"]
@@ -288,11 +286,11 @@ class AgentModule(L.LightningModule):
     # Evaluation and prediction
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Log mean, std, min and max of return and length of the episodes of all ranks, [E] of this rank."""
+        """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
         self._log_episodes("eval", episodes)
 
     def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Log the same as :meth:`validation_step`."""
+        """Log statistics as :meth:`validation_step`."""
         self._log_episodes("test", episodes)
 
     def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
@@ -300,7 +298,7 @@ class AgentModule(L.LightningModule):
             self._evaluated_at = self.env_steps
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
-        # The same on all ranks; without `sync_dist` Lightning warns that they might differ.
+        # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
             results,
             batch_size=len(played["episode_reward"]),
@@ -311,18 +309,18 @@ class AgentModule(L.LightningModule):
     def forward(self, observation: Tensor) -> Tensor:
         """Return the most probable actions [B, ...], within their bounds, for raw observations [B, ...].
 
-        This is what ``torch.export.export(module, (observation,))`` and Lightning's ``to_onnx`` write,
-        statistics included.
+        ``torch.export.export(module, (observation,))`` and Lightning's ``to_onnx`` export this method,
+        including the statistics.
         """
         return self.agent.mode(observation)
 
     @torch.no_grad()
     def predict(self, observation: Tensor) -> Tensor:
-        """Return the same as :meth:`forward`, after a check of the observations.
+        """Check the observations and call :meth:`forward`.
 
         Raises:
-            ConfigError: There is no trained agent, or the observations have another shape than those it was
-                trained on, or are not finite.
+            ConfigError: There is no trained agent, or the observations are non-finite or have another shape
+                than in training.
         """
         if self.agent is None:
             raise ConfigError(
@@ -344,11 +342,11 @@ class AgentModule(L.LightningModule):
         """Return the most probable actions for a batch of raw observations."""
         return self.predict(batch)
 
-    # ddp_spawn and ddp_notebook: Lightning copies the module to the processes that it starts, and the weights
-    # back.
+    # ddp_spawn and ddp_notebook: Lightning pickles the module for the processes that it starts. From the
+    # processes it returns the weights only.
 
     def teardown(self, stage: str) -> None:
-        """Let :meth:`state_dict` describe the agent, in a process that Lightning's launcher has started."""
+        """In a process that Lightning started, let :meth:`state_dict` describe the agent."""
         self._returns_agent = stage == "fit" and lightning_private.starts_processes(self.trainer)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -359,7 +357,7 @@ class AgentModule(L.LightningModule):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load weights and statistics; build the agent first where another process describes one."""
+        """Load weights and statistics, after building the agent that another process described."""
         state = dict(state_dict)
         if RETURNED in state:
             self._recipe, self._details, self.env_steps, returns = state.pop(RETURNED)

@@ -1,4 +1,4 @@
-"""Settings that PPO cannot honour, refused before anything starts."""
+"""Checks of settings that PPO does not support, before a run starts."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from ppo_lightning.errors import ConfigError
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse the options of a Trainer that PPO cannot honour.
+    """Refuse options of a Trainer that PPO does not support.
 
     Raises:
-        ConfigError: Names the first option and what to do instead.
+        ConfigError: An option is not supported. The message names the option and the alternative.
     """
     if trainer.gradient_clip_val is not None:
         raise ConfigError(
@@ -49,29 +49,27 @@ def check_minibatches(hparams: Any, num_envs: int, num_steps: int, world_size: i
     """Check that a rollout can be split into equal minibatches of at least two steps.
 
     Raises:
-        ConfigError: Names the fields and what to change.
+        ConfigError: The rollout cannot be split. The message names the fields to change.
     """
     size, rest = divmod(num_envs * num_steps // world_size, hparams.num_minibatches)
     if world_size > 1 and num_steps % hparams.num_minibatches:
         raise ConfigError(
             f"data.num_steps = {num_steps} is not divisible by model.num_minibatches ="
-            f" {hparams.num_minibatches}, which"
-            f" {world_size} ranks need: change one of the two."
+            f" {hparams.num_minibatches}, which {world_size} ranks need: change one of the two."
         )
     if rest:
         raise ConfigError(
             f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by"
-            " model.num_minibatches ="
-            f" {hparams.num_minibatches}: change one of the three."
+            f" model.num_minibatches = {hparams.num_minibatches}: change one of the three."
         )
     check_minibatch_size(hparams, size)
 
 
 def check_minibatch_size(hparams: Any, size: int) -> None:
-    """Check that minibatches have two steps at least if their advantages are normalized.
+    """Check that minibatches with normalized advantages have at least two steps.
 
     Raises:
-        ConfigError: They have one step.
+        ConfigError: The minibatches have one step.
     """
     if size == 1 and hparams.norm_adv:
         raise ConfigError(

@@ -1,9 +1,10 @@
-"""The arithmetic of PPO as pure functions: advantages, losses, diagnostics.
+"""Pure functions of PPO: advantages, losses and diagnostics.
 
-``[N, T]`` is environments by time, ``[B]`` a minibatch. ``weight`` is the weight of each row, with a mean of
-1 over the minibatch of all ranks: 0 leaves a row out of every mean. Source: Schulman et al., "Proximal Policy
-Optimization Algorithms" (2017) and "High-Dimensional Continuous Control Using Generalized Advantage
-Estimation" (2016).
+``[N, T]`` is environments by time, ``[B]`` is a minibatch. ``weight`` is the weight of each row. The weights have
+a mean of 1 over the minibatch of all ranks. A weight of 0 excludes a row from every mean.
+
+Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017) and "High-Dimensional Continuous
+Control Using Generalized Advantage Estimation" (2016).
 """
 
 import torch
@@ -28,10 +29,10 @@ def gae(
     Args:
         reward: r_t, [N, T].
         value: V(s_t), [N, T].
-        next_value: V of the observation that followed, before any reset, [N, T].
-        terminated: True where the task ended at t: no bootstrap, [N, T] bool.
-        done: True where the episode ended at t for any reason: nothing flows back across, [N, T] bool.
-        gamma: Discount.
+        next_value: V of the observation after step t, before any reset, [N, T].
+        terminated: True where the task ended at t, so that nothing is bootstrapped, [N, T] bool.
+        done: True where the episode ended at t for any reason, which ends the recursion, [N, T] bool.
+        gamma: Discount factor.
         gae_lambda: Weight of longer returns.
 
     Returns:
@@ -43,7 +44,7 @@ def gae(
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return the mean of values [B], a scalar; rows count by their weight [B]."""
+    """Return the weighted mean of values [B], a scalar."""
     return values.mean() if weight is None else (values * weight).mean()
 
 
@@ -52,9 +53,9 @@ def normalize(advantage: Tensor, reference: Tensor | None = None, weight: Tensor
 
     Args:
         advantage: [..., B].
-        reference: Advantages whose mean and unbiased standard deviation are used, [..., M]: those of all
-            ranks where ranks share a minibatch. None: ``advantage``.
-        weight: Weight of each reference, 0 or 1, [..., M]. None: all count.
+        reference: Advantages whose mean and unbiased standard deviation are used, [..., M]. With several
+            ranks, those of all ranks. None: ``advantage``.
+        weight: Weight of each reference, 0 or 1, [..., M]. None: all are 1.
 
     Returns:
         Advantages [..., B].
@@ -78,7 +79,7 @@ def policy_loss(
     Args:
         log_ratio: New log-probability of the action minus the old one, [B].
         advantage: [B].
-        clip_coef: The ratio counts only between 1 - clip_coef and 1 + clip_coef.
+        clip_coef: The ratio is clipped to [1 - clip_coef, 1 + clip_coef].
         weight: Weight of each row, [B].
     """
     # detail 8
@@ -102,7 +103,7 @@ def value_loss(
         value: New V(s), [B].
         old_value: V(s) at collection, [B].
         value_target: [B].
-        clip_coef: Largest distance of the clipped prediction from ``old_value``; None: no clipping.
+        clip_coef: Maximum distance of the clipped prediction from ``old_value``. None: no clipping.
         weight: Weight of each row, [B].
     """
     error = (value - value_target).square()
@@ -116,20 +117,19 @@ def value_loss(
 def diagnostics(
     log_ratio: Tensor, clip_coef: float | Tensor, weight: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Measure how far the new policy is from the one that collected the rollout.
+    """Measure the distance between the new policy and the policy that collected the rollout.
 
     Args:
         log_ratio: New log-probability of the action minus the old one, [B].
-        clip_coef: The policy loss's.
+        clip_coef: Clipping range of the policy loss.
         weight: Weight of each row, [B].
 
     Returns:
         Scalars: ``old_approx_kl`` and ``approx_kl``, the k1 and k3 estimators of
-            http://joschu.net/blog/kl-approx.html,
-        and ``clipfrac``, the share of clipped ratios.
+        http://joschu.net/blog/kl-approx.html, and ``clipfrac``, the fraction of clipped ratios.
     """
     log_ratio = log_ratio.detach()
-    ratio_minus_1 = log_ratio.expm1()  # exact where the policies are close, which exp(x) - 1 is not
+    ratio_minus_1 = log_ratio.expm1()  # for close policies, exp(x) - 1 loses precision
     return {
         "old_approx_kl": -weighted_mean(log_ratio, weight),
         "approx_kl": weighted_mean(ratio_minus_1 - log_ratio, weight),
@@ -138,17 +138,17 @@ def diagnostics(
 
 
 def explained_variance(value: Tensor, value_target: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Return the share of the targets' variance that the values explain.
+    """Return the fraction of the targets' variance that the values explain.
 
     1 is perfect, 0 is no better than a constant.
 
     Args:
         value: V(s), any shape.
-        value_target: Of the same shape.
-        valid: Which of them count, of the same shape, bool; None: all.
+        value_target: Value targets, of the same shape.
+        valid: Steps to include, of the same shape, bool. None: all.
 
     Returns:
-        A scalar; NaN where all targets are equal.
+        A scalar, NaN if all targets are equal.
     """
     if valid is not None:
         value, value_target = value[valid], value_target[valid]

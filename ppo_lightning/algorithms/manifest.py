@@ -1,4 +1,4 @@
-"""The implementation details of PPO as a run has them."""
+"""Implementation details of PPO and their values in a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ppo_lightning.models.composite import MultiCategoricalHead
 from ppo_lightning.models.heads import GaussianHead
 from ppo_lightning.spaces.specs import mask_columns
 
-Value = bool | float | int | str | list | None  # None: it does not concern this run
+Value = bool | float | int | str | list | None  # None: the detail does not concern the run
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Detail:
 
     Attributes:
         number: As in the comments ``# detail N``.
-        title: What it is.
-        value: Reads from a module in training whether it is on, or its value; None where it does not concern
+        title: Short name.
+        value: Returns the value of the detail for a module in training. None: the detail does not concern
             the run.
-        off: The flags that switch it off; nothing where it cannot be.
+        off: Flags that switch the detail off. Empty: the detail cannot be switched off.
     """
 
     number: str
@@ -151,5 +151,5 @@ DETAILS = (
 
 
 def manifest(module: Any) -> dict[str, Value]:
-    """Return the value of each detail in a run, by number; the same on every rank."""
+    """Return the value of each detail in a run, by number. All ranks return the same."""
     return {detail.number: detail.value(module) for detail in DETAILS}

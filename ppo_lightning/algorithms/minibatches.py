@@ -14,9 +14,9 @@ Minibatch = dict[str, Tensor]
 
 
 def equal_parts(minibatch: Minibatch, rows: int | None) -> Sequence[Minibatch]:
-    """Split a minibatch [B, ...] into as few equal parts as have at most ``rows`` rows.
+    """Split a minibatch [B, ...] into equal parts of at most ``rows`` rows, as few as possible.
 
-    Where only more than twice as many parts would be equal, or ``rows`` is None, it stays whole.
+    The minibatch is not split if ``rows`` is None, or if equal parts need more than twice the minimum number.
     """
     size = len(minibatch["action"])
     fewest = -(-size // (rows or size))
@@ -28,7 +28,7 @@ def equal_parts(minibatch: Minibatch, rows: int | None) -> Sequence[Minibatch]:
 
 
 def take(rows: Tensor, order: np.ndarray) -> Tensor:
-    """Return ``rows[order]``, [B, ...]; on the CPU by NumPy, in a tenth of the time where rows are short."""
+    """Return ``rows[order]``, [B, ...]. On the CPU, NumPy needs a tenth of PyTorch's time for short rows."""
     if rows.device.type == "cpu":
         return torch.from_numpy(rows.numpy().take(order, axis=0))
     return rows.index_select(0, torch.from_numpy(order).to(rows.device))
@@ -40,25 +40,24 @@ def with_valid(rollout: TensorDictBase, keys: Sequence[str]) -> list[str]:
 
 
 def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average scalars of the same names."""
+    """Average dictionaries of scalars with the same names."""
     stacked = torch.stack([scalars[key] for scalars in metrics for key in metrics[0]])
     means = stacked.view(len(metrics), -1).mean(dim=0)
     return dict(zip(metrics[0], means.unbind(), strict=True))
 
 
 def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Minibatch]:
-    """Split a shuffled epoch into minibatches, their advantages normalized over all ranks.
+    """Split a shuffled epoch into minibatches and normalize their advantages over all ranks.
 
     Args:
-        epoch: Tensors [rows, ...] in the order of the minibatches. ``valid`` [rows, ...], bool, is optional:
-            a minibatch then has ``weight``, which is 0 for invalid steps and has a mean of 1 over the
-            minibatch of all ranks.
+        epoch: Tensors [rows, ...] in the order of the minibatches. From an optional ``valid`` [rows, ...],
+            bool, the minibatches get ``weight``: 0 for invalid steps, with a mean of 1 over the minibatch of
+            all ranks.
         count: Number of minibatches.
         norm_adv: Normalize the advantages.
 
     Yields:
-        Minibatches [B, ...]. One with fewer than two valid steps on all ranks together is left out, by all
-        ranks.
+        Minibatches [B, ...]. All ranks skip a minibatch that has fewer than two valid steps in total.
     """
     valid = epoch.pop("valid", None)
     kept = [True] * count

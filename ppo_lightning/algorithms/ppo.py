@@ -1,4 +1,4 @@
-"""PPO as a LightningModule: one ``training_step`` is one PPO iteration."""
+"""Proximal Policy Optimization: one ``training_step`` is one PPO iteration."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar
@@ -38,39 +38,39 @@ class PPO(AgentModule):
     :class:`~ppo_lightning.algorithms.agent_module.AgentModule` builds, evaluates and saves the agent.
 
     Args:
-        learning_rate: Adam's step size at the start.
-        anneal_lr: Let the learning rate fall linearly to 0 over the run.
+        learning_rate: Initial learning rate of Adam.
+        anneal_lr: Decrease the learning rate linearly to 0 over the run.
         desired_kl: Desired mean approximate KL divergence of an iteration, to which the learning rate adapts
             (:class:`~ppo_lightning.algorithms.schedule.KLAdaptiveLR`). Needs ``anneal_lr=False``. None: off.
         gamma: Discount of future rewards.
         gae_lambda: Weight of longer returns in the advantage estimate.
-        num_minibatches: Minibatches a rollout is split into.
+        num_minibatches: Number of minibatches per rollout.
         update_epochs: Passes over each rollout.
         norm_adv: Normalize the advantages of each minibatch.
         clip_coef: Clipping range of the probability ratio, and of the value if ``clip_vloss``.
-        anneal_clip_coef: Let the clipping range fall linearly to 0 over the run.
+        anneal_clip_coef: Decrease the clipping range linearly to 0 over the run.
         clip_vloss: Clip the value loss.
         ent_coef: Weight of the entropy bonus.
         vf_coef: Weight of the value loss.
-        max_grad_norm: Largest norm of the gradient of all parameters together.
-        target_kl: Stop the epochs of an iteration once the approximate KL divergence exceeds this; None:
-            never.
+        max_grad_norm: Maximum norm of the gradient of all parameters together.
+        target_kl: Stop the epochs of an iteration when the approximate KL divergence exceeds this value.
+            None: never.
         adam_eps: Adam's epsilon.
         norm_reward: Divide the rewards by the running standard deviation of their discounted sum.
-        clip_reward: Bound of the absolute value of a scaled reward.
+        clip_reward: Maximum absolute value of a scaled reward.
         bootstrap_truncated: Bootstrap from the value of the final observation at a time limit. If False, a
             time limit counts as a terminal state, as in CleanRL.
-        microbatch_size: Largest number of rows of a minibatch that are differentiated at once. Gradients of
-            the parts are added: the same result with less memory. None: on the CPU the rows that fit into the
-            cache (MLP 4096, Nature 128, IMPALA 64), otherwise all.
-        compile: Compile the update, which takes about ten seconds and needs a C++ compiler. On a single
+        microbatch_size: Maximum number of rows of a minibatch that are differentiated at once. Gradients of
+            the parts are added, which gives the same result with less memory. None: on the CPU the rows that
+            fit into the cache (MLP 4096, Nature 128, IMPALA 64), otherwise all rows.
+        compile: Compile the update. Compilation takes about ten seconds and needs a C++ compiler. On a single
             device, loss, gradients, clipping and Adam are one graph, and Lightning's hooks around the
             optimizer do not run. On several ranks, the loss is compiled. Weights equal those of the eager
             update to float tolerance.
         agent: Makes the agent from the specs of observations and actions.
 
     Raises:
-        ConfigError: A number is out of its range, or the rollout cannot be split as asked.
+        ConfigError: A number is out of its range, or the rollout cannot be split into these minibatches.
 
     Example:
         >>> data = RolloutDataModule("CartPole-v1", num_envs=4, num_steps=128, total_timesteps=500_000)
@@ -123,7 +123,7 @@ class PPO(AgentModule):
         self.automatic_optimization = False
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
-        # Of the present iteration; a compiled graph would take a number for a constant.
+        # Clipping range of the iteration, a tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
         self._shuffle = torch.Generator()
@@ -147,11 +147,13 @@ class PPO(AgentModule):
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
         """Add ``advantage`` and ``value_target``, both [N, T, 1].
 
-        V(s_t) was stored when acting. The critic is evaluated again only where the following observation is
-        not the next stored one: at time limits and at the end of the rollout.
+        The rollout holds V(s_t). The critic evaluates only observations that are not the first of a stored
+        step: final observations at time limits, and those at the end of the rollout.
         """
-        following, value = rollout["next"], rollout["state_value"].squeeze(-1)
-        done, terminated = following["done"].squeeze(-1), following["terminated"].squeeze(-1)
+        following = rollout["next"]
+        value = rollout["state_value"].squeeze(-1)
+        done = following["done"].squeeze(-1)
+        terminated = following["terminated"].squeeze(-1)
         if not self.hparams.bootstrap_truncated:
             terminated = done
         boundary = done & ~terminated
@@ -170,21 +172,22 @@ class PPO(AgentModule):
             self.hparams.gamma,
             self.hparams.gae_lambda,
         )
-        rollout["advantage"], rollout["value_target"] = advantage.unsqueeze(-1), value_target.unsqueeze(-1)
+        rollout["advantage"] = advantage.unsqueeze(-1)
+        rollout["value_target"] = value_target.unsqueeze(-1)
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages.
 
-        Every environment is shuffled by itself and the columns are dealt out, so that (if ``num_minibatches``
-        divides T) a minibatch has equally many steps of each environment. Split over ranks, a minibatch is
-        the union of their minibatches.
+        The steps of each environment are shuffled separately and dealt out to the minibatches. If
+        ``num_minibatches`` divides T, a minibatch has the same number of steps of each environment, so that
+        the minibatches of N ranks together are the minibatch of one rank.
         """
         num_envs, num_steps = rollout.batch_size
         # detail 6
         steps = self.uniform(num_envs, num_steps).numpy().argsort(axis=1)  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
-        # All of an epoch at once; step by step, as the collector stores it.
+        # Gather a whole epoch at once, from rows in the order in which the collector stores them.
         keys = with_valid(rollout, self.minibatch_keys)
         epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
         yield from split_epoch(epoch, self.hparams.num_minibatches, self.hparams.norm_adv)
@@ -200,7 +203,8 @@ class PPO(AgentModule):
         """Return the same as :meth:`loss`, from an evaluation whose tensors have the minibatch's shape."""
         keys = ("state_value", "advantage", "value_target")
         old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
-        weight, clip_coef = minibatch.get("weight"), self.clip_coef
+        weight = minibatch.get("weight")
+        clip_coef = self.clip_coef
         log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
         policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, weight)
         value_clip = clip_coef if self.hparams.clip_vloss else None
@@ -224,10 +228,10 @@ class PPO(AgentModule):
         return bool(collectives.gather(approx_kl).mean() > self.hparams.target_kl)
 
     def step_schedule(self, metrics: list[dict[str, Tensor]]) -> None:
-        """Step the learning rate's schedule, if ``configure_optimizers`` returned one.
+        """Step the learning-rate schedule, if ``configure_optimizers`` returned one.
 
         Args:
-            metrics: Of the iteration's minibatches.
+            metrics: Parts of the loss of each minibatch of the iteration.
         """
         schedule: Any = self.lr_schedulers()
         if isinstance(schedule, KLAdaptiveLR) and metrics:
@@ -288,7 +292,7 @@ class PPO(AgentModule):
         """Build the agent.
 
         Raises:
-            ConfigError: It has a memory and the algorithm takes none, or the other way round.
+            ConfigError: The agent has a memory, which this algorithm does not support, or lacks one.
         """
         super().configure_model()
         if self.agent is None:
@@ -303,7 +307,7 @@ class PPO(AgentModule):
             )
 
     def on_train_start(self) -> None:
-        """Keep this run's optimizer settings where a checkpoint has others; make the update."""
+        """Override restored optimizer settings with those of this run, and create the update."""
         super().on_train_start()
         if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
@@ -321,11 +325,11 @@ class PPO(AgentModule):
         self.clip_coef.fill_(self.hparams.clip_coef * share)
 
     def on_train_end(self) -> None:
-        """Drop what was compiled."""
+        """Release compiled graphs."""
         self.optimize = EagerUpdate(self)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Drop what was compiled."""
+        """Release compiled graphs."""
         self.optimize = EagerUpdate(self)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -340,7 +344,7 @@ class PPO(AgentModule):
             self._shuffle.set_state(checkpoint["shuffle"].cpu())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, which a started process cannot read; ``setup`` makes another one."""
+        """Leave out the generator, which cannot be pickled. ``setup`` creates a new one."""
         return super().__getstate__() | {"_shuffle": None}
 
     # For updates, variants and callbacks
@@ -360,7 +364,7 @@ class PPO(AgentModule):
 
     @property
     def steps_per_rollout(self) -> int | None:
-        """Optimizer steps of an iteration; None if they vary."""
+        """Number of optimizer steps per iteration, or None if it varies."""
         varies = self.hparams.target_kl is not None or self.data.max_restarts
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
@@ -372,12 +376,12 @@ class PPO(AgentModule):
         )
 
     def rows_differentiated_at_once(self) -> int:
-        """Return the number of steps that are differentiated at once, at most those of a minibatch."""
+        """Return the number of steps that are differentiated at once, at most a minibatch."""
         rows = self.data.frames_per_rollout // self.trainer.world_size // self.hparams.num_minibatches
         return min(rows, self.rows_at_once or rows)
 
     def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of some actions of a rollout [N, T]: recomputed, and as stored."""
+        """Return recomputed and stored log-probabilities of some actions of a rollout [N, T]."""
         keys = ("observation", "action", "action_log_prob")
         observation, action, stored = (
             rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys

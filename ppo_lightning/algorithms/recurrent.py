@@ -1,4 +1,4 @@
-"""PPO for agents with a memory: an LSTM or a GRU between body and heads."""
+"""PPO for agents with a memory, an LSTM or a GRU after the body."""
 
 from collections.abc import Iterator
 
@@ -14,28 +14,33 @@ from ppo_lightning.rollouts.storage import episode_starts
 
 
 class RecurrentPPO(PPO):
-    """PPO whose minibatches are whole sequences.
+    """PPO for agents with a memory, with minibatches of whole sequences.
 
-    The update runs the memory through each sequence again, from the stored state of its first step.
+    The update recomputes the hidden states of each sequence from the stored state of the first step.
 
-    The hyperparameters are those of :class:`~ppo_lightning.PPO`; ``num_minibatches`` must divide the
-    environments of a rank. With ``compile`` the networks before and after the memory are compiled, and the
-    memory is PyTorch's own kernel.
+    The hyperparameters are those of :class:`~ppo_lightning.PPO`. ``num_minibatches`` must divide the number
+    of environments of a rank. With ``compile``, the networks before and after the memory are compiled, and
+    the memory uses PyTorch's kernel.
 
     Raises:
         ConfigError: The agent has no memory, or the environments cannot be split into minibatches.
+
+    Example:
+        >>> agent = functools.partial(MLPAgent, memory="lstm", shared=True)
+        >>> module = RecurrentPPO(agent=agent, num_minibatches=2)
     """
 
     takes_memory = True
     whole_graph = False
 
     def check_split(self) -> None:
-        """See :meth:`PPO.check_split`.
+        """Check that the environments can be split into minibatches.
 
         Raises:
             ConfigError: Names the fields and what to change.
         """
-        num_envs, count = self.data.num_envs // self.trainer.world_size, self.hparams.num_minibatches
+        num_envs = self.data.num_envs // self.trainer.world_size
+        count = self.hparams.num_minibatches
         if num_envs % count:
             raise ConfigError(
                 f"data.num_envs gives each rank {num_envs} environments, whose whole sequences cannot be"
@@ -46,10 +51,11 @@ class RecurrentPPO(PPO):
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield the sequences in random minibatches [n, T, ...], with normalized advantages.
 
-        Of every ``num_minibatches`` neighbouring environments each minibatch gets one, so that, split over
-        ranks, it is the union of their minibatches.
+        Each minibatch gets one of every ``num_minibatches`` neighbouring environments, so that the
+        minibatches of N ranks together are the minibatch of one rank.
         """
-        num_envs, count = rollout.batch_size[0], self.hparams.num_minibatches
+        num_envs = rollout.batch_size[0]
+        count = self.hparams.num_minibatches
         # detail 35
         groups = (
             self.uniform(num_envs).view(-1, count).argsort(dim=1) + torch.arange(0, num_envs, count)[:, None]
@@ -61,12 +67,12 @@ class RecurrentPPO(PPO):
         yield from split_epoch(epoch, count, self.hparams.norm_adv)
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :meth:`PPO.loss`; steps of weight 0 go through the memory."""
+        """Return the loss of whole sequences, see :meth:`PPO.loss`."""
         keys = ("observation", "action", "memory", "is_init")
         return self.loss_of(minibatch, self.agent.evaluate(*(minibatch[key] for key in keys)))
 
     def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """See :meth:`PPO.log_probs_again`: of the first sequences."""
+        """Return log-probabilities of the first sequences, see :meth:`PPO.log_probs_again`."""
         count = max(1, self.agent.rows_in_cache // rollout.batch_size[1])
         first = rollout[:count]
         again = self.agent.evaluate(
@@ -76,6 +82,6 @@ class RecurrentPPO(PPO):
 
     @property
     def rows_at_once(self) -> int | None:
-        """Number of sequences that are differentiated at once; None: all of a minibatch."""
+        """Number of sequences that are differentiated at once. None: all of a minibatch."""
         rows = super().rows_at_once
         return None if rows is None else max(1, rows // self.data.num_steps)

@@ -1,27 +1,37 @@
-"""Learning-rate schedules that count iterations; Lightning saves and restores them."""
+"""Learning-rate schedules that count iterations. Lightning saves and restores them."""
 
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-KL_STEP, SLOWEST, FASTEST = 1.5, 1e-5, 1e-2
+KL_STEP = 1.5  # factor between two learning rates
+SLOWEST = 1e-5
+FASTEST = 1e-2
 
 
 def remaining(rollouts_done: int, num_rollouts: int) -> float:
-    """Return the share of the run that is left: 1 in the first iteration, 1 / num_rollouts in the last."""
+    """Return the remaining share of the run: 1 in the first iteration, 1 / num_rollouts in the last."""
     return max(0.0, 1 - rollouts_done / num_rollouts)
 
 
 class IterationLR(LRScheduler):
-    """Multiply the learning rate with :meth:`factor`; constant by default.
+    """Learning rate multiplied by :meth:`factor`, which is constant by default.
 
-    A restored schedule keeps the learning rate of the run that restores it, and restores only how far the
-    schedule is.
+    Only the number of iterations is restored from a checkpoint. The initial learning rate is that of the
+    current run.
+
+    Args:
+        optimizer: Optimizer with the initial learning rate.
+
+    Example:
+        >>> optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
+        >>> IterationLR(optimizer).get_last_lr()
+        [0.1]
     """
 
     def factor(self) -> float:
-        """Return the factor of the present iteration, ``last_epoch``."""
+        """Return the factor of iteration ``last_epoch``."""
         return 1.0
 
     def get_lr(self) -> list[float]:  # type: ignore[override]
@@ -41,11 +51,18 @@ class IterationLR(LRScheduler):
 
 
 class LinearAnnealing(IterationLR):
-    """Decrease the learning rate linearly to 0 over the run.
+    """Learning rate that decreases linearly to 0 over the run.
 
     Args:
-        optimizer: Its learning rate is the one of the first iteration.
-        num_rollouts: Iterations of the run.
+        optimizer: Optimizer with the learning rate of the first iteration.
+        num_rollouts: Number of iterations of the run.
+
+    Example:
+        >>> optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
+        >>> schedule = LinearAnnealing(optimizer, num_rollouts=2)
+        >>> optimizer.step(); schedule.step()
+        >>> schedule.get_last_lr()
+        [0.05]
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, num_rollouts: int) -> None:
@@ -53,38 +70,46 @@ class LinearAnnealing(IterationLR):
         super().__init__(optimizer)
 
     def factor(self) -> float:
-        """Return the share of the run that is left."""
+        """Return the remaining share of the run."""
         # detail 4
         return remaining(self.last_epoch, self.num_rollouts)
 
 
 class KLAdaptiveLR(IterationLR):
-    """Keep the KL divergence of an iteration near a desired value.
+    """Learning rate that keeps the KL divergence of an iteration near a desired value.
 
-    After an iteration above twice the desired value the learning rate is divided by 1.5, and after one below
-    half of it multiplied by 1.5; it stays between 1e-5 and 1e-2.
+    If the divergence exceeds twice the desired value, the learning rate is divided by 1.5. If the divergence
+    is below half the desired value, the learning rate is multiplied by 1.5. It stays between 1e-5 and 1e-2.
 
     Source: Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep Reinforcement Learning"
         (2021).
 
     Args:
-        optimizer: Its learning rate is the one of the first iteration.
+        optimizer: Optimizer with the learning rate of the first iteration.
         desired_kl: Desired mean approximate KL divergence of an iteration, in nats.
+
+    Example:
+        >>> optimizer = torch.optim.Adam([torch.zeros(1)], lr=3e-4)
+        >>> schedule = KLAdaptiveLR(optimizer, desired_kl=0.01)
+        >>> schedule.adapt(approx_kl=0.05)
+        >>> round(schedule.get_lr()[0], 6)
+        0.0002
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, desired_kl: float) -> None:
-        self.desired_kl, self.kl_factor = desired_kl, 1.0
+        self.desired_kl = desired_kl
+        self.kl_factor = 1.0
         super().__init__(optimizer)
 
     def factor(self) -> float:
-        """Return the factor that past iterations led to."""
+        """Return the product of all adaptations."""
         return self.kl_factor
 
     def adapt(self, approx_kl: float) -> None:
-        """Change the factor of the next iterations.
+        """Adapt the factor after an iteration.
 
         Args:
-            approx_kl: Mean approximate KL divergence of the iteration, of all ranks.
+            approx_kl: Mean approximate KL divergence of the iteration over all ranks.
         """
         step = 1.0
         if approx_kl < self.desired_kl / 2:
@@ -99,7 +124,7 @@ class KLAdaptiveLR(IterationLR):
         return super().state_dict() | {"kl_factor": self.kl_factor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the factor, too, if the checkpoint's run had one."""
+        """Restore the number of iterations and, if the checkpoint has one, the factor."""
         self.kl_factor = state_dict.get("kl_factor", 1.0)
         super().load_state_dict(state_dict)
 
@@ -110,11 +135,12 @@ def override_restored_settings(optimizer: torch.optim.Optimizer) -> None:
     The schedule overrides the learning rate.
 
     Args:
-        optimizer: Adam, after Lightning restored its state from a checkpoint.
+        optimizer: Adam, after Lightning restored the state from a checkpoint.
     """
-    fused, eps = optimizer.defaults.get("fused"), optimizer.defaults.get("eps")
+    fused = optimizer.defaults.get("fused")
+    eps = optimizer.defaults.get("eps")
     for group in optimizer.param_groups:
         group.update(eps=eps, fused=fused)
     for parameter, state in optimizer.state.items():
-        if fused and "step" in state:  # on the CPU, if the checkpoint is of another precision
+        if fused and "step" in state:  # a run in another precision saves it on the CPU
             state["step"] = state["step"].to(parameter.device)

@@ -1,4 +1,4 @@
-"""The update of a minibatch: eager, or as one compiled graph."""
+"""Eager and compiled updates of a minibatch."""
 
 import functools
 import inspect
@@ -21,27 +21,29 @@ State = dict[str, list[Tensor]]
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, OSError
-# Without its wrapper, which lets nothing compile a state that is on a GPU and not `capturable`. The
-# capturable formula is 0 / 0 at a learning rate of 0; the graph of the plain one reads the state where it
-# lies, too.
+# The wrapper around Adam refuses to compile a state on a GPU that is not `capturable`. The capturable formula
+# is 0 / 0 at a learning rate of 0. The compiled plain formula also reads the state in place.
 adam: Any = inspect.unwrap(guarded_adam)
 
 
 def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True) -> Any:
-    """Compile a method for this object alone; ``fullgraph`` as for ``torch.compile``.
+    """Compile a method for its object alone.
 
-    PyTorch keeps graphs by the code of a function. Objects of one class would share them although a method
-    differs, and after eight graphs (eight runs in a notebook) PyTorch compiles no more.
+    PyTorch caches graphs per function code. Objects of one class would share the cache although their methods
+    depend on the object, and PyTorch stops compiling after eight graphs (eight runs in a notebook). A copy of
+    the code gives each object a cache of its own.
+
+    Args:
+        method: The bound method.
+        fullgraph: As for ``torch.compile``.
 
     Raises:
         ConfigError: At the first call: the method cannot be compiled on this machine.
     """
     function = method.__func__  # type: ignore[attr-defined]
-    code, about = (
-        function.__code__.replace(),
-        (function.__name__, function.__defaults__, function.__closure__),
-    )
-    copy = types.FunctionType(code, function.__globals__, *about)
+    code = function.__code__.replace()
+    attributes = (function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(code, function.__globals__, *attributes)
     bound = types.MethodType(copy, method.__self__)  # type: ignore[attr-defined]
     compiled = torch.compile(bound, fullgraph=fullgraph)
 
@@ -61,12 +63,14 @@ class EagerUpdate:
     """Take one optimizer step on a minibatch through Lightning: backward, clipping, step.
 
     Args:
-        module: A PPO module with ``loss``, from a minibatch to the loss and its detached parts.
-        compile_loss: Compile the loss, where the whole update cannot be: on several ranks, or with a memory.
+        module: A PPO module, whose ``loss`` maps a minibatch to the loss and its detached parts.
+        compile_loss: Compile the loss. This is for several ranks and for memories, where the whole update
+            cannot be one graph.
     """
 
     def __init__(self, module: Any, compile_loss: bool = False) -> None:
-        self.module, self._compile_loss = module, compile_loss
+        self.module = module
+        self._compile_loss = compile_loss
 
     @functools.cached_property
     def _loss(self) -> Loss:
@@ -84,8 +88,7 @@ class EagerUpdate:
         """
         module = self.module
         optimizer: Any = module.optimizers()
-        # The gradients of the parts are added: the same result, while the activations of many rows would not
-        # fit into a cache.
+        # Gradients of the parts are added. The result is the same, and the activations fit into the cache.
         parts = equal_parts(minibatch, module.rows_at_once)
         without_exchange = getattr(module.trainer.model, "no_sync", nullcontext)
         optimizer.zero_grad()
@@ -105,25 +108,26 @@ class EagerUpdate:
 class CompiledUpdate:
     """Compute loss, gradients, clipping and Adam of a minibatch in one graph, on a single device.
 
-    It works on the parameters and on the optimizer's own state, so that a checkpoint of it is one of the
-    eager update, and gives the same weights to float tolerance. A small network's eager update is mostly the
-    cost of calling some 150 operations; here it is one call. Lightning's hooks around backward and the
-    optimizer's step do not run, and no parameter has a ``grad``.
+    The graph updates the parameters and the optimizer's state in place. Weights equal those of the eager
+    update to float tolerance, and checkpoints are interchangeable. The eager update of a small network is
+    dominated by the overhead of about 150 operations, which the graph replaces with one call. Lightning's
+    hooks around backward and the optimizer's step do not run, and no parameter has a ``grad``.
 
-    The first update of a run is eager, because Adam makes its state in its first step. At the first of every
-    thousand compiled updates the loss is computed without the compiler, too. If the two differ, the run
+    The first update of a run is eager, because Adam creates its state in its first step. The first of every
+    thousand compiled updates also computes the loss without the compiler. If the two losses differ, the run
     continues eagerly, with a warning.
 
     Args:
-        module: A PPO module. Nothing in its ``loss`` may depend on the iteration but tensors.
+        module: A PPO module. In its ``loss``, only tensors may depend on the iteration.
         eager: The same update without a compiler.
 
     Raises:
-        ConfigError: The optimizer is no plain Adam.
+        ConfigError: The optimizer is not a plain Adam.
     """
 
     def __init__(self, module: Any, eager: EagerUpdate) -> None:
-        self.module, self.eager = module, eager
+        self.module = module
+        self.eager = eager
         optimizer = module.trainer.optimizers[0]
         group = optimizer.param_groups[0]
         plain = not (group.get("weight_decay") or group.get("amsgrad") or group.get("maximize"))
@@ -132,18 +136,17 @@ class CompiledUpdate:
                 "model.compile takes torch.optim.Adam without weight decay, AMSGrad or several groups, and"
                 f" configure_optimizers gives {type(optimizer).__name__}: leave model.compile off."
             )
-        self._optimizer, self._max_grad_norm, self._holder = (
-            optimizer,
-            module.hparams.max_grad_norm,
-            _Holder(module),
-        )
+        self._optimizer = optimizer
+        self._max_grad_norm = module.hparams.max_grad_norm
+        self._holder = _Holder(module)
         self._params = [parameter for parameter in group["params"] if parameter.requires_grad]
         self._detached = [parameter.detach() for parameter in self._params]
         names = {parameter: name for name, parameter in self._holder.named_parameters()}
         self._names = [names[parameter] for parameter in self._params]
         self._constants = (*group["betas"], group["eps"])
         self._lr = torch.zeros((), device=self._params[0].device)
-        self._calls, self._drift = 0, 0.0
+        self._calls = 0
+        self._drift = 0.0
         self._whole: Any = compile_per_instance(self._update)
         self._gradients: Any = compile_per_instance(self._differentiate)
         self._step: Any = compile_per_instance(self._apply)
@@ -179,12 +182,12 @@ class CompiledUpdate:
 
     @torch.no_grad()
     def _without_compiler(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
-        """Return the parts of the loss as they are without a compiler."""
+        """Return the parts of the loss, computed without the compiler."""
         return mean_of([self._holder(part)[1] for part in parts])
 
     @functools.cached_property
     def _state(self) -> State:
-        """Adam's own tensors, parameter by parameter."""
+        """Lists of Adam's tensors, one per parameter."""
         return {
             key: [self._optimizer.state[p][key] for p in self._params]
             for key in ("exp_avg", "exp_avg_sq", "step")
@@ -220,9 +223,8 @@ class CompiledUpdate:
 
     def _apply(self, params: list[Tensor], state: State, lr: Tensor, grads: list[Tensor]) -> None:
         beta1, beta2, eps = self._constants
-        norm = torch.nn.utils.get_total_norm(
-            grads, foreach=False
-        )  # which the compiler merges with what comes before it
+        # Without `foreach`, the compiler fuses the norm with the backward pass.
+        norm = torch.nn.utils.get_total_norm(grads, foreach=False)
         scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ does
         adam(
             params,
@@ -243,7 +245,7 @@ class CompiledUpdate:
 
 
 class _Holder(nn.Module):
-    """Lets ``functional_call`` put other parameters into the module while its loss is computed."""
+    """Module whose ``forward`` is the loss, so that ``functional_call`` can replace the parameters."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
