@@ -1,7 +1,7 @@
 """Pure functions of PPO: advantages, losses and diagnostics.
 
-``[N, T]`` is environments by time, ``[B]`` is a minibatch. ``weight`` is the weight of each row. The weights have
-a mean of 1 over the minibatch of all ranks. A weight of 0 excludes a row from every mean.
+``[N, T]`` is environments by time, ``[B]`` is a minibatch. ``weight`` is the weight of each row. The mean
+weight over the minibatch of all ranks is 1, and a weight of 0 excludes a row from every mean.
 
 Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017) and "High-Dimensional Continuous
 Control Using Generalized Advantage Estimation" (2016).
