@@ -35,6 +35,7 @@ from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_plain, stored
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.finite import require_finite_state
+from ppo_lightning.utils.seeding import one_thread
 
 RETURNED = "returned"  # key in the state that a started process returns to its parent, beside the weights
 
@@ -131,7 +132,7 @@ class AgentModule(L.LightningModule):
         if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
             return
         # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
-        with torch.device("cpu"):
+        with torch.device("cpu"), one_thread():
             observation_spec, action_spec = data.specs
             if self.agent is None:
                 self.agent = self.make_agent(observation_spec, action_spec)

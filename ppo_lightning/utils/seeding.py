@@ -1,8 +1,11 @@
-"""Seeds of a run: every source of randomness gets a seed derived from the seed of the run."""
+"""Seeds of a run, derived from one seed, and initial weights that do not depend on the machine's cores."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
+import torch
 
 Stream = Literal["train", "eval", "noise", "shuffle"]
 _STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle")
@@ -24,3 +27,18 @@ def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
         Seed below 2^31.
     """
     return int(np.random.SeedSequence((seed, _STREAMS.index(stream), index)).generate_state(1)[0] >> 1)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run PyTorch in one thread.
+
+    The rounding of the QR decomposition behind orthogonal weights depends on the number of threads. It
+    differs between one process, which uses all cores, and the processes of several ranks.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -349,6 +349,24 @@ def test_seeded_runs_are_equal_to_the_bit_and_other_seeds_differ(fit):
     assert not torch.equal(one, other)
 
 
+class InitialWeights(L.Callback):
+    def on_fit_start(self, trainer, pl_module):
+        self.weights = parameters(pl_module).clone()
+
+
+def test_initial_weights_do_not_depend_on_the_number_of_threads(fit):
+    threads = torch.get_num_threads()
+    initial = [InitialWeights(), InitialWeights()]
+    for count, callback in enumerate(initial, start=1):
+        torch.set_num_threads(count)
+        try:
+            fit(SMALL, callbacks=[callback], max_epochs=1, limit_train_batches=1)
+            assert torch.get_num_threads() == count
+        finally:
+            torch.set_num_threads(threads)
+    assert torch.equal(initial[0].weights, initial[1].weights)
+
+
 @pytest.mark.parametrize("transforms", [None, [InitTracker()]])
 def test_a_validation_changes_no_training_number(fit, transforms):
     data = {**SMALL, "transforms": transforms}
