@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.utils import collectives
-from ppo_lightning.utils.scans import add_following, discounted_sum
+from ppo_lightning.utils.scans import add_following
 
 Summary = tuple[float, np.ndarray, np.ndarray | float]  # size, mean, sum of squared deviations
-TensorSummary = tuple[Tensor | float, Tensor, Tensor]
 EPSILON = 1e-8  # added to a variance before the square root
 
 
@@ -77,39 +76,6 @@ class Moments(nn.Module):
         """
         for buffer, array in ((self.count, moments.count), (self.mean, moments.mean), (self.m2, moments.m2)):
             buffer.copy_(torch.from_numpy(np.asarray(array)))
-
-    def merge(self, size: Tensor | float, mean: Tensor, m2: Tensor) -> None:
-        """Merge a batch, given its size, mean and sum of squared deviations; a first batch has rows."""
-        old_count = self.count.clone()
-        self.count += size
-        delta = mean - self.mean
-        self.mean += delta * (size / self.count)
-        self.m2 += m2 + delta * delta * (old_count * size / self.count)
-
-    def update_each(self, batches: Tensor) -> Tensor:
-        """Merge batches of scalars of all ranks: the tensor version of :meth:`ArrayMoments.update_each`.
-
-        Args:
-            batches: Batches of this rank, [T, B] float64 on the device of the statistics.
-
-        Returns:
-            Standard deviation after each batch, [T].
-        """
-        variances, means = torch.var_mean(batches, dim=1, correction=0)
-        gathered = collectives.gather(torch.stack([means, variances * batches.shape[1]]))  # [W, 2, T]
-        size = batches.shape[1] * len(gathered)
-        means = gathered[:, 0].mean(dim=0)
-        between = batches.shape[1] * (gathered[:, 0] - means).square().sum(dim=0)
-        old_counts = self.count + size * torch.arange(len(batches), device=batches.device)
-        counts = old_counts + size
-        new_means = (self.mean * self.count + size * means.cumsum(0)) / counts
-        delta = means - torch.cat([self.mean[None], new_means[:-1]])
-        increments = gathered[:, 1].sum(dim=0) + between + delta.square() * (old_counts * size / counts)
-        m2 = self.m2 + increments.cumsum(0)
-        self.count.copy_(counts[-1])
-        self.mean.copy_(new_means[-1])
-        self.m2.copy_(m2[-1])
-        return (m2 / counts + EPSILON).sqrt()
 
     @property
     def std(self) -> Tensor:
@@ -218,34 +184,6 @@ def gather_summaries(batches: Sequence[np.ndarray]) -> list[list[Summary]]:
     ]
 
 
-def summarize_tensors(batches: Sequence[Tensor]) -> list[TensorSummary]:
-    """Summarize a step's batches over all ranks: the tensor version of :func:`gather_summaries`.
-
-    With several ranks this is a collective: a rank without resets participates, too.
-
-    Args:
-        batches: One or two batches of this rank, [B, ...] float64.
-
-    Returns:
-        One summary per batch on a single rank. With several ranks two, of which the second may be empty.
-    """
-    local: list[TensorSummary] = []
-    for batch in batches:
-        variance, mean = torch.var_mean(batch, dim=0, correction=0)
-        local.append((len(batch), mean, variance * len(batch)))
-    if collectives.world_size() == 1:
-        return local
-    flat = batches[0].new_zeros(2, 3, *batches[0].shape[1:])
-    for row, summary in zip(flat, local, strict=False):
-        for target, value in zip(row, summary, strict=True):
-            target[...] = value
-    sizes, means, m2s = collectives.gather(flat).unbind(dim=2)  # each [W, 2, ...]
-    totals = sizes.sum(dim=0)
-    pooled = (sizes * means).sum(dim=0) / totals.clamp(min=1)
-    deviations = (m2s + sizes * (means - pooled).square()).sum(dim=0)
-    return [(totals[i].flatten()[0], pooled[i], deviations[i]) for i in range(2)]
-
-
 class ObservationNormalizer(Moments):
     """Normalization of observations by their running mean and standard deviation, with clipping.
 
@@ -272,26 +210,6 @@ class ObservationNormalizer(Moments):
         normalized = clipped.float().to(observation.device)
         for excluded in self.leave:
             normalized[..., excluded] = observation[..., excluded]
-        return normalized
-
-    def update_and_normalize(self, batches: Sequence[Tensor]) -> list[Tensor]:
-        """Merge each batch of all ranks into the statistics, then normalize it.
-
-        This is the tensor version of :meth:`normalize_arrays`. Nothing is copied to another device, except
-        by the collective of several ranks.
-
-        Args:
-            batches: Raw observations, each [B, ...]: those of a step and optionally those after resets.
-
-        Returns:
-            Normalized batches, each [B, ...] float32 on their device.
-        """
-        summaries = summarize_tensors([batch.to(self.mean.device).double() for batch in batches])
-        normalized = []
-        for i, summary in enumerate(summaries):
-            self.merge(*summary)
-            if i < len(batches):
-                normalized.append(self(batches[i]))
         return normalized
 
     def normalize_arrays(
@@ -373,18 +291,3 @@ class RewardScaler(Moments):
         scaled = reward / moments.update_each(sums)[:, None]
         # detail 31
         return np.minimum(np.maximum(scaled, -self.clip), self.clip)
-
-    def scale(self, reward: Tensor, done: Tensor, discounted: Tensor) -> Tensor:
-        """Scale rewards and update the statistics: the tensor version of :meth:`scale_array`.
-
-        Args:
-            reward: Rewards, [T, N].
-            done: ``terminated | truncated``, [T, N] bool.
-            discounted: Discounted return of each running episode before the first step, [N] float64 on the
-                device of the statistics. Updated in place.
-
-        Returns:
-            Scaled rewards, [T, N] float64 on the device of the statistics.
-        """
-        std = self.update_each(discounted_sum(reward, done, discounted, self.gamma))
-        return (reward.to(std.device) / std[:, None]).clamp(-self.clip, self.clip)

@@ -15,6 +15,7 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import ObservationNormalizer, RewardScaler
+from ppo_lightning.models.tensor_statistics import scale, update_and_normalize
 from ppo_lightning.rollouts.collector import Precision
 from ppo_lightning.utils.finite import require_finite_rollout
 from ppo_lightning.utils.scans import discounted_sum
@@ -26,9 +27,9 @@ class TorchRLCollector(BaseCollector):
     """Collector of rollouts [N, T] from any TorchRL environment, transforms included.
 
     A rollout holds the keys of :class:`RolloutCollector` with the same values, and the other keys of the
-    environment. Tensors stay on the environment's device. Only acting, normalization of observations and clipping of
-    actions happen at each step. The rest is computed once per rollout: checks for non-finite values, sums
-    along episodes and scaling of rewards.
+    environment. Rollouts stay on the device of the environment. Only acting, normalization of observations
+    and clipping of actions happen at each step. The rest is computed once per rollout: checks for non-finite
+    values, sums along episodes and scaling of rewards.
 
     The environment keeps raw observations and received actions in its own TensorDict, so that a stateless
     environment may compute the next state from them. The rollout stores normalized observations and drawn
@@ -158,7 +159,7 @@ class TorchRLCollector(BaseCollector):
             if moments is None:
                 self._observation = self._normalize(first)
             else:
-                (self._observation,) = moments.update_and_normalize([first.to(agent.device)])
+                (self._observation,) = update_and_normalize(moments, [first.to(agent.device)])
         for _ in range(self.num_steps):
             self._watch.step_begins()
             noise = None
@@ -222,7 +223,7 @@ class TorchRLCollector(BaseCollector):
             sums = discounted_sum(increments, done, self._episode[key])
             following[key] = sums.T.reshape(shape).to(self._device, dtype)
         if self.reward_scaler is not None:
-            scaled = self.reward_scaler.scale(reward, done, self._discounted)
+            scaled = scale(self.reward_scaler, reward, done, self._discounted)
             following["reward"] = scaled.T.reshape(shape).to(self._device, torch.float32)
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -284,10 +285,10 @@ def _normalize_step(
         Both normalized, each [N, ...]: the observations to act on, and the next observations.
     """
     if not done.any():
-        (normalized,) = moments.update_and_normalize([raw])
+        (normalized,) = update_and_normalize(moments, [raw])
         return normalized, normalized
     done = done.to(raw.device)
-    following, begun = moments.update_and_normalize([raw, fresh[done]])
+    following, begun = update_and_normalize(moments, [raw, fresh[done]])
     observation = following.clone()
     observation[done] = begun
     return observation, following
