@@ -9,23 +9,75 @@ from ppo_lightning.models.normalizers import EPSILON, Moments, ObservationNormal
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.scans import discounted_sum
 
-TensorSummary = tuple[Tensor | float, Tensor, Tensor]  # size, mean, sum of squared deviations
+TensorSummary = tuple[float, Tensor, Tensor]  # size, mean, sum of squared deviations
 
 
-def merge(moments: Moments, size: Tensor | float, mean: Tensor, m2: Tensor) -> None:
-    """Merge a batch, given its size, mean and sum of squared deviations.
+class TensorMoments:
+    """Tensor version of :class:`~ppo_lightning.models.normalizers.ArrayMoments`, for observations.
 
     Args:
-        moments: Statistics, updated in place.
-        size: Number of rows. It may be 0 only if the statistics have data.
-        mean: Mean of the rows.
-        m2: Sum of squared deviations of the rows.
+        normalizer: Normalizer whose statistics are copied. They lie on its device.
+
+    Example:
+        >>> normalizer = ObservationNormalizer((1,))
+        >>> moments = TensorMoments(normalizer)
+        >>> moments.update_and_normalize([torch.tensor([[1.0], [3.0]])])
+        [tensor([[-1.],
+                [ 1.]])]
+        >>> moments.store()
+        >>> normalizer.mean.item()
+        2.0
     """
-    old_count = moments.count.clone()
-    moments.count += size
-    delta = mean - moments.mean
-    moments.mean += delta * (size / moments.count)
-    moments.m2 += m2 + delta.square() * (old_count * size / moments.count)
+
+    def __init__(self, normalizer: ObservationNormalizer) -> None:
+        self.normalizer = normalizer
+        self.count = normalizer.count.item()
+        self.mean = normalizer.mean.clone()
+        self.m2 = normalizer.m2.clone()
+
+    def store(self) -> None:
+        """Store the statistics in the normalizer."""
+        self.normalizer.count.fill_(self.count)
+        self.normalizer.mean.copy_(self.mean)
+        self.normalizer.m2.copy_(self.m2)
+
+    def merge(self, size: float, mean: Tensor, m2: Tensor) -> None:
+        """Merge a batch, given its size, mean and sum of squared deviations."""
+        old_count = self.count
+        self.count = old_count + size
+        delta = mean - self.mean
+        self.mean.add_(delta, alpha=size / self.count)
+        self.m2.add_(m2).addcmul_(delta, delta, value=old_count * size / self.count)
+
+    def normalize(self, observation: Tensor) -> Tensor:
+        """Normalize raw observations [B, ...] to float32 on their device."""
+        std = self.m2.div(self.count).add_(EPSILON).sqrt_()
+        clip = self.normalizer.clip
+        scaled = (observation.to(self.mean.device) - self.mean).div_(std).clamp_(-clip, clip)
+        normalized = scaled.float().to(observation.device)
+        for excluded in self.normalizer.leave:
+            normalized[..., excluded] = observation[..., excluded]
+        return normalized
+
+    def update_and_normalize(self, batches: Sequence[Tensor]) -> list[Tensor]:
+        """Merge each batch of all ranks into the statistics, then normalize it.
+
+        With several ranks this is a collective, as
+        :meth:`~ppo_lightning.models.normalizers.ObservationNormalizer.normalize_arrays` is.
+
+        Args:
+            batches: Raw observations, each [B, ...]: those of a step and optionally those after resets.
+
+        Returns:
+            Normalized batches, each [B, ...] float32 on its device.
+        """
+        summaries = summarize([batch.to(self.mean.device).double() for batch in batches])
+        normalized = []
+        for i, summary in enumerate(summaries):
+            self.merge(*summary)
+            if i < len(batches):
+                normalized.append(self.normalize(batches[i]))
+        return normalized
 
 
 def update_each(moments: Moments, batches: Tensor) -> Tensor:
@@ -64,7 +116,7 @@ def summarize(batches: Sequence[Tensor]) -> list[TensorSummary]:
         batches: One or two batches of this rank, [B, ...] float64.
 
     Returns:
-        One summary per batch on a single rank. With several ranks two, of which the second may be empty.
+        One summary per batch, the second one only if a rank has it.
     """
     local: list[TensorSummary] = []
     for batch in batches:
@@ -80,29 +132,8 @@ def summarize(batches: Sequence[Tensor]) -> list[TensorSummary]:
     totals = sizes.sum(dim=0)
     pooled = (sizes * means).sum(dim=0) / totals.clamp(min=1)
     deviations = (m2s + sizes * (means - pooled).square()).sum(dim=0)
-    return [(totals[i].flatten()[0], pooled[i], deviations[i]) for i in range(2)]
-
-
-def update_and_normalize(normalizer: ObservationNormalizer, batches: Sequence[Tensor]) -> list[Tensor]:
-    """Merge each batch of all ranks into the statistics, then normalize it.
-
-    This is the tensor version of :meth:`ObservationNormalizer.normalize_arrays`, and with several ranks a
-    collective.
-
-    Args:
-        normalizer: Statistics, updated in place.
-        batches: Raw observations, each [B, ...]: those of a step and optionally those after resets.
-
-    Returns:
-        Normalized batches, each [B, ...] float32 on its device.
-    """
-    summaries = summarize([batch.to(normalizer.mean.device).double() for batch in batches])
-    normalized = []
-    for i, summary in enumerate(summaries):
-        merge(normalizer, *summary)
-        if i < len(batches):
-            normalized.append(normalizer(batches[i]))
-    return normalized
+    counts = totals.flatten(1)[:, 0].tolist()
+    return [(counts[i], pooled[i], deviations[i]) for i in range(2) if counts[i]]
 
 
 def scale(scaler: RewardScaler, reward: Tensor, done: Tensor, discounted: Tensor) -> Tensor:

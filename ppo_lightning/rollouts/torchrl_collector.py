@@ -1,6 +1,5 @@
 """The rollout collector for TorchRL environments and for environments with TorchRL transforms."""
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,8 +13,8 @@ from torchrl.data import Bounded
 from torchrl.envs import EnvBase
 
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import ObservationNormalizer, RewardScaler
-from ppo_lightning.models.tensor_statistics import scale, update_and_normalize
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.models.tensor_statistics import TensorMoments, scale
 from ppo_lightning.rollouts.collector import Precision
 from ppo_lightning.utils.finite import require_finite_rollout
 from ppo_lightning.utils.scans import discounted_sum
@@ -114,7 +113,7 @@ class TorchRLCollector(BaseCollector):
         """
         normalizer = self.agent.normalizer
         # A copy: the agent's statistics change only when the whole rollout is known to be finite.
-        moments = None if normalizer is None or self.deterministic else copy.deepcopy(normalizer)
+        moments = None if normalizer is None or self.deterministic else TensorMoments(normalizer)
         steps: list[TensorDictBase] = []
         try:
             outputs = self._walk(moments, steps)
@@ -126,8 +125,8 @@ class TorchRLCollector(BaseCollector):
             self._watch.stop()
         rollout = _stacked(steps)
         self._require_finite(rollout)
-        if normalizer is not None and moments is not None:
-            normalizer.load_state_dict(moments.state_dict())
+        if moments is not None:
+            moments.store()
         for key in outputs[0]:
             rollout[key] = torch.stack([output[key] for output in outputs], dim=1).to(self._device)
         if moments is None:
@@ -137,9 +136,7 @@ class TorchRLCollector(BaseCollector):
         self._frames += self.requested_frames_per_batch
         return rollout
 
-    def _walk(
-        self, moments: ObservationNormalizer | None, steps: list[TensorDictBase]
-    ) -> list[dict[Any, Tensor]]:
+    def _walk(self, moments: TensorMoments | None, steps: list[TensorDictBase]) -> list[dict[Any, Tensor]]:
         """Step the environments through a rollout.
 
         Args:
@@ -152,14 +149,13 @@ class TorchRLCollector(BaseCollector):
         """
         agent = self.agent
         outputs: list[dict[Any, Tensor]] = []
-        # detail 1
         if self._carrier is None or self._observation is None:
             self._carrier = self.env.reset()
             first = self._carrier["observation"]
             if moments is None:
                 self._observation = self._normalize(first)
             else:
-                (self._observation,) = update_and_normalize(moments, [first.to(agent.device)])
+                (self._observation,) = moments.update_and_normalize([first.to(agent.device)])
         for _ in range(self.num_steps):
             self._watch.step_begins()
             noise = None
@@ -188,7 +184,6 @@ class TorchRLCollector(BaseCollector):
                 fresh = self._carrier["observation"].to(agent.device)
                 self._observation, output["next", "observation"] = _normalize_step(moments, raw, fresh, done)
             if memory is not None:
-                # detail 34
                 self._memory = memory.masked_fill(done[:, None].to(memory.device), 0)
         return outputs
 
@@ -270,7 +265,7 @@ class TorchRLCollector(BaseCollector):
 
 
 def _normalize_step(
-    moments: ObservationNormalizer, raw: Tensor, fresh: Tensor, done: Tensor
+    moments: TensorMoments, raw: Tensor, fresh: Tensor, done: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Normalize the observations of a step by the statistics up to that step.
 
@@ -285,10 +280,10 @@ def _normalize_step(
         Both normalized, each [N, ...]: the observations to act on, and the next observations.
     """
     if not done.any():
-        (normalized,) = update_and_normalize(moments, [raw])
+        (normalized,) = moments.update_and_normalize([raw])
         return normalized, normalized
     done = done.to(raw.device)
-    following, begun = update_and_normalize(moments, [raw, fresh[done]])
+    following, begun = moments.update_and_normalize([raw, fresh[done]])
     observation = following.clone()
     observation[done] = begun
     return observation, following
