@@ -1,8 +1,8 @@
 """Measure the cost of our collector for TorchRL environments over TorchRL's bare Collector.
 
 `python benchmarks/transforms.py [--workloads NAME ...] [--repeats 50] [--json PATH]` collects rollouts with
-both in alternation, in one process: the same environments, transforms and policy, with one PyTorch thread. The
-bare Collector neither checks for non-finite values nor sums along episodes, clips, normalizes or scales.
+both in alternation, in one process with one PyTorch thread: the same environments, transforms and policy.
+The bare Collector neither checks for non-finite values nor sums along episodes, clips, normalizes or scales.
 The cost is the median over the repeats: 5 % means that a step takes 1.05 times as long.
 """
 
@@ -52,7 +52,7 @@ class PointMass(EnvBase):
     def _flags(self) -> dict[str, torch.Tensor]:
         return {key: torch.zeros(*self.batch_size, 1, dtype=torch.bool) for key in ("done", "terminated")}
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs) -> TensorDictBase:
+    def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
         fresh = torch.randn(*self.batch_size, 2)
         resets = None if tensordict is None else tensordict.get("_reset", None)
         self.state = fresh if resets is None else torch.where(resets, fresh, self.state)

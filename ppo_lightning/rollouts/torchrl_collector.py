@@ -16,7 +16,7 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.models.tensor_statistics import TensorMoments, scale
 from ppo_lightning.rollouts.collector import Precision
-from ppo_lightning.utils.finite import require_finite_rollout
+from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import discounted_sum
 from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.utils.watch import StepWatch
@@ -195,15 +195,19 @@ class TorchRLCollector(BaseCollector):
         return action if self._bounds is None else action.clamp(*self._bounds)
 
     def _require_finite(self, rollout: TensorDictBase) -> None:
-        steps_before = self._frames // self.env.batch_size[0]
-        first_env = self._rows.start
-        # Observations first: actions, and hence rewards, follow from them.
-        require_finite_rollout("observation", rollout["next", "observation"], steps_before, first_env)
-        require_finite_rollout("observation", rollout["observation"], steps_before, first_env)
-        if self._carrier is not None:
-            fresh = self._carrier["observation"].unsqueeze(1)
-            require_finite_rollout("observation", fresh, steps_before + rollout.shape[1], first_env)
-        require_finite_rollout("reward", rollout["next", "reward"], steps_before, first_env)
+        """Check a rollout [N, T] on its device; only a failure is located step by step."""
+        assert self._carrier is not None
+        observation = rollout["observation"]
+        following = rollout["next", "observation"]
+        reward = rollout["next", "reward"]
+        fresh = self._carrier["observation"]
+        if all(_is_finite(values) for values in (observation, following, reward, fresh)):
+            return
+        step = self._frames // self.env.batch_size[0]
+        for t in range(rollout.shape[1]):
+            for key, values in (("observation", observation), ("observation", following), ("reward", reward)):
+                require_finite(key, values[:, t].numpy(force=True), step + t, self._rows.start)
+        require_finite("observation", fresh.numpy(force=True), step + rollout.shape[1], self._rows.start)
 
     def _add_episodes(self, following: TensorDictBase) -> None:
         """Add sums along episodes to ``next`` [N, T], and scale the rewards."""
@@ -287,6 +291,10 @@ def _normalize_step(
     observation = following.clone()
     observation[done] = begun
     return observation, following
+
+
+def _is_finite(values: Tensor) -> bool:
+    return not values.is_floating_point() or bool(values.isfinite().all())
 
 
 def _stacked(steps: list[TensorDictBase]) -> TensorDictBase:

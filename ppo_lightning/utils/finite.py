@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ppo_lightning.errors import NonFiniteError
 
@@ -34,27 +33,6 @@ def require_finite(
         step += int(index[1])
     raise NonFiniteError(
         f"The {key} of environment {first_env + env} is {values[tuple(index)]} at its step {step}."
-    )
-
-
-def require_finite_rollout(key: str, values: Tensor, step: int, first_env: int = 0) -> None:
-    """Raise an error if a rollout is non-finite.
-
-    Args:
-        key: Name of the values, for example ``reward``.
-        values: Values, [N, T, ...].
-        step: Number of steps that each environment made before the rollout.
-        first_env: Global index of the first environment.
-
-    Raises:
-        NonFiniteError: A value is NaN or infinite. The message names key, environment and step.
-    """
-    if not values.is_floating_point() or values.isfinite().all():
-        return
-    index = tuple((~values.isfinite()).nonzero()[0].tolist())
-    raise NonFiniteError(
-        f"The {key} of environment {first_env + index[0]} is {values[index].item()} at its step"
-        f" {step + index[1]}."
     )
 
 
