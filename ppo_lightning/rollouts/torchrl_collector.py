@@ -220,10 +220,10 @@ class TorchRLCollector(BaseCollector):
             ("step_count", torch.ones_like(reward), torch.int64),
         ):
             sums = discounted_sum(increments, done, self._episode[key])
-            following[key] = sums.T.reshape(shape).to(self._device, dtype)
+            following[key] = sums.T.reshape(shape).to(dtype).to(self._device)
         if self.reward_scaler is not None:
             scaled = scale(self.reward_scaler, reward, done, self._discounted)
-            following["reward"] = scaled.T.reshape(shape).to(self._device, torch.float32)
+            following["reward"] = scaled.T.reshape(shape).float().to(self._device)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield the remaining rollouts of the run.
