@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ppo_lightning import PPO, CNNAgent, MLPAgent, RecurrentPPO
 from ppo_lightning.export.onnx import random_observations
 from ppo_lightning.models import heads
+from ppo_lightning.models.tensor_statistics import TensorMoments, scale
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space
 from tests.spaces.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
@@ -106,12 +107,27 @@ def make(agent_class, observations, actions, options):
     return module, torch.from_numpy(random_observations(specs[0])[:ENVS])
 
 
+def look_at_statistics(device: str, module: PPO, raw: torch.Tensor) -> None:
+    """Update the statistics as the collector for TorchRL environments does, without the values of tensors."""
+    scaler = module.reward_scaler
+    flags = torch.zeros(STEPS, ENVS, dtype=torch.bool, device=device)
+    discounted = torch.zeros(ENVS, dtype=torch.float64, device=scaler.mean.device)
+    scaled = scale(scaler, torch.zeros(STEPS, ENVS, device=device), flags, discounted)
+    same_device(scaler.mean.device, scaled)
+    if module.agent.normalizer is not None:
+        with WholeSequences():
+            moments = TensorMoments(module.agent.normalizer)  # once per rollout
+        same_device(device, *moments.update_and_normalize([raw, raw[:1]]))
+        moments.store()
+
+
 def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
     """Act, play and explain; compute advantages, losses and the statistics of an evaluation."""
     agent, recurrent = module.to(device).agent, module.takes_memory
     raw, memory = raw.to(device), agent.initial_memory(ENVS)
     noise = agent.noise((ENVS,)).to(device)
     observation = agent.normalize(raw)
+    look_at_statistics(device, module, raw)
     same_device(device, observation, *agent.play(raw, memory), *agent.explain(raw, memory))
     action, log_prob, value, after = agent.act(observation, noise, memory)
     same_device(device, action, log_prob, value, after, agent.value(observation, memory))

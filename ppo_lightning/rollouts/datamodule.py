@@ -32,7 +32,12 @@ IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks li
 
 
 class CollectorInputs(NamedTuple):
-    """What a LightningModule gives the data module to collect with, by its method ``collector_inputs``."""
+    """Inputs of a collector, which the LightningModule's method ``collector_inputs`` returns.
+
+    Attributes:
+        agent: The agent.
+        reward_scaler: Scales the rewards. None: no scaling.
+    """
 
     agent: ActorCritic
     reward_scaler: RewardScaler | None
@@ -41,8 +46,8 @@ class CollectorInputs(NamedTuple):
 class RolloutDataModule(L.LightningDataModule):
     """Data module: rollouts for training, whole episodes for evaluation, observations for ``predict``.
 
-    One rollout is one batch is one PPO iteration. The seed is Lightning's
-    (``seed_everything``). Nothing is started before a stage needs it.
+    One rollout is one batch is one PPO iteration. The seed is that of ``lightning.seed_everything``.
+    Environments start when a stage first needs them.
 
     Args:
         env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or
@@ -56,7 +61,7 @@ class RolloutDataModule(L.LightningDataModule):
         rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
             function.
-        transforms: TorchRL transforms to apply; collection then goes through TorchRL's own, slower collector.
+        transforms: TorchRL transforms to apply. Each step then takes longer, see ``TorchRLCollector``.
         eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch
             size [N] plays N.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
@@ -95,15 +100,20 @@ class RolloutDataModule(L.LightningDataModule):
         require_maker(env_id)
         super().__init__()
         self.save_hyperparameters()
-        # Objects have no place in a checkpoint; given through the command line they are plain data already.
+        # A checkpoint holds plain data, as the command line gives it, and no objects.
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
         self.factory = EnvFactory(self.env_id, backend, env_kwargs or {}, tuple(transforms or ()))
-        self.backend, self.num_steps, self.total_timesteps = backend, num_steps, total_timesteps
-        self.eval_episodes, self.rollouts_per_epoch = eval_episodes, rollouts_per_epoch
-        self.local_num_envs, self.predict_observations = local_num_envs, predict_observations
-        self.step_timeout, self.max_restarts = step_timeout, max_restarts
+        self.backend = backend
+        self.num_steps = num_steps
+        self.total_timesteps = total_timesteps
+        self.rollouts_per_epoch = rollouts_per_epoch
+        self.eval_episodes = eval_episodes
+        self.predict_observations = predict_observations
+        self.local_num_envs = local_num_envs
+        self.step_timeout = step_timeout
+        self.max_restarts = max_restarts
         self._count(local_num_envs or num_envs)
         self.seed = 1
         self.collector: BaseCollector | None = None
@@ -113,11 +123,13 @@ class RolloutDataModule(L.LightningDataModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the data module of a checkpoint; settings that name code must be among ``kwargs``."""
+        """Build the data module of a checkpoint. Settings that name code must be among ``kwargs``."""
         return cls(**data_settings(checkpoint_path, kwargs))
 
     def _count(self, num_envs: int) -> None:
-        self.num_envs, self.frames_per_rollout = num_envs, num_envs * self.num_steps  # of all ranks
+        """Set the sizes of all ranks together."""
+        self.num_envs = num_envs
+        self.frames_per_rollout = num_envs * self.num_steps
         self.num_rollouts = self.total_timesteps // self.frames_per_rollout
         if not self.num_rollouts:
             raise ConfigError(
@@ -127,8 +139,8 @@ class RolloutDataModule(L.LightningDataModule):
             )
 
     def setup(self, stage: str) -> None:
-        """Share rank 0's seed: every rank draws what all ranks need and keeps its own part."""
-        self._close()  # what a run that was interrupted left
+        """Share rank 0's seed, from which every rank draws the noise of all ranks."""
+        self._close()  # after an interrupted run
         assert self.trainer is not None
         local = self.local_num_envs
         self._count(self.num_envs if local is None else local * self.trainer.world_size)
@@ -177,7 +189,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self.trainer.lightning_module.collector_inputs()  # type: ignore[operator]
 
     def train_dataloader(self) -> RolloutLoader:
-        """Return a loader whose epochs are stretches of one run; it collects each rollout on demand."""
+        """Return the loader of the run, which collects each rollout on demand."""
         assert self.trainer is not None
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
             inputs = self._collector_inputs()
@@ -198,9 +210,9 @@ class RolloutDataModule(L.LightningDataModule):
         return RolloutLoader(self.collector, self.rollouts_per_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the collector's state and, where they can be resumed, the running episodes of all ranks.
+        """Return the state of the collector and, if they can be resumed, the running episodes of all ranks.
 
-        All ranks call it together.
+        This is a collective.
         """
         if self.collector is None:  # before or after a fit
             return {"backend": self.backend, "collector": None, "running": None}
@@ -216,7 +228,8 @@ class RolloutDataModule(L.LightningDataModule):
     def _resume(self) -> None:
         assert self.trainer is not None
         assert self.collector is not None
-        saved, self._saved = self._saved, {}
+        saved = self._saved
+        self._saved = {}
         if saved.get("collector") is not None:
             self.collector.load_state_dict(saved["collector"])
         running = saved.get("running") if saved.get("backend") == self.backend else None
@@ -234,11 +247,10 @@ class RolloutDataModule(L.LightningDataModule):
         """Check that a run can be resumed with these settings.
 
         Args:
-            checkpoint: Of that run.
+            checkpoint: Checkpoint of that run.
 
         Raises:
-            ConfigError: It has another environment, or rollouts of another size, which its schedules cannot
-                count.
+            ConfigError: The environment or the size of a rollout differs. The schedules count rollouts.
         """
         source = checkpoint["datamodule_hyper_parameters"]
         if source["backend"] == self.hparams["backend"] and source["env_id"] != self.hparams["env_id"]:
@@ -246,11 +258,11 @@ class RolloutDataModule(L.LightningDataModule):
                 f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is"
                 f" {self.hparams['env_id']}: keep it, or start a new run."
             )
-        was, now = checkpoint["frames_per_rollout"], self.frames_per_rollout
-        if was != now:
+        saved = checkpoint["frames_per_rollout"]
+        if saved != self.frames_per_rollout:
             raise ConfigError(
-                f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {was}, and now"
-                f" it is {now}: keep it, or start a new run."
+                f"The checkpoint (ckpt_path) is of a run with data.num_envs * data.num_steps = {saved}, and"
+                f" now it is {self.frames_per_rollout}: keep it, or start a new run."
             )
 
     def val_dataloader(self) -> EvaluationLoader:
@@ -269,7 +281,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Return the observations of the file ``predict_observations``, in batches.
 
         Raises:
-            ConfigError: No file was given, it does not exist, or it does not hold numbers.
+            ConfigError: The file is missing or does not hold numbers.
         """
         if self.predict_observations is None:
             raise ConfigError(
@@ -318,9 +330,7 @@ def _plain(value: Any) -> Any:
         return [_plain(entry) for entry in value]
     if isinstance(value, functools.partial):
         return _plain(value.func)
-    if (
-        callable(value) and type(value).__repr__ is object.__repr__
-    ):  # it would show an address, another in each process
+    if callable(value) and type(value).__repr__ is object.__repr__:  # shows an address, which changes
         value = type(value)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"

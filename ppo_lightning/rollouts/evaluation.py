@@ -14,15 +14,15 @@ from ppo_lightning.rollouts.make_collector import make_collector
 MAX_EPISODE_STEPS = 30_000
 
 
-@torch.random.fork_rng(devices=[])  # TorchRL's collector draws from the global generator
+@torch.random.fork_rng(devices=[])  # a TorchRL environment may draw from the global generator
 def evaluate(
     agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout: float | None = None
 ) -> TensorDictBase:
     """Play one whole episode in each environment with the most probable actions.
 
-    Every environment counts once, so that short episodes are not over-represented. Nothing in the agent, and
-    no random number generator of PyTorch, changes. An episode that has not ended after 30 000 steps counts as
-    it stands then, with a warning.
+    Every environment counts once, so that short episodes are not over-represented. The agent and PyTorch's
+    random number generators do not change. An episode that has not ended after 30 000 steps counts with the
+    return and the length so far, with a warning.
 
     Args:
         agent: The agent.
@@ -37,7 +37,7 @@ def evaluate(
     episodes = no_episodes(env.batch_size[0])
     playing = torch.ones(env.batch_size, dtype=torch.bool)
     for played, rollout in enumerate(collector, start=1):
-        following = rollout["next"]
+        following = rollout["next"].select("episode_done", *episodes.keys()).cpu()
         done = following["episode_done"].squeeze(-1)
         last = done.int().argmax(dim=1, keepdim=True)  # the first step that ended an episode, [N, 1]
         ended = playing & done.any(dim=1)
@@ -76,11 +76,11 @@ def episode_statistics(prefix: str, episodes: Mapping[str, torch.Tensor]) -> dic
 
 
 class EvaluationLoader:
-    """What ``validate`` and ``test`` iterate over: a single batch, the episodes of :func:`evaluate`.
+    """Loader of one batch for ``validate`` and ``test``: the episodes of :func:`evaluate`.
 
     Args:
-        factory: Makes fresh environments.
-        agent: Plays them.
+        factory: Factory of the environments.
+        agent: The agent.
         num_episodes: Number of episodes; 0 on a rank that has none.
         first_env: Global index of the first environment.
         seed: The run's seed.
@@ -96,8 +96,12 @@ class EvaluationLoader:
         seed: int = 1,
         step_timeout: float | None = None,
     ) -> None:
-        self.factory, self.agent, self.step_timeout = factory, agent, step_timeout
-        self.num_episodes, self.first_env, self.seed = num_episodes, first_env, seed
+        self.factory = factory
+        self.agent = agent
+        self.num_episodes = num_episodes
+        self.first_env = first_env
+        self.seed = seed
+        self.step_timeout = step_timeout
 
     def __len__(self) -> int:
         return 1
@@ -115,6 +119,6 @@ class EvaluationLoader:
 
 
 def no_episodes(count: int) -> TensorDict:
-    """Return results [count] of episodes that have not begun."""
+    """Return zero returns and lengths of episodes, batch size [count]."""
     results = {"episode_reward": torch.zeros(count), "step_count": torch.zeros(count, dtype=torch.int64)}
     return TensorDict(results, batch_size=[count])

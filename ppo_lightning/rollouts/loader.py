@@ -9,14 +9,14 @@ from torchrl.collectors import BaseCollector
 
 
 class RolloutLoader:
-    """The rollouts of a run, one epoch after the other.
+    """Loader of a run's rollouts, one epoch after the other.
 
     The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before
     update t. The last epoch may be shorter: PPO stops the run after its last rollout.
 
     Args:
-        collector: Collects all rollouts of the run; episodes continue from one epoch to the next.
-        rollouts_per_epoch: Rollouts in an epoch; the whole run if it has fewer.
+        collector: Collector of all rollouts of the run. Episodes continue from one epoch to the next.
+        rollouts_per_epoch: Number of rollouts in an epoch. A shorter run is one epoch.
     """
 
     def __init__(self, collector: BaseCollector, rollouts_per_epoch: int) -> None:
@@ -31,10 +31,10 @@ class RolloutLoader:
         return itertools.islice(self._rollouts, self._length)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: Lightning restores a loader's state in the middle of an epoch only.
+        """Return an empty state, because the data module saves the state of the collector.
 
-        The data module holds the collector's. Without the method, Lightning warns that the loader cannot be
-        resumed.
+        Lightning restores a loader's state in the middle of an epoch only. Without this method, Lightning
+        warns that the loader cannot be resumed.
         """
         return {}
 

@@ -1,24 +1,10 @@
-"""Choose the collector: the fast one for natively batched environments, otherwise TorchRL's own."""
+"""Choose the collector for an environment."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-from tensordict import TensorDictBase
-from torchrl.collectors import BaseCollector, Collector
-from torchrl.data import Bounded
-from torchrl.envs import (
-    Compose,
-    DoubleToFloat,
-    EnvBase,
-    InitTracker,
-    RewardSum,
-    StepCounter,
-    Transform,
-    TransformedEnv,
-)
-from torchrl.envs.utils import ExplorationType
+from torchrl.collectors import BaseCollector
+from torchrl.envs import EnvBase, TransformedEnv
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError
@@ -26,29 +12,7 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import Precision, RolloutCollector
 from ppo_lightning.rollouts.storage import check_memory
-from ppo_lightning.rollouts.transforms import (
-    ClipAction,
-    EpisodeDone,
-    NormalizeObservation,
-    RequireFinite,
-    ScaleReward,
-)
-from ppo_lightning.utils.seeding import derive_seed
-
-
-class TorchRLCollector(Collector):
-    """TorchRL's collector, with an error where an environment raises ``SystemExit``: the run is not over."""
-
-    def iterator(self) -> Iterator[TensorDictBase]:
-        """Yield rollouts.
-
-        Raises:
-            RuntimeError: An environment raised ``SystemExit``.
-        """
-        try:
-            yield from super().iterator()
-        except SystemExit as error:
-            raise RuntimeError(f"An environment of data.env_id raised {error!r}.") from error
+from ppo_lightning.rollouts.torchrl_collector import TorchRLCollector
 
 
 def make_collector(
@@ -67,83 +31,34 @@ def make_collector(
     """Choose the collector for an environment of batch size [N].
 
     Args:
-        env: Natively batched environments get :class:`RolloutCollector`, any other TorchRL environment (one
-            with transforms, say) TorchRL's own ``Collector``: slower, with the same keys out.
-        agent: Acts.
+        env: Natively batched environments get :class:`RolloutCollector`. Any other TorchRL environment, with
+            transforms for example, gets :class:`TorchRLCollector`, which is slower and yields the same keys.
+        agent: The agent.
         num_steps: T.
-        num_rollouts: How many rollouts make the run; None: no end.
-        deterministic: Always take the most probable action, and leave the agent's statistics as they are.
-        reward_scaler: Scales the rewards; None: they are stored as they are.
-        seed: The run's seed; the action noise derives its own.
-        first_env: As for :class:`RolloutCollector`.
-        total_envs: As for :class:`RolloutCollector`.
-        precision: As for :class:`RolloutCollector`.
-        step_timeout: As for :class:`RolloutCollector`; TorchRL's collector does not watch.
+        num_rollouts: As for :class:`RolloutCollector`, as the following.
+        deterministic: Choose the most probable actions, and do not update the agent's statistics.
+        reward_scaler: Scales the rewards; None: no scaling.
+        seed: The run's seed.
+        first_env: Global index of the first environment.
+        total_envs: Number of environments of all ranks.
+        precision: Makes the context in which the agent acts.
+        step_timeout: Seconds after which a hung step terminates the process.
 
     Raises:
-        ConfigError: An Atari game has transforms; or an agent with running statistics would share them with
-            other ranks through TorchRL's collector; or a rollout would not fit into memory.
+        ConfigError: An Atari game has transforms, or a rollout would not fit into memory.
     """
     observation = env.observation_spec_unbatched["observation"]
     state_size = 0 if agent.memory is None else agent.memory.state_size
     observations = 2 * observation.shape.numel() * observation.dtype.itemsize  # before and after the step
     small = 64  # actions, rewards, values, flags
     check_memory(env.batch_size[0], num_steps, observations + 4 * state_size + small)
+    options = (deterministic, reward_scaler, first_env, total_envs, precision, step_timeout)
     if isinstance(env, BatchedEnv):
-        options = (deterministic, reward_scaler, first_env, total_envs, precision, step_timeout)
         return RolloutCollector(env, agent, num_steps, num_rollouts, seed, *options)
     base: Any = env.base_env if isinstance(env, TransformedEnv) else env
     if isinstance(base, BatchedEnv) and base.episode_done is not None:
         raise ConfigError(
-            "data.transforms do not work with Atari games, whose lives and rewards TorchRL's collector would"
-            " take wrongly: leave them out; the preprocessing stands in data.env_kwargs."
+            "data.transforms do not work with Atari games, whose lives and clipped rewards they would count"
+            " as episodes and returns: remove them, and set the preprocessing in data.env_kwargs."
         )
-    num_envs = env.batch_size[0]
-    if agent.normalizer is not None and num_envs < (total_envs or 0):
-        raise ConfigError(
-            "model.agent.norm_obs works on several ranks with environments that are named by their id,"
-            " without data.transforms: elsewhere a rank cannot know when the others reset theirs."
-        )
-    transforms: list[Transform] = [
-        DoubleToFloat(),
-        RequireFinite(first_env),
-        EpisodeDone(),
-        RewardSum(),
-        StepCounter(),
-    ]
-    if agent.memory is not None:
-        transforms.append(InitTracker())
-    if agent.normalizer is not None:
-        transforms.append(NormalizeObservation(agent.normalizer, update=not deterministic))
-    if reward_scaler is not None:
-        transforms.append(ScaleReward(reward_scaler))
-    if isinstance(spec := env.action_spec_unbatched, Bounded) and spec.dtype.is_floating_point:
-        transforms.append(ClipAction(spec.space.low, spec.space.high))
-    frames = num_envs * num_steps
-    device = agent.device
-    generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
-
-    def draw() -> torch.Tensor:
-        return agent.noise((total_envs or num_envs,), generator)[first_env : first_env + num_envs]
-
-    memory = agent.initial_memory(num_envs)
-
-    def policy(tensordict: TensorDictBase) -> TensorDictBase:
-        nonlocal memory
-        if memory is not None:
-            tensordict["memory"] = memory.masked_fill(tensordict["is_init"], 0)
-        with precision():
-            acted = agent.act_on(tensordict, tensordict["observation"], draw)
-        memory = acted.get(("next", "memory"), None)
-        return acted
-
-    return TorchRLCollector(
-        TransformedEnv(env, Compose(*transforms)),
-        policy,
-        frames_per_batch=frames,
-        total_frames=-1 if num_rollouts is None else num_rollouts * frames,
-        policy_device=None if device.type == "cpu" else device,
-        exploration_type=ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM,
-        track_traj_ids=False,
-        auto_register_policy_transforms=False,
-    )
+    return TorchRLCollector(env, agent, num_steps, num_rollouts, seed, *options)

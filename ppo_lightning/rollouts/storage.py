@@ -1,4 +1,4 @@
-"""The memory that rollouts are collected into."""
+"""Preallocated storage of rollouts."""
 
 import math
 import os
@@ -17,11 +17,11 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
     shape = (env.num_envs, num_steps)
     specs = agent.rollout_keys(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
     observation = specs["observation"]
-    pinned = agent.device.type == "cuda"  # which copies such memory without a detour
+    pinned = agent.device.type == "cuda"  # CUDA copies pinned memory directly
 
     def empty(dtype: torch.dtype, *features: int) -> torch.Tensor:
-        # One step of all environments lies together: with thousands of them, a column of [N, T] is N cache
-        # misses.
+        # One step of all environments is contiguous: with thousands of environments, a column of [N, T] costs
+        # N cache misses.
         return torch.zeros(*shape[::-1], *features, dtype=dtype, pin_memory=pinned).transpose(0, 1)
 
     following = {
@@ -39,7 +39,7 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
         size = agent.memory.state_size
         keys["memory"] = torch.zeros(shape[0], 1, size).expand(*shape, size)  # one state, not T
         following["memory"] = empty(torch.float32, size)
-    # On the CPU, so that moving it there costs nothing.
+    # With a device, so that a move to the CPU costs nothing.
     return TensorDict(
         {**keys, "next": TensorDict(following, batch_size=shape)}, batch_size=shape, device="cpu"
     )
@@ -57,7 +57,7 @@ def episode_starts(rollout: TensorDictBase) -> Tensor:
 
 
 def check_memory(num_envs: int, num_steps: int, bytes_per_step: int) -> None:
-    """Refuse a rollout larger than the machine's memory, where the operating system tells its size.
+    """Refuse a rollout larger than the machine's memory, if the operating system reports this size.
 
     Raises:
         ConfigError: Names the sizes and both numbers of gigabytes.

@@ -46,6 +46,30 @@ def running_sum(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.nd
     return total
 
 
+def discounted_sum(steps: Tensor, done: Tensor, carry: Tensor, gamma: float = 1.0) -> Tensor:
+    """Compute the discounted sum over past steps, restarted after each episode end.
+
+    The device is that of ``carry``.
+
+    Args:
+        steps: Increment of each step, [T, N].
+        done: Whether the episode ends at each step, [T, N] bool.
+        carry: Sum before the first step, [N] float64; overwritten with the sum to pass to the next call.
+        gamma: Discount per step. 1: the cumulative sum.
+
+    Returns:
+        Sum up to and including each step, [T, N] float64.
+    """
+    done = done.to(carry.device)
+    backwards = steps.to(carry.device).flip(0).double()
+    backwards[-1] += gamma * carry
+    # Reversed time turns the scan into a sum over past steps.
+    add_following(backwards, gamma * (~done[:-1]).flip(0).double())
+    sums = backwards.flip(0)
+    carry.copy_(sums[-1].masked_fill(done[-1], 0))
+    return sums
+
+
 def before_breaks(broken: np.ndarray, done: np.ndarray) -> np.ndarray:
     """Mark the steps of episodes that end in a failure, up to and including the failed step.
 

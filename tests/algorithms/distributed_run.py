@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torchrl.envs import InitTracker
 
 import ppo_lightning
 from ppo_lightning import RecurrentPPO
@@ -141,6 +142,8 @@ if __name__ == "__main__":
         callbacks=[Preemption()],
     )
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
+    if options["transforms"]:
+        data["transforms"] = [InitTracker()]
     trainer.fit(module, ppo_lightning.RolloutDataModule(**data))
     result = {
         "weights": torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach(),

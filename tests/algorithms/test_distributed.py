@@ -25,6 +25,7 @@ DEFAULTS = {
     "model": {},
     "agent": {},
     "data": {},
+    "transforms": False,
     "rollouts": 3,
     "kl_of_ranks": None,
     "local": None,
@@ -113,6 +114,30 @@ def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, device
     torch.testing.assert_close(
         torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3
     )
+
+
+def test_ranks_with_transforms_do_what_one_rank_with_all_environments_does(tmp_path):
+    """All ranks merge the statistics of each step, whichever of them reset environments."""
+    options = HOPPER | {"transforms": True}
+    (one,) = run(tmp_path / "one", 1, **options)
+    assert one["statistics"]["agent.normalizer.count"] > 4 * (16 * 3 + 1), "environments were reset"
+    several = run(tmp_path / "several", 2, **options)
+    assert difference(several, one, "first") < 0.001
+    assert difference(several, one) < 0.01
+    for rank in several:
+        assert torch.equal(rank["weights"], several[0]["weights"])
+        assert rank["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-4)
+        assert rank["returns"] == pytest.approx(one["returns"], rel=1e-4)
+        for name, value in one["statistics"].items():
+            assert torch.equal(rank["statistics"][name], several[0]["statistics"][name]), name
+            torch.testing.assert_close(rank["statistics"][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_ranks_with_transforms_are_equal_past_rollout_10(tmp_path):
+    options = HOPPER | {"transforms": True, "rollouts": 12, "check_every": 10}
+    for rank in run(tmp_path / "run", 2, **options):
+        assert rank["env_steps"] == 4 * 16 * 12
+        assert rank["statistics"]["agent.normalizer.count"] > 4 * 16 * 12
 
 
 def test_ranks_with_a_memory_do_what_one_rank_does(tmp_path):

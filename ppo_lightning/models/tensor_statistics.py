@@ -1,0 +1,155 @@
+"""Running statistics on tensors, on the device of the statistics, with the numbers of the NumPy versions."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ppo_lightning.models.normalizers import EPSILON, Moments, ObservationNormalizer, RewardScaler
+from ppo_lightning.utils import collectives
+from ppo_lightning.utils.scans import discounted_sum
+
+TensorSummary = tuple[float, Tensor, Tensor]  # size, mean, sum of squared deviations
+
+
+class TensorMoments:
+    """Tensor version of :class:`~ppo_lightning.models.normalizers.ArrayMoments`, for observations.
+
+    Args:
+        normalizer: Normalizer whose statistics are copied. They lie on its device.
+
+    Example:
+        >>> normalizer = ObservationNormalizer((1,))
+        >>> moments = TensorMoments(normalizer)
+        >>> moments.update_and_normalize([torch.tensor([[1.0], [3.0]])])
+        [tensor([[-1.],
+                [ 1.]])]
+        >>> moments.store()
+        >>> normalizer.mean.item()
+        2.0
+    """
+
+    def __init__(self, normalizer: ObservationNormalizer) -> None:
+        self.normalizer = normalizer
+        self.count = normalizer.count.item()
+        self.mean = normalizer.mean.clone()
+        self.m2 = normalizer.m2.clone()
+
+    def store(self) -> None:
+        """Store the statistics in the normalizer."""
+        self.normalizer.count.fill_(self.count)
+        self.normalizer.mean.copy_(self.mean)
+        self.normalizer.m2.copy_(self.m2)
+
+    def merge(self, size: float, mean: Tensor, m2: Tensor) -> None:
+        """Merge a batch, given its size, mean and sum of squared deviations."""
+        old_count = self.count
+        self.count = old_count + size
+        delta = mean - self.mean
+        self.mean.add_(delta, alpha=size / self.count)
+        self.m2.add_(m2).addcmul_(delta, delta, value=old_count * size / self.count)
+
+    def normalize(self, observation: Tensor) -> Tensor:
+        """Normalize raw observations [B, ...] to float32 on their device."""
+        std = self.m2.div(self.count).add_(EPSILON).sqrt_()
+        clip = self.normalizer.clip
+        scaled = (observation.to(self.mean.device) - self.mean).div_(std).clamp_(-clip, clip)
+        normalized = scaled.float().to(observation.device)
+        for excluded in self.normalizer.leave:
+            normalized[..., excluded] = observation[..., excluded]
+        return normalized
+
+    def update_and_normalize(self, batches: Sequence[Tensor]) -> list[Tensor]:
+        """Merge each batch of all ranks into the statistics, then normalize it.
+
+        With several ranks this is a collective, as
+        :meth:`~ppo_lightning.models.normalizers.ObservationNormalizer.normalize_arrays` is.
+
+        Args:
+            batches: Raw observations, each [B, ...]: those of a step and optionally those after resets.
+
+        Returns:
+            Normalized batches, each [B, ...] float32 on its device.
+        """
+        summaries = summarize([batch.to(self.mean.device).double() for batch in batches])
+        normalized = []
+        for i, summary in enumerate(summaries):
+            self.merge(*summary)
+            if i < len(batches):
+                normalized.append(self.normalize(batches[i]))
+        return normalized
+
+
+def update_each(moments: Moments, batches: Tensor) -> Tensor:
+    """Merge batches of scalars of all ranks, one after the other.
+
+    Args:
+        moments: Statistics of scalars, updated in place.
+        batches: Batches of this rank, [T, B] float64 on the device of the statistics.
+
+    Returns:
+        Standard deviation after each batch, [T].
+    """
+    variances, means = torch.var_mean(batches, dim=1, correction=0)
+    gathered = collectives.gather(torch.stack([means, variances * batches.shape[1]]))  # [W, 2, T]
+    size = batches.shape[1] * len(gathered)
+    means = gathered[:, 0].mean(dim=0)
+    between = batches.shape[1] * (gathered[:, 0] - means).square().sum(dim=0)
+    old_counts = moments.count + size * torch.arange(len(batches), device=batches.device)
+    counts = old_counts + size
+    new_means = (moments.mean * moments.count + size * means.cumsum(0)) / counts
+    delta = means - torch.cat([moments.mean[None], new_means[:-1]])
+    increments = gathered[:, 1].sum(dim=0) + between + delta.square() * (old_counts * size / counts)
+    m2 = moments.m2 + increments.cumsum(0)
+    moments.count.copy_(counts[-1])
+    moments.mean.copy_(new_means[-1])
+    moments.m2.copy_(m2[-1])
+    return (m2 / counts + EPSILON).sqrt()
+
+
+def summarize(batches: Sequence[Tensor]) -> list[TensorSummary]:
+    """Summarize a step's batches over all ranks.
+
+    With several ranks this is a collective: a rank without resets participates, too.
+
+    Args:
+        batches: One or two batches of this rank, [B, ...] float64.
+
+    Returns:
+        One summary per batch, the second one only if a rank has it.
+    """
+    local: list[TensorSummary] = []
+    for batch in batches:
+        variance, mean = torch.var_mean(batch, dim=0, correction=0)
+        local.append((len(batch), mean, variance * len(batch)))
+    if collectives.world_size() == 1:
+        return local
+    flat = batches[0].new_zeros(2, 3, *batches[0].shape[1:])
+    for row, summary in zip(flat, local, strict=False):
+        for target, value in zip(row, summary, strict=True):
+            target[...] = value
+    sizes, means, m2s = collectives.gather(flat).unbind(dim=2)  # each [W, 2, ...]
+    totals = sizes.sum(dim=0)
+    pooled = (sizes * means).sum(dim=0) / totals.clamp(min=1)
+    deviations = (m2s + sizes * (means - pooled).square()).sum(dim=0)
+    counts = totals.flatten(1)[:, 0].tolist()
+    return [(counts[i], pooled[i], deviations[i]) for i in range(2) if counts[i]]
+
+
+def scale(scaler: RewardScaler, reward: Tensor, done: Tensor, discounted: Tensor) -> Tensor:
+    """Scale rewards, after merging the discounted returns of each step into the statistics.
+
+    This is the tensor version of :meth:`RewardScaler.scale_array`.
+
+    Args:
+        scaler: Statistics, updated in place.
+        reward: Rewards, [T, N].
+        done: ``terminated | truncated``, [T, N] bool.
+        discounted: Discounted return of each running episode before the first step, [N] float64 on the device
+            of the statistics. Updated in place.
+
+    Returns:
+        Scaled rewards, [T, N] float64 on the device of the statistics.
+    """
+    std = update_each(scaler, discounted_sum(reward, done, discounted, scaler.gamma))
+    return (reward.to(std.device) / std[:, None]).clamp(-scaler.clip, scaler.clip)

@@ -1,0 +1,237 @@
+"""The collector for TorchRL environments: tensors, user transforms, statistics and errors."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv, VecNormV2
+
+from ppo_lightning import MLPAgent, make_env
+from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.models.normalizers import ArrayMoments, Moments, ObservationNormalizer, RewardScaler
+from ppo_lightning.models.tensor_statistics import TensorMoments, scale, update_each
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.rollouts.torchrl_collector import TorchRLCollector
+from ppo_lightning.utils.scans import discounted_sum, running_sum
+
+
+class Walk(EnvBase):
+    """Stateless environment: adds the action to the observation that it is given; terminates beyond 3.
+
+    ``broken`` has the environment, the step and the key that is not finite there.
+    """
+
+    def __init__(self, num_envs=2, broken=None, raises_at=None):
+        super().__init__(batch_size=[num_envs])
+        self.observation_spec = Composite(observation=Unbounded((num_envs, 1)), shape=(num_envs,))
+        self.action_spec = Bounded(-1.0, 1.0, (num_envs, 1))
+        self.reward_spec = Unbounded((num_envs, 1))
+        self.broken, self.raises_at, self.life, self.received = broken, raises_at, 0, []
+
+    def observed(self, observation, key):
+        if self.broken is not None and self.broken[1:] == (self.life, key):
+            observation = observation.clone()
+            observation[self.broken[0]] = torch.nan
+        return observation
+
+    def _reset(self, tensordict=None, **kwargs):
+        observation = self.observed(torch.full((*self.batch_size, 1), 0.5), "reset")
+        flags = {key: torch.zeros(*self.batch_size, 1, dtype=torch.bool) for key in ("done", "terminated")}
+        return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
+
+    def _step(self, tensordict):
+        if self.life == self.raises_at:
+            raise ValueError("a simulator that refuses NaN")
+        self.received.append(tensordict["action"].clone())
+        observation = self.observed(tensordict["observation"] + tensordict["action"], "observation")
+        reward = self.observed(-observation.abs(), "reward")
+        self.life += 1
+        done = observation.abs() > 3
+        outcome = {"observation": observation, "reward": reward, "done": done, "terminated": done.clone()}
+        return TensorDict(outcome, batch_size=self.batch_size)
+
+    def _set_seed(self, seed):
+        pass
+
+
+def agent_of(env, **options):
+    torch.manual_seed(0)
+    return MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched, **options)
+
+
+def collector_of(env, num_steps=16, **options):
+    collector = make_collector(env, agent_of(env, **options), num_steps, reward_scaler=RewardScaler(0.9))
+    assert isinstance(collector, TorchRLCollector)
+    return collector
+
+
+# Statistics in tensors
+
+
+def test_tensors_and_arrays_normalize_alike():
+    rng = np.random.default_rng(0)
+    normalizer = ObservationNormalizer((3,), clip=2.0, leave=[slice(2, 3)])
+    tensors, arrays = TensorMoments(normalizer), normalizer.arrays()
+    for size in (4, 0, 1, 4, 3):
+        batches = [rng.normal(5, 3, (4, 3)).astype(np.float32)]
+        if size:
+            batches.append(rng.normal(-5, 1, (size, 3)).astype(np.float32))
+        got = tensors.update_and_normalize([torch.from_numpy(batch) for batch in batches])
+        expected = normalizer.normalize_arrays(arrays, batches, update=True)
+        for a, b in zip(got, expected, strict=True):
+            assert a.dtype == torch.float32
+            torch.testing.assert_close(a, torch.from_numpy(b).float())
+    assert tensors.count == arrays.count
+    np.testing.assert_allclose(tensors.mean, arrays.mean, rtol=1e-13)
+    np.testing.assert_allclose(tensors.m2, arrays.m2, rtol=1e-13)
+    assert normalizer.count == 0, "the module changes only with store"
+    tensors.store()
+    observation = torch.randn(5, 3)
+    torch.testing.assert_close(normalizer(observation), tensors.normalize(observation))
+
+
+def test_tensors_and_arrays_scale_rewards_alike():
+    rng = np.random.default_rng(0)
+    scaler = RewardScaler(gamma=0.8, clip=1.5)
+    arrays, running = scaler.arrays(), np.zeros(4)
+    discounted = torch.zeros(4, dtype=torch.float64)
+    for _ in range(3):
+        reward, done = rng.normal(1, 2, (16, 4)), rng.random((16, 4)) < 0.2
+        got = scale(scaler, torch.from_numpy(reward), torch.from_numpy(done), discounted)
+        np.testing.assert_allclose(got, scaler.scale_array(arrays, reward, done, running), rtol=1e-12)
+        np.testing.assert_allclose(discounted, running, rtol=1e-12)
+    assert (got.abs() == 1.5).any()
+    assert scaler.count == arrays.count
+    np.testing.assert_allclose(scaler.m2, arrays.m2, rtol=1e-12)
+
+
+def test_tensors_and_arrays_update_alike_from_a_single_environment():
+    batches = np.random.default_rng(0).normal(size=(9, 1))
+    moments, arrays = Moments(()), ArrayMoments(0.0, np.zeros(()), np.zeros(()))
+    np.testing.assert_allclose(
+        update_each(moments, torch.from_numpy(batches)), arrays.update_each(batches), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 50])
+def test_the_discounted_sum_without_a_discount_is_the_running_sum(num_steps):
+    rng = np.random.default_rng(0)
+    steps, done = rng.normal(size=(num_steps, 4)), rng.random((num_steps, 4)) < 0.2
+    carry = rng.normal(size=4)
+    tensor_carry = torch.from_numpy(carry.copy())
+    sums = discounted_sum(torch.from_numpy(steps), torch.from_numpy(done), tensor_carry)
+    np.testing.assert_allclose(sums, running_sum(steps, done, carry), atol=1e-12)
+    np.testing.assert_allclose(tensor_carry, carry, atol=1e-12)
+
+
+# Rollouts
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_obs": True}])
+def test_a_step_reads_no_tensor_into_numpy_or_python_lists(options, monkeypatch):
+    """On a GPU each of these calls would copy to the CPU and wait."""
+    collector = collector_of(TransformedEnv(Walk(), StepCounter(5)), **options)
+
+    def refuse(self, *args, **kwargs):
+        raise AssertionError("a tensor leaves its device")
+
+    for name in ("numpy", "__array__", "cpu", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    for _ in range(2):
+        rollout = collector.rollout()
+    assert rollout["next", "done"].any()
+
+
+@pytest.mark.parametrize("norm_obs", [False, True])
+def test_a_stateless_environment_gets_raw_observations_and_clipped_actions(norm_obs):
+    """Its next state follows from the observation, which the agent sees normalized."""
+    env = Walk()
+    collector = collector_of(env, norm_obs=norm_obs)
+    with torch.no_grad():
+        collector.agent.head.log_std.fill_(1.0)
+    rollout = collector.rollout()
+    received = torch.stack(env.received, dim=1)
+    assert torch.equal(received, rollout["action"].clamp(-1, 1))
+    assert (rollout["action"].abs() > 1).any(), "the drawn action is stored"
+    state = torch.full((2, 1), 0.5)
+    done = rollout["next", "done"]
+    for t in range(16):
+        state = state + received[:, t]
+        assert torch.equal(state.abs() > 3, done[:, t])
+        if not norm_obs:
+            assert torch.equal(rollout["next", "observation"][:, t], state)
+        state = torch.where(done[:, t], 0.5, state)
+    assert done.any()
+
+
+def test_transforms_of_the_user_keep_their_keys_and_sums_continue():
+    """The user's StepCounter truncates; the rollout's own sums agree with those of the user's transforms."""
+    transforms = Compose(StepCounter(5), RewardSum())
+    collector = collector_of(TransformedEnv(make_env("Counter-v0", 2), transforms), num_steps=8)
+    steps = []
+    for _ in range(3):
+        rollout = collector.rollout()
+        count = rollout["next", "step_count"]
+        assert torch.equal(rollout["next", "episode_reward"], count.float())
+        assert torch.equal(rollout["next", "truncated"], count == 5)
+        assert torch.equal(rollout["next", "done"], rollout["next", "episode_done"])
+        steps += count[0, :, 0].tolist()
+    assert steps == [t % 5 + 1 for t in range(24)]
+
+
+@pytest.mark.parametrize("norm_obs", [False, True])
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ((1, 20, "observation"), "observation of environment 5 is nan at its step 20"),
+        ((0, 20, "reward"), "reward of environment 4 is nan at its step 20"),
+        ((1, 0, "reset"), "observation of environment 5 is nan at its step 0"),
+    ],
+)
+def test_nonfinite_values_are_named_and_enter_no_statistics(broken, said, norm_obs):
+    env = Walk(broken=broken)
+    collector = make_collector(
+        env, agent_of(env, norm_obs=norm_obs), 16, reward_scaler=RewardScaler(0.9), first_env=4, total_envs=8
+    )
+    with pytest.raises(NonFiniteError, match=said):
+        for _ in range(2):
+            collector.rollout()
+    buffers = [*collector.agent.buffers(), *collector.reward_scaler.buffers()]
+    assert all(buffer.isfinite().all() for buffer in buffers)
+
+
+def test_an_exception_that_follows_a_nonfinite_observation_is_explained():
+    collector = collector_of(Walk(broken=(0, 5, "observation"), raises_at=7))
+    with pytest.raises(NonFiniteError, match="observation of environment 0 is nan at its step 5") as raised:
+        collector.rollout()
+    assert "refuses NaN" in str(raised.value.__context__)
+    with pytest.raises(ValueError, match="refuses NaN"):
+        collector_of(Walk(raises_at=7)).rollout()
+
+
+def test_a_resumed_collector_continues_noise_counts_and_buffers_of_transforms():
+    def make():
+        env = TransformedEnv(make_env("Script-v0", 2), Compose(InitTracker(), VecNormV2(["observation"])))
+        return make_collector(env, agent_of(env), 8, 3)
+
+    first, second = make(), make()
+    next(iter(first))
+    second.load_state_dict(first.state_dict())
+    norms = [collector.env.transform[1] for collector in (first, second)]
+    assert norms[0].loc["observation"].any()
+    assert torch.equal(norms[0].loc["observation"], norms[1].loc["observation"])
+    noise = [collector.agent.noise((2,), collector._generator) for collector in (first, second)]
+    assert torch.equal(*noise)
+    assert len(list(second)) == 2
+
+
+def test_set_seed_repeats_the_run():
+    collector = collector_of(TransformedEnv(make_env("CartPole-v1", 2), InitTracker()), num_steps=8)
+    runs = []
+    for seed in (5, 5, 6):
+        collector.set_seed(seed)
+        collector.reward_scaler = RewardScaler(0.9)
+        runs.append(collector.rollout())
+    assert (runs[0] == runs[1]).all()
+    assert not (runs[0] == runs[2]).all()
