@@ -254,7 +254,7 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
         # Older checkpoints do not have the names of entries that were joined to a vector.
         old_names, new_names = (list(plain[key].get("entries", {}).items()) for plain in (saved, current))
         if trained == present and old_names and new_names:
-            trained, present = old_names, new_names
+            trained, present = {"entries": old_names}, {"entries": new_names}
         if trained != present:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) was trained on {field} {trained} and data.env_id has {present}:"

@@ -31,13 +31,19 @@ class ChosenEntries(NamedTuple):
     critic: dict[str, int]
 
     def __str__(self) -> str:
-        actor, critic = (
-            ", ".join(f"{name} ({size})" for name, size in entries.items())
-            for entries in (self.actor, self.critic)
-        )
         if self.actor == self.critic:
-            return f"Actor and critic read {actor}."
-        return f"The actor reads {actor}, the critic reads {critic}."
+            return f"Actor and critic read {describe(self.actor)}."
+        return f"The actor reads {describe(self.actor)}, the critic reads {describe(self.critic)}."
+
+
+def describe(entries: dict[str, int]) -> str:
+    """Return the names of entries with their numbers of columns.
+
+    Example:
+        >>> describe({"position": 3, "velocity": 2})
+        'position (3), velocity (2)'
+    """
+    return ", ".join(f"{name} ({size})" for name, size in entries.items())
 
 
 def entry_columns(spec: TensorSpec) -> dict[str, slice]:
@@ -142,7 +148,7 @@ def restricted_spec(spec: TensorSpec, names: Collection[str]) -> tuple[TensorSpe
         kept = {name: size for name, size in sizes.items() if name in names}
         restricted = Unbounded((sum(kept.values()),), dtype=spec.dtype)
         restricted.entry_sizes = kept
-        return restricted, row_columns(spec, names) or [slice(0, spec.shape[0])]
+        return restricted, row_columns(spec, names) or [slice(0, sum(sizes.values()))]
     kept_parts = [
         (name, part, place) for name, part, place in columns(spec) if name in names or is_mask(name)
     ]

@@ -29,10 +29,10 @@ class JoinedBox(spaces.Box):
         {'a': 2, 'b': 3}
     """
 
-    def __init__(self, space: spaces.Dict | spaces.Tuple) -> None:
+    def __init__(self, space: spaces.Space) -> None:
         box = spaces.flatten_space(space)
         assert isinstance(box, spaces.Box)
-        super().__init__(box.low, box.high, dtype=box.dtype)  # type: ignore[arg-type]
+        super().__init__(box.low, box.high, dtype=box.dtype)
         sizes = {name: part.shape.numel() for name, part, _ in columns(spec_from_space(space))}
         self.entry_sizes = {name: size for name, size in sizes.items() if size}
 
