@@ -391,7 +391,7 @@ def test_the_deployed_actor_takes_its_entries_only(spec, keys, width, has_value,
 def test_onnx_and_hub_hold_the_actor_alone(checkpoint, tmp_path, memory):
     onnxruntime = pytest.importorskip("onnxruntime")
     options = {"memory": memory} if memory else {}
-    module, path = checkpoint(ppo=RecurrentPPO if memory else PPO, **BLIND, **options)
+    _, path = checkpoint(ppo=RecurrentPPO if memory else PPO, **BLIND, **options)
     read = read_checkpoint(str(path))
     agent, spec = trained_agent(read), spec_from_plain(read["agent"]["observation_spec"])
     file = to_onnx(agent, spec, tmp_path / "agent.onnx")
