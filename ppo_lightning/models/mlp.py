@@ -18,7 +18,7 @@ from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
-from ppo_lightning.spaces.entries import choose_entries, row_columns, take_columns
+from ppo_lightning.spaces.entries import choose_entries, describe, row_columns, take_columns
 from ppo_lightning.spaces.specs import is_picture, is_vector, mask_columns, not_measured, stored
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -182,10 +182,11 @@ class MLPAgent(ActorCritic):
         one_vector = observation_spec.ndim == 1 and is_vector(observation_spec)
         entries = choose_entries(observation_spec, actor_keys, critic_keys)
         separate = entries is not None and entries.actor != entries.critic
-        if separate and shared:
+        if entries is not None and separate and shared:
             raise ConfigError(
-                f"model.agent.shared is true, and policy and value read different entries ({entries}):"
-                " set model.agent.shared to false, or model.agent.actor_keys and critic_keys to the same."
+                f"model.agent.shared is true, but the actor reads {describe(entries.actor)} and the critic"
+                f" {describe(entries.critic)}: set model.agent.shared to false, or model.agent.actor_keys and"
+                " critic_keys to the same entries."
             )
         if memory is not None and shared is None and not separate:
             raise ConfigError(
