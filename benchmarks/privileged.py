@@ -36,6 +36,7 @@ def train(critic: str, seed: int, steps: int) -> tuple[dict, list[dict]]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         flags = {"seed_everything": seed, "data.total_timesteps": steps, "name": critic}
+        flags["data.env_kwargs.num_threads"] = 1
         flags["model.agent.critic_keys"] = f"[{','.join(CRITICS[critic])}]"
         command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", str(RECIPE)]
         command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
@@ -102,7 +103,7 @@ def main() -> None:
     """Train what is missing, and print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=614_400, help="environment steps of a run")
+    parser.add_argument("--steps", type=int, default=409_600, help="environment steps of a run")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/privileged")
     parser.add_argument("--report", action="store_true", help="print the table of finished runs only")
     options = parser.parse_args()
