@@ -12,16 +12,21 @@ from ppo_lightning.utils.rounding import decimals
 class RunSummary(L.Callback):
     """Callback that prints the size of the agent, and at the end returns, wall-clock time and checkpoint.
 
+    If the observation has several entries, the callback also prints which ones actor and critic read.
+
     Example:
         >>> trainer = L.Trainer(max_epochs=-1, callbacks=[RunSummary()])
     """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Print the number of parameters on rank 0 and start the clock."""
+        """Print the number of parameters and the entries on rank 0, and start the clock."""
         agent = pl_module.agent
         if trainer.is_global_zero:
             size = sum(weight.numel() for weight in agent.parameters())
             print(f"{type(agent).__name__}: {size} parameters")
+            entries = agent.entries
+            if entries is not None and len(entries.actor | entries.critic) > 1:
+                print(entries)
         self._started = time.perf_counter()
         self._steps_before = pl_module.env_steps
 

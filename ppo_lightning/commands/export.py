@@ -9,6 +9,7 @@ from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.hub import push_to_hub, save_for_hub
 from ppo_lightning.export.onnx import largest_difference, random_observations, recorded_observations, to_onnx
 from ppo_lightning.spaces.specs import spec_from_plain
@@ -46,11 +47,14 @@ def main(args: Sequence[str]) -> None:
         spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
         path = to_onnx(agent, spec, options.onnx)
         print(f"onnx: {path.resolve()}")
+        actor = deployed_actor(agent, spec)
+        if actor.columns is not None:
+            print(f"input: {actor.inputs}")
         recorded = recorded_observations(
             agent, spec, checkpoint["datamodule_hyper_parameters"], checkpoint["seed"]
         )
         for kind, observation in (("random", random_observations(spec)), ("recorded", recorded)):
-            difference = largest_difference(agent, path, observation)
+            difference = largest_difference(agent, path, observation, actor.columns)
             print(f"largest difference to PyTorch, {kind} observations: {difference:.2g}")
     if options.hub is not None:
         folder = save_for_hub(checkpoint, options.hub, video=not options.no_video)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.spaces.specs import is_vector, spec_from_space
+from ppo_lightning.spaces.specs import JoinedBox, is_vector, spec_from_space
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -20,8 +20,8 @@ class EnvPoolEnv(BatchedEnv):
 
     EnvPool resets a finished environment at its *next* step and ignores the action of that step. This class
     resets it explicitly after the last step of the episode, which keeps the dummy transition out of the
-    batch. A dictionary of observations (dm_control, MiniGrid) becomes one row with its entries in
-    alphabetical order. Entries ``privileged_...`` are dropped.
+    batch. A dictionary of observations (dm_control, MiniGrid, MuJoCo Playground) becomes one row with its
+    entries in alphabetical order.
 
     If an episode terminates on the last step of its time limit, EnvPool sets ``truncated`` only. Gymnasium
     sets both flags.
@@ -73,14 +73,13 @@ class EnvPoolEnv(BatchedEnv):
                 f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
             ) from error
         space = cells_as_choices(self.envs.observation_space)
+        self._keys: list[str] | None = None
         if isinstance(space, spaces.Dict):
-            # Privileged entries come from the simulator. A deployed actor has no such sensors.
-            space = spaces.Dict(
-                {key: part for key, part in space.items() if not key.startswith("privileged_")}
-            )
-        self._keys = sorted(space) if isinstance(space, spaces.Dict) else None
-        flat = self._keys is not None and is_vector(spec_from_space(space))
-        super().__init__(spaces.flatten_space(space) if flat else space, self.envs.action_space, seeds)
+            space = spaces.Dict({key: space[key] for key in sorted(space)})
+            self._keys = list(space)
+            if is_vector(spec_from_space(space)):
+                space = JoinedBox(space)
+        super().__init__(space, self.envs.action_space, seeds)
         self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype
 

@@ -15,6 +15,7 @@ from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 from ppo_lightning.envs.atari import ATARI_ID, check_options
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.specs import MASK, stored
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
@@ -225,7 +226,16 @@ def specs_of(env: EnvBase) -> Specs:
     has_parts = False
     if isinstance(base, BatchedEnv):
         observations, actions = base.agent_specs
-        has_parts = stored(observations) is not observations or isinstance(actions, Composite)
+        sizes = getattr(observations, "entry_sizes", {})
+        transformed = spec.get("observation", None)
+        if sizes and transformed is not None and transformed.shape == observations.shape:
+            transformed.entry_sizes = sizes
+            sizes = {}
+        has_parts = (
+            stored(observations) is not observations
+            or isinstance(actions, Composite)
+            or any(name.startswith(PRIVILEGED) for name in sizes)
+        )
     if has_parts or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
         raise ConfigError(
             "Discrete observations, observations and actions of several parts and an action_mask need a"

@@ -20,6 +20,7 @@ from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import from_row, to_row
 from ppo_lightning.spaces.specs import (
     MASK,
+    JoinedBox,
     choice_counts,
     is_vector,
     mask_columns,
@@ -109,7 +110,7 @@ class GymnasiumEnv(BatchedEnv):
         self._space: Any = space
         has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
         if has_parts and without_text(space) and is_vector(spec_from_space(space)):
-            space = spaces.flatten_space(space)
+            space = JoinedBox(space)
         super().__init__(space, actions, seeds)
         observation_spec, action_spec = self.agent_specs
         spec = stored(observation_spec)

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 import ppo_lightning
-from ppo_lightning.checkpoints.agent import trained_agent
+from ppo_lightning.checkpoints.agent import agent_to_plain, trained_agent
 from ppo_lightning.checkpoints.file import CONFIG, WEIGHTS, read_hub_folder
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
+from ppo_lightning.export.actor import DeployedActor, deployed_actor
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.video.record import record_video
 
 CARD, VIDEO = "README.md", "replay.mp4"
@@ -33,12 +35,16 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     agent = trained_agent(checkpoint)
     data = checkpoint["datamodule_hyper_parameters"]
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.contiguous() for name, tensor in agent.state_dict().items()}
+    actor = deployed_actor(agent, spec_from_plain(checkpoint["agent"]["observation_spec"]))
+    plain = checkpoint["agent"]
+    if actor.columns is not None:
+        plain = agent_to_plain(actor.agent, actor.observation_spec, spec_from_plain(agent.actions))
+    weights = {name: tensor.contiguous() for name, tensor in actor.agent.state_dict().items()}
     safetensors.save_file(weights, folder / WEIGHTS)
     returns = checkpoint["episode_returns"]
     config = {
         "ppo_lightning": ppo_lightning.__version__,
-        "agent": checkpoint["agent"],
+        "agent": plain,
         "data": _public(data),
         "hyper_parameters": _public(checkpoint["hyper_parameters"]),
         "details": checkpoint["details"],
@@ -60,8 +66,16 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
             video_tag = f'\n<video controls autoplay loop src="{VIDEO}"></video>\n'
         except ConfigError as error:
             print(f"no video: {first_line(error)}")
-    (folder / CARD).write_text(_card(config, video_tag))
+    (folder / CARD).write_text(_card(config, video_tag, _input(actor)))
     return folder
+
+
+def _input(actor: DeployedActor) -> str:
+    """Return the sentences of the model card about the input of an actor that reads some entries only."""
+    if actor.columns is None:
+        return ""
+    text = f"\nThe observations are rows of the entries that the actor reads: {actor.inputs}.\n"
+    return text if actor.has_value else f"{text}The value function, which reads other entries, is left out.\n"
 
 
 def _public(settings: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +87,7 @@ def _public(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _card(config: dict[str, Any], video: str) -> str:
+def _card(config: dict[str, Any], video: str, inputs: str) -> str:
     env_id = config["data"]["env_id"]
     evaluated = bool(config["evaluation"])
     results = config["evaluation"] if evaluated else config["training"]
@@ -116,7 +130,7 @@ from ppo_lightning.export import load_from_hub
 agent = load_from_hub("USER/NAME")  # or this folder
 {act}
 ```
-
+{inputs}
 | hyperparameter | |
 |---|---|
 {settings}

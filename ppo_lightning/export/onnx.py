@@ -1,6 +1,7 @@
 """Export of trained agents to ONNX."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torchrl.data import Categorical, Composite, TensorSpec
 
 from ppo_lightning.envs import make_env
 from ppo_lightning.errors import import_extra
+from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.spaces.entries import take_columns
 from ppo_lightning.spaces.specs import columns, mask_columns, stored
 
 NUM_CHECKS = 256  # observations per comparison
@@ -24,6 +27,7 @@ class Deployed(nn.Module):
 
     Args:
         agent: The agent, whose statistics become part of the file.
+        has_value: Return values.
 
     Example:
         >>> from torchrl.data import Unbounded
@@ -33,14 +37,16 @@ class Deployed(nn.Module):
         [(3,), (3,)]
     """
 
-    def __init__(self, agent: ActorCritic) -> None:
+    def __init__(self, agent: ActorCritic, has_value: bool = True) -> None:
         super().__init__()
         self.agent = agent
+        self.has_value = has_value
 
     def forward(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return ``action`` (within bounds), ``state_value`` and, with a memory, ``next_memory``."""
-        *outputs, next_memory = self.agent.play(observation, memory)
-        return tuple(outputs) if next_memory is None else (*outputs, next_memory)
+        """Return ``action`` (within bounds), maybe ``state_value`` and, with a memory, ``next_memory``."""
+        action, value, next_memory = self.agent.play(observation, memory)
+        outputs = (action, value) if self.has_value else (action,)
+        return outputs if next_memory is None else (*outputs, next_memory)
 
 
 def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) -> Path:
@@ -48,7 +54,9 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
 
     The input is ``observation`` [B, ...], the outputs are ``action`` [B, ...] and ``state_value`` [B]. With a
     memory, the file also has the input ``memory`` [B, M], zero at episode starts, and the output
-    ``next_memory``.
+    ``next_memory``. If the actor reads some entries of the observation only, these are the input, see
+    :func:`~ppo_lightning.export.actor.deployed_actor`. If the critic reads others, there is no
+    ``state_value``.
 
     Args:
         agent: An agent on the CPU.
@@ -61,18 +69,20 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
     import_extra("onnxscript", extra="export")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    spec = stored(observation_spec)
+    actor = deployed_actor(agent, observation_spec)
+    spec = stored(actor.observation_spec)
     memory = agent.initial_memory(2)
     inputs = {"observation": torch.zeros(2, *spec.shape, dtype=spec.dtype)}
     if memory is not None:
         inputs["memory"] = memory
+    names = ["action", *["state_value"] * actor.has_value, *["next_memory"] * (memory is not None)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
-            Deployed(agent).eval(),
+            Deployed(actor.agent, actor.has_value).eval(),
             tuple(inputs.values()),
             input_names=list(inputs),
-            output_names=["action", "state_value", "next_memory"][: 2 + (memory is not None)],
+            output_names=names,
             dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in inputs),
             dynamo=True,
             verbose=False,
@@ -84,7 +94,9 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
 
 
 @torch.no_grad()
-def largest_difference(agent: ActorCritic, path: str | Path, observation: np.ndarray) -> float:
+def largest_difference(
+    agent: ActorCritic, path: str | Path, observation: np.ndarray, columns: Sequence[slice] | None = None
+) -> float:
     """Return the largest relative difference between the outputs of an ONNX file and the agent.
 
     Differences are divided by 1 + the absolute output of the agent. Discrete actions differ by their indices.
@@ -93,6 +105,7 @@ def largest_difference(agent: ActorCritic, path: str | Path, observation: np.nda
         agent: The agent.
         path: The ONNX file.
         observation: Raw observations, [B, ...].
+        columns: Columns of the observations that the file takes. None: all columns.
     """
     session = import_extra("onnxruntime", extra="export").InferenceSession(
         str(path), providers=["CPUExecutionProvider"]
@@ -101,8 +114,12 @@ def largest_difference(agent: ActorCritic, path: str | Path, observation: np.nda
     memory = agent.initial_memory(len(observation))
     if memory is not None:
         inputs["memory"] = memory.normal_(generator=torch.Generator().manual_seed(0)).tanh()
-    outputs = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
-    expected = [output.numpy() for output in Deployed(agent).eval()(*inputs.values())]
+    names = [output.name for output in session.get_outputs()]
+    expected = [output.numpy() for output in Deployed(agent, "state_value" in names).eval()(*inputs.values())]
+    arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
+    if columns is not None:
+        arrays["observation"] = take_columns(observation, columns)
+    outputs = session.run(None, arrays)
     return max(
         float((np.abs(actual - reference) / (1 + np.abs(reference))).max())
         for actual, reference in zip(outputs, expected, strict=True)

@@ -19,6 +19,7 @@ from ppo_lightning.models.heads import Float32Linear, HeadName, Parameters
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.memory import Memory, MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
+from ppo_lightning.spaces.entries import ChosenEntries
 from ppo_lightning.spaces.specs import spec_to_plain
 
 # Action [N, ...], log-probability [N] and value [N]. The last two are None if `evaluate` computes them later,
@@ -61,8 +62,9 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     module (``env.rollout(100, policy=agent)``), the agent reads raw observations under ``observation`` and
     writes ``action``, ``action_log_prob`` and ``state_value``.
 
-    With a memory, policy and value share body and memory. :meth:`act` then takes and returns the hidden state
-    [B, M], which is zero at episode starts, and :meth:`evaluate` takes whole sequences.
+    With a memory, :meth:`act` takes and returns the hidden state [B, M], which is zero at episode starts, and
+    :meth:`evaluate` takes whole sequences. The value function shares body and memory of the policy, or
+    (``shared=False``) reads each observation without memory.
 
     If the observations have an entry ``action_mask``, forbidden discrete actions have probability 0.
 
@@ -73,15 +75,17 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         action_spec: Spec of the actions.
         body: Makes a module from observations [B, ...] to features [B, F]. The module has an attribute
             ``out_features`` = F and optionally ``rows_in_cache``.
-        shared: Use one body for policy and value instead of one each.
+        shared: Use one body, and one memory, for policy and value instead of one body each.
         head: The action distribution. None: categorical for discrete actions, Gaussian for continuous ones.
         normalizer: Normalizes the observations. None: no normalization.
         memory: ``lstm`` or ``gru`` after the body. None: no memory.
         memory_size: Width H of the memory's output.
         mask: Columns of the action mask in a row of observations. None: no mask.
+        critic_body: Makes the body of the value function, if it differs. None: ``body`` makes it.
+        entries: Entries of the observation that policy and value read. None: they have no names.
 
     Raises:
-        ConfigError: There is a memory without ``shared``, or the size of the mask does not match the actions.
+        ConfigError: The size of the mask does not match the actions.
 
     Example:
         >>> from torchrl.data import Categorical
@@ -104,19 +108,18 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         memory: MemoryName | None = None,
         memory_size: int = 128,
         mask: slice | None = None,
+        critic_body: Callable[[], nn.Module] | None = None,
+        entries: ChosenEntries | None = None,
     ) -> None:
         super().__init__()
-        if memory is not None and not shared:
-            raise ConfigError(
-                "model.agent.memory needs one body for policy and value: set model.agent.shared to true."
-            )
+        self.entries = entries
         self.normalizer = normalizer
         self._mask = mask
         self.actions = spec_to_plain(action_spec)
         # detail 13
         # detail 26
         self.actor_body = body()
-        self.critic_body = None if shared else body()
+        self.critic_body = None if shared else (critic_body or body)()
         features = self.actor_body.out_features
         assert isinstance(features, int)
         self.memory = None if memory is None else Memory(memory, features, memory_size)
@@ -128,7 +131,9 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
                 f" {self.head.num_choices} discrete actions: the mask needs one entry per action, with all"
                 " components concatenated."
             )
-        self.critic = orthogonal(Float32Linear(width, 1), gain=1.0)
+        critic_width = width if self.critic_body is None else self.critic_body.out_features
+        assert isinstance(critic_width, int)
+        self.critic = orthogonal(Float32Linear(critic_width, 1), gain=1.0)
 
     @property
     def device(self) -> torch.device:
@@ -175,11 +180,14 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         critic_features = actor_features if self.critic_body is None else self.critic_body(observation)
         return actor_features, critic_features, memory
 
-    def _sequences(self, observation: Tensor, memory: Tensor, is_init: Tensor) -> Tensor:
-        """Return the features of policy and value for sequences [n, T, ...], as [n, T, H]."""
+    def _sequences(self, observation: Tensor, memory: Tensor, is_init: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features of policy and value for sequences [n, T, ...], each [n, T, F]."""
         assert self.memory is not None
-        features = self.actor_body(observation.flatten(0, 1)).unflatten(0, is_init.shape)
-        return self.memory(features, memory, is_init)
+        flat = observation.flatten(0, 1)
+        features = self.memory(self.actor_body(flat).unflatten(0, is_init.shape), memory, is_init)
+        if self.critic_body is None:
+            return features, features
+        return features, self.critic_body(flat).unflatten(0, is_init.shape)
 
     def _allowed(self, observation: Tensor) -> Tensor | None:
         return None if self._mask is None else observation[..., self._mask] > 0
@@ -281,7 +289,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         else:
             assert memory is not None
             assert is_init is not None
-            actor_features = critic_features = self._sequences(observation, memory, is_init)
+            actor_features, critic_features = self._sequences(observation, memory, is_init)
         log_prob, entropy, parameters = self.head.evaluate(actor_features, action, self._allowed(observation))
         return Evaluation(
             log_prob, entropy, self.critic(critic_features).squeeze(-1), actor_features, parameters
@@ -304,11 +312,15 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         )
 
     def value(self, observation: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Return the values [B] of normalized observations [B, ...]; ``memory`` is as in :meth:`act`."""
+        """Return the values [B] of normalized observations [B, ...].
+
+        ``memory`` is as in :meth:`act`. A value function with a body of its own does not use it.
+        """
+        if self.critic_body is not None:
+            return self.critic(self.critic_body(observation)).squeeze(-1)
         if self.memory is not None:
             return self.critic(self._features(observation, memory)[1]).squeeze(-1)
-        body = self.actor_body if self.critic_body is None else self.critic_body
-        return self.critic(body(observation)).squeeze(-1)
+        return self.critic(self.actor_body(observation)).squeeze(-1)
 
     def array_policy(self) -> ArrayPolicy:
         """Return the function from arrays to arrays that the collector calls at each step of a rollout.

@@ -1,6 +1,6 @@
 """Encoders for observations with several parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,7 @@ class Encoders(nn.Module):
         observation_spec: Spec of one environment. :func:`~ppo_lightning.spaces.specs.columns` defines the
             columns.
         body: Makes the body from the total width of the encoded parts.
+        names: Names of the parts to encode. None: all parts.
 
     Example:
         >>> from torchrl.data import Composite, Unbounded
@@ -100,10 +101,19 @@ class Encoders(nn.Module):
         [[0.0, 0.0, 1.0, 0.5, 0.5]]
     """
 
-    def __init__(self, observation_spec: TensorSpec, body: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        body: Callable[[int], nn.Module],
+        names: Collection[str] | None = None,
+    ) -> None:
         super().__init__()
         all_parts = list(columns(observation_spec))
-        parts = [(part, part_columns) for name, part, part_columns in all_parts if not is_mask(name)]
+        parts = [
+            (part, part_columns)
+            for name, part, part_columns in all_parts
+            if not is_mask(name) and (names is None or name in names)
+        ]
         self._size = all_parts[-1][2].stop
         self.encoders = nn.ModuleList(make_encoder(part) for part, _ in parts)
         self._columns = [part_columns for _, part_columns in parts]

@@ -1,7 +1,8 @@
 """Multilayer perceptrons for vector observations."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
+from ppo_lightning.spaces.entries import choose_entries, describe, row_columns, take_columns
 from ppo_lightning.spaces.specs import is_picture, is_vector, mask_columns, not_measured, stored
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -86,14 +88,24 @@ class MLP(nn.Module):
     Args:
         in_features: Width D of the observations.
         hidden_sizes: Widths of the layers.
+        columns: Columns to read. None: all columns.
+
+    Raises:
+        RuntimeError: The observations have another width.
 
     Example:
         >>> MLP(4, [64, 32])(torch.zeros(2, 4)).shape
         torch.Size([2, 32])
     """
 
-    def __init__(self, in_features: int, hidden_sizes: Sequence[int]) -> None:
+    def __init__(
+        self, in_features: int, hidden_sizes: Sequence[int], columns: Sequence[slice] | None = None
+    ) -> None:
         super().__init__()
+        self.columns = columns
+        self._width = in_features
+        if columns is not None:
+            in_features = sum(place.stop - place.start for place in columns)
         self.layers = nn.ModuleList()
         for width in hidden_sizes:
             self.layers.append(orthogonal(nn.Linear(in_features, width), gain=math.sqrt(2)))
@@ -102,6 +114,10 @@ class MLP(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Map observations [B, D] to features [B, F]."""
+        if self.columns is not None:
+            if observation.shape[-1] != self._width:
+                raise RuntimeError(f"observations have {observation.shape[-1]} columns, not {self._width}")
+            observation = take_columns(observation, self.columns)
         for layer in self.layers:
             observation = tanh(layer(observation))
         return observation
@@ -117,7 +133,8 @@ class MLPAgent(ActorCritic):
         observation_spec: Spec of one environment: vectors, shape [D], or several parts.
         action_spec: Spec of the actions.
         hidden_sizes: Widths of the hidden layers.
-        shared: Use one body for policy and value instead of one each. None: one each.
+        shared: Use one body, and one memory, for policy and value instead of one body each. None: one each.
+            A memory needs true or false: with false, the value function has no memory.
         head: Distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the
             bounds). None: Gaussian. Discrete actions always use ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
@@ -125,9 +142,14 @@ class MLPAgent(ActorCritic):
         clip_obs: Maximum absolute value of a normalized observation.
         memory: ``lstm`` or ``gru`` after the body. None: no memory.
         memory_size: Width of the memory's output.
+        actor_keys: Names of the entries of a dictionary of observations that the policy reads. Dots join the
+            names of nested entries, and the name of a dictionary selects all of its entries. None: all
+            entries except ``privileged_...``.
+        critic_keys: The same for the value function. None: all entries.
 
     Raises:
-        ConfigError: The observations are a picture, or the head does not support the actions.
+        ConfigError: The observations are a picture, the head does not support the actions, a key is unknown,
+            or ``shared`` is true and policy and value read different entries.
 
     Example:
         >>> from torchrl.data import Categorical, Unbounded
@@ -147,6 +169,8 @@ class MLPAgent(ActorCritic):
         clip_obs: Annotated[float, Range(1e-6)] = 10.0,
         memory: MemoryName | None = None,
         memory_size: Annotated[int, Range(1, 8192)] = 128,
+        actor_keys: Sequence[str] | None = None,
+        critic_keys: Sequence[str] | None = None,
     ) -> None:
         check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
@@ -156,18 +180,41 @@ class MLPAgent(ActorCritic):
                 " model.agent to ppo_lightning.CNNAgent."
             )
         one_vector = observation_spec.ndim == 1 and is_vector(observation_spec)
+        entries = choose_entries(observation_spec, actor_keys, critic_keys)
+        separate = entries is not None and entries.actor != entries.critic
+        if entries is not None and separate and shared:
+            raise ConfigError(
+                f"model.agent.shared is true, but the actor reads {describe(entries.actor)} and the critic"
+                f" {describe(entries.critic)}: set model.agent.shared to false, or model.agent.actor_keys and"
+                " critic_keys to the same entries."
+            )
+        if memory is not None and shared is None and not separate:
+            raise ConfigError(
+                "model.agent.memory needs model.agent.shared: set shared to true for one body and memory of"
+                " policy and value, or to false for a value function without memory."
+            )
 
-        def body() -> nn.Module:
+        def body(names: Collection[str] | None) -> nn.Module:
             if one_vector:
-                return MLP(observation_spec.shape[0], hidden_sizes)
-            return Encoders(observation_spec, lambda width: MLP(width, hidden_sizes))
+                columns = None if names is None else row_columns(observation_spec, names)
+                return MLP(observation_spec.shape[0], hidden_sizes, columns)
+            return Encoders(observation_spec, lambda width: MLP(width, hidden_sizes), names)
 
         shape = tuple(stored(observation_spec).shape)
         excluded = not_measured(observation_spec)
         normalizer = ObservationNormalizer(shape, clip_obs, excluded) if norm_obs else None
         shared = bool(shared)
         super().__init__(
-            action_spec, body, shared, head, normalizer, memory, memory_size, mask_columns(observation_spec)
+            action_spec,
+            functools.partial(body, entries and entries.actor),
+            shared,
+            head,
+            normalizer,
+            memory,
+            memory_size,
+            mask_columns(observation_spec),
+            functools.partial(body, entries and entries.critic),
+            entries,
         )
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
@@ -183,13 +230,14 @@ class MLPAgent(ActorCritic):
             return super().array_policy()
         if self.critic.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
+        columns = body.columns
         layers = [as_arrays(layer) for layer in body.layers]
         head_weight, head_bias = as_arrays(head.linear)
         sample = head.array_sampler()
         memory_step = None if self.memory is None else self.memory.array_step()
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
-            features = observation
+            features = observation if columns is None else take_columns(observation, columns)
             for weight, bias in layers:
                 features = np.tanh(features @ weight + bias)
             if memory_step is not None:

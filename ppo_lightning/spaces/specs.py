@@ -16,6 +16,27 @@ LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
 SMALLEST_PICTURE = 36  # pixels; smaller pictures, such as the cells of a grid, count as vectors
 
 
+class JoinedBox(spaces.Box):
+    """The vector of all entries of a dictionary or tuple of float vectors, with their names.
+
+    :func:`spec_from_space` copies the attribute ``entry_sizes`` (name -> number of columns) to the spec.
+
+    Args:
+        space: The dictionary or tuple. Dots join the names of nested entries.
+
+    Example:
+        >>> JoinedBox(spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Box(0, 1, (3,)))).entry_sizes
+        {'a': 2, 'b': 3}
+    """
+
+    def __init__(self, space: spaces.Space) -> None:
+        box = spaces.flatten_space(space)
+        assert isinstance(box, spaces.Box)
+        super().__init__(box.low, box.high, dtype=box.dtype)
+        sizes = {name: part.shape.numel() for name, part, _ in columns(spec_from_space(space))}
+        self.entry_sizes = {name: size for name, size in sizes.items() if size}
+
+
 def spec_from_space(space: spaces.Space) -> TensorSpec:
     """Convert the Gymnasium space of one environment to a TorchRL spec.
 
@@ -53,9 +74,15 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         dtype = torch.float32 if floating else torch.from_numpy(np.empty(0, space.dtype)).dtype
         low = torch.from_numpy(np.asarray(space.low)).to(dtype)
         high = torch.from_numpy(np.asarray(space.high)).to(dtype)
-        if floating and not (low.isfinite().all() and high.isfinite().all()):
-            return Unbounded(shape=space.shape, dtype=dtype)
-        return Bounded(low, high, shape=space.shape, dtype=dtype)
+        is_bounded = not floating or (low.isfinite().all() and high.isfinite().all())
+        spec = (
+            Bounded(low, high, shape=space.shape, dtype=dtype)
+            if is_bounded
+            else Unbounded(shape=space.shape, dtype=dtype)
+        )
+        if isinstance(space, JoinedBox):
+            spec.entry_sizes = space.entry_sizes
+        return spec
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return Composite({name: spec_from_space(part) for name, part in entries(space)})
     raise ConfigError(
@@ -219,7 +246,10 @@ def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
         return {"kind": "Binary", "n": int(spec.shape[0])}
     if isinstance(spec, Categorical):
         return {"kind": "Categorical", "n": int(spec.space.n)}
-    plain = {"kind": "Unbounded", "shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch.")}
+    plain: dict[str, Any] = {"kind": "Unbounded", "shape": list(spec.shape)}
+    plain["dtype"] = str(spec.dtype).removeprefix("torch.")
+    if hasattr(spec, "entry_sizes"):
+        plain["entries"] = dict(spec.entry_sizes)
     if isinstance(spec, Bounded):
         plain |= {"kind": "Bounded", "low": _shrink(spec.space.low), "high": _shrink(spec.space.high)}
     return plain
@@ -256,9 +286,21 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
             f"The checkpoint names a space of type {plain['dtype']!r}: the file is damaged or was edited."
         )
     if plain["kind"] == "Unbounded":
-        return Unbounded(shape=shape, dtype=dtype)
-    low, high = (torch.as_tensor(plain[key], dtype=dtype).expand(shape).clone() for key in ("low", "high"))
-    return Bounded(low, high, shape=shape, dtype=dtype)
+        spec: TensorSpec = Unbounded(shape=shape, dtype=dtype)
+    else:
+        low, high = (
+            torch.as_tensor(plain[key], dtype=dtype).expand(shape).clone() for key in ("low", "high")
+        )
+        spec = Bounded(low, high, shape=shape, dtype=dtype)
+    if "entries" in plain:
+        sizes = dict(plain["entries"])
+        if shape != (sum(sizes.values()),) or min(sizes.values()) < 1:
+            raise ConfigError(
+                f"The checkpoint names entries of {sizes} numbers in a vector of {list(shape)}: the file is"
+                " damaged or was edited."
+            )
+        spec.entry_sizes = sizes
+    return spec
 
 
 def _shrink(bound: torch.Tensor) -> Any:

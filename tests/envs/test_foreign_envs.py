@@ -16,6 +16,7 @@ from torchrl.envs.libs.gym import GymWrapper
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
 from ppo_lightning.commands import cli
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.spaces.entries import entry_columns
 from ppo_lightning.spaces.specs import mask_columns
 from tests.checkpoints.test_resume import SaveAfter
 from tests.environments import Counter
@@ -483,11 +484,17 @@ def test_envpool_gives_only_truncated_where_the_pole_falls_at_the_limit():
 )
 def test_the_actor_of_playgrounds_tasks_sees_no_privileged_state(env, env_id, size):
     batch = env(env_id, 2, "envpool")
-    assert batch.observation_spec_unbatched["observation"].shape == (size,)
-    assert batch.reset_arrays().shape == (2, size)
-    plain = batch.envs.reset()[0]
-    state = plain if isinstance(plain, np.ndarray) else plain["state"]
-    np.testing.assert_array_equal(batch.reset_arrays(np.ones(2, bool)).shape, state.shape)
+    agent = MLPAgent(*batch.agent_specs)
+    assert next(agent.actor_body.parameters()).shape == (64, size)
+    rows = batch.reset_arrays()
+    parts = batch.envs.reset()[0]
+    if isinstance(parts, np.ndarray):
+        return
+    assert rows.shape == (2, size + parts["privileged_state"].shape[1])
+    place = entry_columns(batch.agent_specs[0])["state"]
+    np.testing.assert_array_equal(batch._flat(parts)[:, place], parts["state"])
+    assert agent.entries.actor == {"state": size}
+    assert next(agent.critic_body.parameters()).shape == (64, rows.shape[1])
 
 
 # TorchRL

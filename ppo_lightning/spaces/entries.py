@@ -1,0 +1,173 @@
+"""Entries of an observation: names, columns, and the choice for actor and critic."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data import Composite, TensorSpec, Unbounded
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.spaces.specs import columns, is_mask
+
+PRIVILEGED = "privileged_"  # prefix of the entries that only a simulator knows
+Rows = TypeVar("Rows", Tensor, np.ndarray)
+
+
+class ChosenEntries(NamedTuple):
+    """Entries of an observation that actor and critic read, as names with sizes.
+
+    Attributes:
+        actor: Entries of the actor, in the order of the row.
+        critic: Entries of the critic, in the order of the row.
+
+    Example:
+        >>> print(ChosenEntries({"state": 48}, {"privileged_state": 123, "state": 48}))
+        The actor reads state (48), the critic reads privileged_state (123), state (48).
+    """
+
+    actor: dict[str, int]
+    critic: dict[str, int]
+
+    def __str__(self) -> str:
+        if self.actor == self.critic:
+            return f"Actor and critic read {describe(self.actor)}."
+        return f"The actor reads {describe(self.actor)}, the critic reads {describe(self.critic)}."
+
+
+def describe(entries: dict[str, int]) -> str:
+    """Return the names of entries with their numbers of columns.
+
+    Example:
+        >>> describe({"position": 3, "velocity": 2})
+        'position (3), velocity (2)'
+    """
+    return ", ".join(f"{name} ({size})" for name, size in entries.items())
+
+
+def entry_columns(spec: TensorSpec) -> dict[str, slice]:
+    """Return the columns of each named entry of an observation in its row, without the action mask.
+
+    Args:
+        spec: Spec of one environment. Dots join the names of nested entries. An observation without names,
+            such as a ``Box``, has no entries.
+    """
+    sizes = getattr(spec, "entry_sizes", None)
+    if sizes is None:
+        return {name: place for name, _, place in columns(spec) if name and not is_mask(name)}
+    ends = np.cumsum(list(sizes.values())).tolist()
+    return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+
+
+def choose_entries(
+    spec: TensorSpec, actor_keys: Sequence[str] | None, critic_keys: Sequence[str] | None
+) -> ChosenEntries | None:
+    """Return the entries that actor and critic read, or None for an observation without names.
+
+    Args:
+        spec: Spec of one environment.
+        actor_keys: Names of entries, or of dictionaries of entries. None: all entries except
+            ``privileged_...``.
+        critic_keys: The same for the critic. None: all entries.
+
+    Raises:
+        ConfigError: A name is unknown, or there is nothing to read.
+    """
+    sizes = {name: place.stop - place.start for name, place in entry_columns(spec).items()}
+    chosen = []
+    hidden = [name for name in sizes if name.startswith(PRIVILEGED)]
+    for field, keys, left_out in (("actor_keys", actor_keys, hidden), ("critic_keys", critic_keys, [])):
+        names = set(sizes).difference(left_out) if keys is None else _matching(sizes, field, keys)
+        chosen.append({name: size for name, size in sizes.items() if name in names})
+    if sizes and not chosen[0]:
+        raise ConfigError(
+            f"All entries of the observation are privileged ({', '.join(sizes)}): set model.agent.actor_keys"
+            " to the entries that the actor reads."
+        )
+    return ChosenEntries(*chosen) if sizes else None
+
+
+def _matching(known: Iterable[str], field: str, keys: Sequence[str]) -> set[str]:
+    """Return the known names that the keys select."""
+    listed = ", ".join(known)
+    entries = f"the entries of the observation are {listed}" if listed else "the observation has no entries"
+    if isinstance(keys, str) or not keys:
+        raise ConfigError(f"model.agent.{field} is {keys!r}: it must be a list of names, and {entries}.")
+    selected = set()
+    for key in keys:
+        matches = {name for name in known if f"{name}.".startswith(f"{key}.")}
+        if not matches:
+            raise ConfigError(f"model.agent.{field} names {key!r}, and {entries}.")
+        selected |= matches
+    return selected
+
+
+def row_columns(spec: TensorSpec, names: Collection[str]) -> list[slice] | None:
+    """Return the columns of some entries in the row, merged where they are adjacent.
+
+    Args:
+        spec: Spec of one environment.
+        names: Names of entries.
+
+    Returns:
+        Slices in the order of the row. None: all entries.
+    """
+    merged: list[slice] = []
+    total = 0
+    for name, place in entry_columns(spec).items():
+        total = place.stop
+        if name not in names:
+            continue
+        if merged and merged[-1].stop == place.start:
+            merged[-1] = slice(merged[-1].start, place.stop)
+        else:
+            merged.append(place)
+    return None if merged == [slice(0, total)] else merged
+
+
+def take_columns(rows: Rows, places: Sequence[slice]) -> Rows:
+    """Return some columns of rows [B, D], a view if they are adjacent."""
+    parts: Any = [rows[..., place] for place in places]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts, dim=-1) if isinstance(rows, Tensor) else np.concatenate(parts, axis=-1)
+
+
+def restricted_spec(spec: TensorSpec, names: Collection[str]) -> tuple[TensorSpec, list[slice]]:
+    """Return the spec of an observation that has some of its entries only, and its columns in the full row.
+
+    An action mask is kept.
+
+    Args:
+        spec: Spec of one environment with named entries.
+        names: Names of entries.
+    """
+    sizes = getattr(spec, "entry_sizes", None)
+    if sizes is not None:
+        kept = {name: size for name, size in sizes.items() if name in names}
+        restricted = Unbounded((sum(kept.values()),), dtype=spec.dtype)
+        restricted.entry_sizes = kept
+        return restricted, row_columns(spec, names) or [slice(0, sum(sizes.values()))]
+    kept_parts = [
+        (name, part, place) for name, part, place in columns(spec) if name in names or is_mask(name)
+    ]
+    return _nested(kept_parts), [place for *_, place in kept_parts]
+
+
+def _nested(parts: Sequence[tuple[str, TensorSpec, slice]]) -> Composite:
+    """Return the spec whose :func:`columns` are the given parts."""
+    tree: dict[str, Any] = {}
+    for name, part, _ in parts:
+        *outer, inner = name.split(".")
+        branch = tree
+        for key in outer:
+            branch = branch.setdefault(key, {})
+        branch[inner] = part
+
+    def composite(branch: dict[str, Any]) -> Composite:
+        return Composite(
+            {key: composite(part) if isinstance(part, dict) else part for key, part in branch.items()}
+        )
+
+    return composite(tree)
