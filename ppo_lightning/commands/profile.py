@@ -9,10 +9,11 @@ from typing import Any
 import lightning as L
 import torch
 
-from ppo_lightning.callbacks.speed import other_load, processors, recommendation
+from ppo_lightning.callbacks.speed import other_load, recommendation
 from ppo_lightning.envs.cartpole import IDS
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.utils.processors import processors
 
 # The warm-up, for compilation and caches, ends after this number of iterations or this time.
 WARM_UP = 3

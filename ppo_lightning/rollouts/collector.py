@@ -94,6 +94,7 @@ class RolloutCollector(BaseCollector):
         super().__init__()
         self.env, self.agent, self.num_steps, self.deterministic = env, agent, num_steps, deterministic
         self.reward_scaler, self.precision, self._watch = reward_scaler, precision, StepWatch(step_timeout)
+        env.step_timeout = step_timeout
         self.requested_frames_per_batch = env.num_envs * num_steps
         self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
         self._frames = 0
