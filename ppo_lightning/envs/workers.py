@@ -205,11 +205,13 @@ class WorkerEnv(BatchedEnv):
 
     def _raise_death(self) -> NoReturn:
         processes = self.envs.processes
-        multiprocessing.connection.wait([process.sentinel for process in processes], timeout=CLOSE_SECONDS)
-        dead = [index for index, process in enumerate(processes) if process.exitcode is not None]
+        sentinels = [process.sentinel for process in processes]
+        ended = multiprocessing.connection.wait(sentinels, timeout=CLOSE_SECONDS)
+        dead = [index for index, sentinel in enumerate(sentinels) if sentinel in ended]
         if not dead:
             raise RuntimeError("A worker closed its pipe: set data.num_workers to 0 to see the reason.")
-        code = processes[dead[0]].exitcode
+        processes[dead[0]].join()  # the exit code follows the sentinel
+        code = processes[dead[0]].exitcode or 0
         end = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         if self.step_timeout is not None and end.endswith("SIGALRM"):
             limit = f"{TIMEOUT_SHARE:g} * data.step_timeout = {TIMEOUT_SHARE * self.step_timeout:g} s"
@@ -218,8 +220,8 @@ class WorkerEnv(BatchedEnv):
             end += ", as Linux does when memory runs out"
         numbers = ", ".join(map(str, self._members[dead[0]]))
         raise RuntimeError(
-            f"Worker {dead[0]} of {len(processes)} (environments {numbers}) {end}: resume the run from the last"
-            " checkpoint, for example with --auto_resume."
+            f"Worker {dead[0]} of {len(processes)} (environments {numbers}) {end}: resume from the last"
+            " checkpoint with --auto_resume or ckpt_path."
         ) from None
 
     def _close_envs(self) -> None:
