@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import get_num_threads
 
+from ppo_lightning.utils.processors import processors
+
 GAIN = 1.1  # smallest speedup for which another setting is recommended
 
 
@@ -71,11 +73,6 @@ class SpeedLog:
         sps = frames / statistics.median(seconds for seconds, _ in self._seconds)
         self.speeds.append(RunSpeed(sps, cpu / wall, get_num_threads(), processors(), load_average()))
         self._seconds.clear()
-
-
-def processors() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load_average() -> float | None:

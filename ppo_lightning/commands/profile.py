@@ -9,10 +9,11 @@ from typing import Any
 import lightning as L
 import torch
 
-from ppo_lightning.callbacks.speed import other_load, processors, recommendation
+from ppo_lightning.callbacks.speed import other_load, recommendation
 from ppo_lightning.envs.cartpole import IDS
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.utils.processors import processors
 
 # The warm-up, for compilation and caches, ends after this number of iterations or this time.
 WARM_UP = 3
@@ -147,10 +148,17 @@ def changes(module: Any) -> list[tuple[str, ...]]:
         candidates.append(("--num_threads", str(cores) if torch.get_num_threads() == 1 else "1"))
     if module.trainer.precision == "32-true" and data.specs.observation.dtype == torch.uint8:
         candidates.append(("--trainer.precision", "bf16-mixed"))
+    # Only the backend 'gymnasium' has workers.
+    in_process = ("--data.num_workers", "0") if data.factory.num_workers else ()
     if data.env_id in IDS and data.backend != "vectorized":
-        candidates.append(("--data.backend", "vectorized"))
+        candidates.append(("--data.backend", "vectorized", *in_process))
     if data.backend in ("gymnasium", "envpool") and data.specs.observation.dtype != torch.uint8:
-        candidates.append(("--data.backend", "envpool" if data.backend == "gymnasium" else "gymnasium"))
+        other = "envpool" if data.backend == "gymnasium" else "gymnasium"
+        candidates.append(("--data.backend", other, *in_process))
+    if in_process:
+        candidates.append(in_process)
+    elif num_workers := data.choose_workers().num_workers:
+        candidates.append(("--data.num_workers", str(num_workers)))
     return [*candidates, ("--data.num_envs", str(2 * data.num_envs))]
 
 

@@ -62,6 +62,8 @@ class BatchedEnv(EnvBase):
         self.episode_done: np.ndarray | None = None
         # Maximum number of restarts of failed environments, in total.
         self.max_restarts = 0
+        # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
+        self.step_timeout: float | None = None
         # True where the last step failed and restarted the environment, [N]. None: no step failed.
         self.broken: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)

@@ -69,6 +69,8 @@ class EnvFactory:
         env_kwargs: Arguments of the backend's own ``make``, including ``max_episode_steps``. For Atari games,
             options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments.
         transforms: TorchRL transforms, copied for each batch of environments.
+        num_workers: Number of processes that step the environments, 0 for this process. Training environments
+            need a number that divides theirs. Evaluation uses the largest divisor that does not exceed it.
 
     Example:
         >>> env = EnvFactory("CartPole-v1").make(num_envs=4, seed=1)
@@ -80,6 +82,7 @@ class EnvFactory:
     backend: Backend = "gymnasium"
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     transforms: Sequence[Transform] = ()
+    num_workers: int = 0
 
     def make(
         self,
@@ -103,13 +106,22 @@ class EnvFactory:
             The environments.
 
         Raises:
-            ConfigError: The environment or an extra does not exist, or the function returns another type.
+            ConfigError: The environment or an extra does not exist, the function returns another type, or
+                ``num_workers`` does not fit.
         """
+        if stream == "train" and self.num_workers and num_envs % self.num_workers:
+            raise ConfigError(
+                f"data.num_workers ({self.num_workers}) must divide the number of environments of each rank"
+                f" ({num_envs})."
+            )
+        num_workers = 0 if render or not self.num_workers else largest_divisor(num_envs, self.num_workers)
+        if stream == "eval" and num_workers == 1:
+            num_workers = 0
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         if isinstance(self.env_id, str):
-            env: EnvBase = self._from_id(seeds, first_env, render)
+            env: EnvBase = self._from_id(seeds, first_env, render, num_workers)
         else:
-            env = self._from_function(self.env_id, seeds, first_env, stream, render)
+            env = self._from_function(self.env_id, seeds, first_env, stream, render, num_workers)
         return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
 
     def specs(self) -> Specs:
@@ -124,7 +136,7 @@ class EnvFactory:
         finally:
             env.close()
 
-    def _from_id(self, seeds: list[int], first_env: int, render: bool) -> BatchedEnv:
+    def _from_id(self, seeds: list[int], first_env: int, render: bool, num_workers: int) -> BatchedEnv:
         adapter = BACKENDS[self.backend]
         env_kwargs = dict(self.env_kwargs)
         if render:
@@ -134,9 +146,14 @@ class EnvFactory:
                 raise ConfigError(
                     f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
                 )
+            self._refuse_workers("Atari games")
             check_options(env_kwargs)
             return _import_class(adapter.atari)(self.env_id, seeds, **env_kwargs)
         assert adapter.path is not None
+        if self.backend != "gymnasium":
+            self._refuse_workers(f"the backend {self.backend!r}")
+        if num_workers:
+            return _gymnasium_class(num_workers)(self.env_id, seeds, first_env, **env_kwargs)
         env_class = _import_class(adapter.path)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
@@ -145,7 +162,13 @@ class EnvFactory:
         return env_class(self.env_id, seeds, **env_kwargs)
 
     def _from_function(
-        self, function: Callable[..., Any], seeds: list[int], first_env: int, stream: Stream, render: bool
+        self,
+        function: Callable[..., Any],
+        seeds: list[int],
+        first_env: int,
+        stream: Stream,
+        render: bool,
+        num_workers: int,
     ) -> EnvBase:
         if self.backend != "gymnasium":
             raise ConfigError(
@@ -158,8 +181,9 @@ class EnvFactory:
         env = make()
         if not isinstance(env, EnvBase):
             created = [env]  # reuse the environment that revealed the type
-            gymnasium_env = _import_class("gymnasium:GymnasiumEnv")
+            gymnasium_env = _gymnasium_class(num_workers)
             return gymnasium_env(lambda: created.pop() if created else make(), seeds, first_env)
+        self._refuse_workers("TorchRL environments")
         num_envs = len(seeds)
         if env.batch_size == torch.Size([]):
             env.close()
@@ -171,6 +195,13 @@ class EnvFactory:
             )
         env.set_seed(seeds[0])
         return env
+
+    def _refuse_workers(self, kind: str) -> None:
+        if self.num_workers:
+            raise ConfigError(
+                f"data.num_workers is {self.num_workers} and must be 0 for {kind}: workers step Gymnasium"
+                " environments of the backend 'gymnasium'."
+            )
 
 
 def make_env(
@@ -282,6 +313,22 @@ def require_maker(env_id: Any) -> None:
         raise ConfigError(
             f"data.env_id is {env_id!r}: give an environment's id, or a function that makes an environment."
         )
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of a number that does not exceed a limit.
+
+    Example:
+        >>> largest_divisor(10, 4)
+        2
+    """
+    return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)
+
+
+def _gymnasium_class(num_workers: int) -> Callable[..., BatchedEnv]:
+    if not num_workers:
+        return _import_class("gymnasium:GymnasiumEnv")
+    return functools.partial(_import_class("workers:WorkerEnv"), num_workers)
 
 
 def _import_class(path: str) -> Any:

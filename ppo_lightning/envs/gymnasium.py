@@ -134,7 +134,8 @@ class GymnasiumEnv(BatchedEnv):
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
         self._seeds = list(seeds)
-        self._restarts = 0
+        self.restarts = 0  # of all environments
+        self._restarts = [0] * len(seeds)  # of each environment
         self._seeds_to_use: list[int] | None = list(seeds)
         self._pending_resets = {}
 
@@ -238,7 +239,7 @@ class GymnasiumEnv(BatchedEnv):
         Returns:
             The five return values of ``step``.
         """
-        if self._restarts >= self.max_restarts:
+        if self.restarts >= self.max_restarts:
             return self.envs[i].step(action)  # the collector reports non-finite values
         try:
             step = self.envs[i].step(action)
@@ -250,21 +251,21 @@ class GymnasiumEnv(BatchedEnv):
             fault = "returned a non-finite observation or reward"
         except (Exception, SystemExit) as error:
             fault = f"raised {type(error).__name__} ({first_line(error)})"
-        self._restarts += 1
-        count = f"restart {self._restarts} of {self.max_restarts}"
-        number = self._first_env + i
-        warnings.warn(
-            f"Environment {number} {fault}: it is recreated ({count}), and its episode is discarded.",
-            stacklevel=2,
-        )
+        self.restarts += 1
+        self._restarts[i] += 1
+        self._announce_restart(f"Environment {self._first_env + i} {fault}")
         with contextlib.suppress(Exception):
             self.envs[i].close()
         self.envs[i] = self._make()
-        self.envs[i].reset(seed=derive_seed(self._seeds[i], "train", self._restarts))
+        # The count of this environment, so that its episodes do not depend on the failures of others.
+        self.envs[i].reset(seed=derive_seed(self._seeds[i], "train", self._restarts[i]))
         if self.broken is None:
             self.broken = np.zeros(self.num_envs, bool)
         self.broken[i] = True
         return None, 0.0, False, True, {}
+
+    def _announce_restart(self, fault: str) -> None:
+        warn_of_restart(fault, self.restarts, self.max_restarts)
 
     def get_state(self) -> list[Row] | None:
         """Return states of classic control and MuJoCo environments, see :meth:`BatchedEnv.get_state`."""
@@ -282,3 +283,15 @@ class GymnasiumEnv(BatchedEnv):
         """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
         frame: Any = self.envs[0].render()
         return None if frame is None else np.asarray(frame)
+
+
+def warn_of_restart(fault: str, number: int, max_restarts: int) -> None:
+    """Warn that an environment is recreated.
+
+    Args:
+        fault: Name of the environment, and what happened.
+        number: Number of this restart, from 1.
+        max_restarts: Maximum number of restarts.
+    """
+    count = f"restart {number} of {max_restarts}"
+    warnings.warn(f"{fault}: it is recreated ({count}), and its episode is discarded.", stacklevel=2)

@@ -106,6 +106,7 @@ class RolloutCollector(BaseCollector):
         self.reward_scaler = reward_scaler
         self.precision = precision
         self._watch = StepWatch(step_timeout)
+        env.step_timeout = step_timeout
         self.requested_frames_per_batch = env.num_envs * num_steps
         self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
         self._frames = 0

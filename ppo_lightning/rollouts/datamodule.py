@@ -4,7 +4,8 @@ import functools
 import pkgutil
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium
 import lightning as L
@@ -18,6 +19,7 @@ from ppo_lightning.checkpoints.settings import data_settings
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import to_columns, to_rows
+from ppo_lightning.envs.step_time import WorkerChoice, choose_workers
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
@@ -27,6 +29,7 @@ from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
+from ppo_lightning.utils.processors import processors
 
 IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
 
@@ -72,6 +75,9 @@ class RolloutDataModule(L.LightningDataModule):
         max_restarts: Number of restarts on each rank: an environment that raises an exception, or returns a
             non-finite observation or reward, is recreated, and the update leaves the steps of its episode
             out. With ``backend: gymnasium``.
+        num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
+            this process; ``auto``: measure a short episode and choose. It must divide the environments of a
+            rank. The episodes do not depend on it.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -95,6 +101,7 @@ class RolloutDataModule(L.LightningDataModule):
         local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
         max_restarts: Annotated[int, Range(0)] = 0,
+        num_workers: Annotated[int | Literal["auto"], Range(0, 1024)] = 0,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")
         require_maker(env_id)
@@ -104,7 +111,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
-        self.factory = EnvFactory(self.env_id, backend, env_kwargs or {}, tuple(transforms or ()))
+        workers = 0 if num_workers == "auto" else num_workers
+        self.factory = EnvFactory(self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), workers)
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
@@ -142,6 +150,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Share rank 0's seed, from which every rank draws the noise of all ranks."""
         self._close()  # after an interrupted run
         assert self.trainer is not None
+        self._measures = self.hparams["num_workers"] == "auto"
         local = self.local_num_envs
         self._count(self.num_envs if local is None else local * self.trainer.world_size)
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
@@ -160,6 +169,7 @@ class RolloutDataModule(L.LightningDataModule):
                 raise ConfigError(
                     f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks."
                 )
+            self._replace_auto()
             self._env = self.factory.make(self.num_envs // world_size, self.seed, self._first_env)
             if self.max_restarts:
                 if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
@@ -169,6 +179,22 @@ class RolloutDataModule(L.LightningDataModule):
                     )
                 self._env.max_restarts = self.max_restarts
         return self._env
+
+    def choose_workers(self) -> WorkerChoice:
+        """Choose the number of workers for this rank's environments, from a measured step time."""
+        assert self.trainer is not None
+        num_envs = self.num_envs // self.trainer.world_size
+        return choose_workers(self.factory, num_envs, max(1, processors() // self.trainer.num_devices))
+
+    def _replace_auto(self) -> None:
+        """Replace ``num_workers: auto`` by a number, once in a stage."""
+        if not self._measures:
+            return
+        self._measures = False
+        choice = self.choose_workers()
+        self.factory = replace(self.factory, num_workers=choice.num_workers)
+        if self.trainer is not None and self.trainer.is_global_zero:
+            print(f"data.num_workers: auto chose {choice.num_workers} ({choice.reason}).")
 
     @property
     def _first_env(self) -> int:
@@ -271,6 +297,7 @@ class RolloutDataModule(L.LightningDataModule):
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
         agent = self._collector_inputs().agent
+        self._replace_auto()
         return EvaluationLoader(
             self.factory, agent, len(mine), int(mine[0]) if len(mine) else 0, self.seed, self.step_timeout
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from ppo_lightning.errors import ConfigError
 
@@ -58,10 +58,14 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
         bounds = None
         if get_origin(annotation) is Annotated:
             annotation, bounds = get_args(annotation)
-        kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        if value is None and NoneType in kinds:
+        is_union = get_origin(annotation) in (Union, UnionType)
+        kinds = get_args(annotation) if is_union else (annotation,)
+        words = [
+            word for kind in kinds if is_union and get_origin(kind) is Literal for word in get_args(kind)
+        ]
+        if (value is None and NoneType in kinds) or (isinstance(value, str) and value in words):
             continue
-        requirement = f"it must be {bounds}"
+        requirement = " or ".join([f"it must be {bounds}", *map(repr, words)])
         if bounds is None and get_origin(kinds[0]) is Literal:
             valid = value in get_args(kinds[0])
             requirement = f"it must be one of {', '.join(map(repr, get_args(kinds[0])))}"

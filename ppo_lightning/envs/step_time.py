@@ -1,0 +1,128 @@
+"""Choose the number of worker processes from the step time of an environment."""
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torchrl.data import Categorical, MultiCategorical
+
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.factory import EnvFactory, largest_divisor
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns
+
+# Seconds that a step takes more for each worker: two messages and a change of process. Measured on 2 cores as
+# the time of `WorkerEnv.step_arrays` with 16 environments whose step does nothing: 0.11 ms for 1 worker, 0.20
+# for 2, 0.40 for 4, 0.78 for 8, 1.4 for 16.
+EXCHANGE_SECONDS = 1e-4
+GAIN = 1.2  # smallest predicted speedup of the steps for which workers are chosen
+MEASURE_SECONDS = 0.2
+
+
+class StepTime(NamedTuple):
+    """Duration of a step of one environment.
+
+    Attributes:
+        seconds: Wall-clock time of a step.
+        cores: CPU time of a step per wall-clock time. Near 0: the environment waits, for example for a
+            simulator in another process.
+    """
+
+    seconds: float
+    cores: float
+
+
+class WorkerChoice(NamedTuple):
+    """Number of worker processes and the reason as a phrase."""
+
+    num_workers: int
+    reason: str
+
+
+@torch.random.fork_rng(devices=[])  # keeps the seeded weights of the run
+def measure_step(env: GymnasiumEnv, seconds: float = MEASURE_SECONDS) -> StepTime:
+    """Measure steps of one environment with random actions.
+
+    Args:
+        env: A single environment, [1].
+        seconds: Duration of the measurement. At least one step is made.
+    """
+    wall: list[float] = []
+    cpu: list[float] = []
+    observation = env.reset_arrays()
+    deadline = time.perf_counter() + seconds
+    while not wall or time.perf_counter() < deadline:
+        action = random_action(env, observation)
+        start = time.perf_counter(), time.process_time()
+        observation, _, terminated, truncated = env.step_arrays(action)
+        wall.append(time.perf_counter() - start[0])
+        cpu.append(time.process_time() - start[1])
+        done = terminated | truncated
+        if done.any():
+            observation = env.reset_arrays(done)
+    # The first step may load and compile.
+    steps = slice(1, None) if len(wall) > 1 else slice(None)
+    return StepTime(float(np.mean(wall[steps])), sum(cpu[steps]) / sum(wall[steps]))
+
+
+def random_action(env: BatchedEnv, observation: np.ndarray) -> np.ndarray:
+    """Return a random action of one environment, [1, ...], or the first allowed one where there is a mask.
+
+    Args:
+        env: A single environment, [1].
+        observation: Observation with the mask, [1, ...].
+    """
+    observation_spec, action_spec = env.agent_specs
+    action = env.action_spec_unbatched.rand().numpy()[None]
+    mask = mask_columns(observation_spec)
+    if mask is not None:
+        parts = [part for part in columns(action_spec) if isinstance(part[1], Categorical | MultiCategorical)]
+        chosen = [column for *_, where in parts for column in range(where.start, where.stop)]
+        component_ends = np.cumsum(choice_counts(action_spec))[:-1]
+        allowed = np.split(observation[0, mask] > 0, component_ends)
+        action.reshape(-1)[chosen] = [np.flatnonzero(component)[0] for component in allowed]
+    return action
+
+
+def best_num_workers(step: StepTime, num_envs: int, cores: int) -> int:
+    """Return the number of workers with which a step of all environments is fastest, 0 for none.
+
+    Args:
+        step: Duration of a step of one environment.
+        num_envs: Number of environments.
+        cores: Number of CPU cores.
+
+    Example:
+        >>> best_num_workers(StepTime(0.005, 1.0), num_envs=8, cores=4)
+        4
+        >>> best_num_workers(StepTime(0.005, 0.0), num_envs=8, cores=4)
+        8
+        >>> best_num_workers(StepTime(0.00001, 1.0), num_envs=8, cores=4)
+        0
+    """
+    limit = num_envs if step.cores * num_envs <= cores else max(1, int(cores / step.cores))
+    num_workers = largest_divisor(num_envs, limit)
+    with_workers = num_envs / num_workers * step.seconds + num_workers * EXCHANGE_SECONDS
+    return num_workers if num_envs * step.seconds > GAIN * with_workers else 0
+
+
+def choose_workers(factory: EnvFactory, num_envs: int, cores: int) -> WorkerChoice:
+    """Choose the number of workers for environments, from a short episode of one of them.
+
+    Args:
+        factory: Factory of the environments.
+        num_envs: Number of environments of this rank.
+        cores: Number of CPU cores of this rank.
+    """
+    env = dataclasses.replace(factory, num_workers=0, transforms=()).make(stream="eval")
+    try:
+        if not isinstance(env, GymnasiumEnv):
+            return WorkerChoice(0, "workers step Gymnasium environments only")
+        step = measure_step(env)
+    finally:
+        env.close()
+    milliseconds = f"a step of one environment takes {1000 * step.seconds:.2g} ms"
+    busy = f"{100 * step.cores:.0f} % of it on the CPU"
+    return WorkerChoice(best_num_workers(step, num_envs, cores), f"{milliseconds}, {busy}, {cores} CPU cores")

@@ -1,0 +1,272 @@
+"""Gymnasium environments stepped in worker processes, for slow environments."""
+
+import contextlib
+import functools
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.util
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.gymnasium import GymnasiumEnv, warn_of_restart
+from ppo_lightning.envs.state import Row
+from ppo_lightning.envs.worker_group import RESULTS, TIMEOUT_SHARE, Group, Members
+from ppo_lightning.errors import ConfigError
+
+CLOSE_SECONDS = 5.0  # for the `close` methods of the environments, before the workers are killed
+# Forked workers start in milliseconds, even from a script without `if __name__ == "__main__"`, as those of
+# PyTorch's DataLoader do. Spawned ones import PyTorch first. TorchRL sets Python's default to `spawn`.
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+
+
+class WorkerEnv(BatchedEnv):
+    """N copies of a Gymnasium environment in W worker processes.
+
+    Gymnasium's ``AsyncVectorEnv`` runs the processes. Each worker steps N / W copies as
+    :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv` does, and writes the results to shared memory.
+    The episodes are the same as in one process, to the bit, for any number of workers.
+
+    On Linux, the workers end with the process that made them, even if that process is killed. They ignore
+    SIGINT and SIGTERM, which schedulers send to all processes of a run: a run stops its own workers.
+
+    Args:
+        num_workers: Number of processes W, a divisor of N.
+        env_id: As for ``GymnasiumEnv``.
+        seeds: One seed per environment, N in total.
+        first_env: Global index of the first environment, for messages.
+        **env_kwargs: As for ``GymnasiumEnv``.
+
+    Raises:
+        ConfigError: As for ``GymnasiumEnv``, or this process is daemonic.
+        RuntimeError: A worker ended.
+
+    Example:
+        >>> env = WorkerEnv(2, "CartPole-v1", [1, 2, 3, 4])
+        >>> env.reset_arrays().shape
+        (4, 4)
+        >>> env.close()
+    """
+
+    can_restart = True
+
+    def __init__(
+        self,
+        num_workers: int,
+        env_id: str | Callable[..., gymnasium.Env],
+        seeds: list[int],
+        first_env: int = 0,
+        /,
+        **env_kwargs: Any,
+    ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise ConfigError("data.num_workers must be 0 in a daemonic process, which cannot start others.")
+        num_envs = len(seeds)
+        size, rest = divmod(num_envs, num_workers)
+        assert rest == 0
+        # One copy in this process shows the spaces. The copies that are stepped exist in the workers only.
+        sample = GymnasiumEnv(env_id, seeds[:1], first_env, **env_kwargs)
+        row = sample._observation[0]
+        sample.close()
+        super().__init__(*sample.spaces, seeds)
+        self.render_fps = sample.render_fps
+        self._bounds = None  # the workers clip actions
+        groups = [slice(start, start + size) for start in range(0, num_envs, size)]
+        self._members = [range(first_env + rows.start, first_env + rows.stop) for rows in groups]
+        shapes = row.shape, (), (), (), ()
+        dtypes = row.dtype, np.float64, np.uint8, np.uint8, np.uint8
+        results = spaces.Dict(
+            {
+                name: spaces.Box(0, 1, (size, *shape), dtype)
+                for name, shape, dtype in zip(RESULTS, shapes, dtypes, strict=True)
+            }
+        )
+        actions = spaces.Box(0, 1, (size, *self.action_spec_unbatched.shape))
+        self._action_shape = num_workers, *actions.shape
+        makers = [
+            functools.partial(
+                Group,
+                functools.partial(Members, env_id, seeds[rows], first_env + rows.start, **env_kwargs),
+                rows,
+                results,
+                actions,
+            )
+            for rows in groups
+        ]
+        try:
+            self.envs = Workers(
+                makers, context=START_METHOD, autoreset_mode=AutoresetMode.DISABLED, copy=False
+            )
+        except (EOFError, OSError) as error:
+            raise RuntimeError(
+                f"A worker process ended at its start ({error or type(error).__name__}): start the run under"
+                " `if __name__ == '__main__':`, or set data.num_workers to 0."
+            ) from error
+        # Views of the shared memory, which every step and reset overwrites.
+        arrays: dict[str, np.ndarray] = {
+            name: array.reshape(num_envs, *array.shape[2:]) for name, array in self.envs.observations.items()
+        }
+        self._observation = arrays["observation"]
+        self._outcome = arrays["reward"], arrays["terminated"].view(bool), arrays["truncated"].view(bool)
+        self._broken = arrays["broken"].view(bool)
+        self._restarts = 0
+        self._waiting = False  # whether an exchange with the workers was interrupted
+        try:
+            self._call("start")
+        except BaseException:
+            self.close()
+            raise
+
+    def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Reset in the workers, see :meth:`BatchedEnv.reset_arrays`."""
+        options: dict[str, Any] = {"mask": mask, "settings": (self.max_restarts, self.step_timeout)}
+        if mask is not None:
+            # Workers without a finished episode get no message.
+            options["reset_mask"] = mask.reshape(len(self._members), -1).any(axis=1)
+            if not options["reset_mask"].any():
+                return self._observation
+        _, info = self._ask(self.envs.reset, options=options)
+        if info:
+            self._read(info["report"])
+        return self._observation
+
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step in the workers, see :meth:`BatchedEnv._step_arrays`."""
+        info = self._ask(self.envs.step, action.reshape(self._action_shape))[-1]
+        self.broken = None
+        if info:
+            self._read(info["report"])
+            self.broken = self._broken.copy()
+        return self._observation, *self._outcome
+
+    def reseed(self, seeds: list[int]) -> None:
+        """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
+        self._restarts = 0
+        self._call("reseed", seeds)
+
+    def get_state(self) -> list[Row] | None:
+        """Return states as :class:`GymnasiumEnv` does, see :meth:`BatchedEnv.get_state`."""
+        states = self._call("get_state")
+        return None if None in states else [row for rows in states for row in rows]
+
+    def set_state(self, states: list[Row]) -> None:
+        """Restore the environments, see :meth:`BatchedEnv.set_state`."""
+        groups = np.split(np.arange(self.num_envs), len(self._members))
+        # Plain pickles: multiprocessing would send each tensor through a file of its own.
+        self._ask(self.envs.set_attr, "states", [pickle.dumps([states[i] for i in rows]) for rows in groups])
+        self._call("set_state", (self.max_restarts, self.step_timeout))
+
+    def _call(self, name: str, *args: Any) -> list[Any]:
+        """Call a method of the groups and return the values, one per worker."""
+        return self._read(self._ask(self.envs.call, name, *args))
+
+    def _ask(self, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Exchange messages with the workers.
+
+        Raises:
+            RuntimeError: A worker ended.
+        """
+        self._waiting = True
+        try:
+            answer = request(*args, **kwargs)
+        except (EOFError, OSError):  # from the pipe of a dead worker
+            self._raise_death()
+        self._waiting = False
+        return answer
+
+    def _read(self, reports: Any) -> list[Any]:
+        """Raise the first error that workers report, warn of restarts, and return the values.
+
+        Raises:
+            RuntimeError: More environments failed in one step than ``max_restarts`` allows.
+        """
+        read = [(None, None, []) if report is None else pickle.loads(report) for report in reports]
+        faults = [fault for _, _, group in read for fault in group]
+        for fault in faults:
+            self._restarts += 1
+            if self._restarts > self.max_restarts:
+                raise RuntimeError(f"{fault}, and data.max_restarts is {self.max_restarts}.")
+            warn_of_restart(fault, self._restarts, self.max_restarts)
+        for _, error, _ in read:
+            if error is not None:
+                raise error
+        if faults:
+            self._call("set_restarts", self._restarts)
+        return [value for value, _, _ in read]
+
+    def _raise_death(self) -> NoReturn:
+        processes = self.envs.processes
+        sentinels = [process.sentinel for process in processes]
+        ended = multiprocessing.connection.wait(sentinels, timeout=CLOSE_SECONDS)
+        dead = [index for index, sentinel in enumerate(sentinels) if sentinel in ended]
+        if not dead:
+            raise RuntimeError("A worker closed its pipe: set data.num_workers to 0 to see the reason.")
+        processes[dead[0]].join()  # the exit code follows the sentinel
+        code = processes[dead[0]].exitcode or 0
+        end = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        if self.step_timeout is not None and end.endswith("SIGALRM"):
+            limit = f"{TIMEOUT_SHARE:g} * data.step_timeout = {TIMEOUT_SHARE * self.step_timeout:g} s"
+            end = f"hung for {limit} (the traceback above shows where)"
+        elif end.endswith("SIGKILL"):
+            end += ", as Linux does when memory runs out"
+        numbers = ", ".join(map(str, self._members[dead[0]]))
+        raise RuntimeError(
+            f"Worker {dead[0]} of {len(processes)} (environments {numbers}) {end}: resume from the last"
+            " checkpoint with --auto_resume or ckpt_path."
+        ) from None
+
+    def _close_envs(self) -> None:
+        self.envs.close(terminate=self._waiting)
+
+
+class Workers(AsyncVectorEnv):
+    """Gymnasium's ``AsyncVectorEnv`` with an end that never hangs.
+
+    Args:
+        *args: As for ``AsyncVectorEnv``.
+        **kwargs: As for ``AsyncVectorEnv``.
+
+    Example:
+        >>> workers = Workers([functools.partial(gymnasium.make, "CartPole-v1")] * 2)
+        >>> workers.close()
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # At exit, multiprocessing waits for its processes, which ignore its SIGTERM.
+        multiprocessing.util.Finalize(self, _kill, [self.processes], exitpriority=100)
+
+    def close_extras(self, timeout: float | None = CLOSE_SECONDS, terminate: bool = False) -> None:
+        """Close the environments and end the workers.
+
+        Args:
+            timeout: Seconds for the ``close`` methods of the environments.
+            terminate: End the workers without these methods.
+        """
+        if not terminate:
+            for pipe in self.parent_pipes:
+                with contextlib.suppress(OSError):
+                    pipe.send(("close", None))
+            deadline = time.monotonic() + (timeout or 0)
+            for process in self.processes:
+                process.join(max(0, deadline - time.monotonic()))
+        _kill(self.processes)
+        for pipe in self.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+
+
+def _kill(processes: list[Any]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()

@@ -1,0 +1,443 @@
+"""Worker processes: the same episodes as in one process, errors, kills and clean ends."""
+
+import functools
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torchrl.envs import GymEnv
+
+from ppo_lightning import ConfigError, MLPAgent
+from ppo_lightning.callbacks.preemption import EXIT_CODE
+from ppo_lightning.commands.profile import StageClock
+from ppo_lightning.envs import workers
+from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.envs.step_time import StepTime, best_num_workers, choose_workers
+from ppo_lightning.rollouts.collector import RolloutCollector
+from tests.checkpoints.test_resume import SaveAfter, left_of, runs, wait_for_a_checkpoint  # noqa: F401
+from tests.environments import Counter, Reach
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="reads /proc, and the tests' classes need fork"
+)
+
+
+class Fragile(Reach):
+    """Reach that raises or returns NaN at random steps, the same ones for the same seed."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        luck = self.np_random.random()
+        if luck < 0.04:
+            raise RuntimeError("the simulator is broken")
+        return observation, np.nan if luck > 0.97 else reward, *rest
+
+
+class UnpicklableError(Exception):
+    def __init__(self, one, two):
+        super().__init__("two arguments")
+
+
+class Faulty(Counter):
+    """Counter that fails where ``kind`` says, from the first step or reset on."""
+
+    def __init__(self, kind):
+        super().__init__()
+        # The main process creates one to see the spaces.
+        self.kind = kind if multiprocessing.parent_process() is not None else ""
+        if self.kind == "is not created":
+            raise ValueError("no license")
+
+    def reset(self, *, seed=None, options=None):
+        if self.kind == "reset":
+            raise LookupError("no map")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        if self.kind == "note":
+            error = ValueError("the simulator is broken")
+            error.add_note("a note of the simulator")
+            raise error
+        if self.kind == "unpicklable":
+            raise UnpicklableError(1, 2)
+        if self.kind == "exits":
+            sys.exit(0)
+        if self.kind == "reward":
+            reward = "much"
+        while self.kind == "hangs" and self.time > 3:
+            time.sleep(1)
+        return observation, reward, *rest
+
+    def close(self):
+        while self.kind == "hangs in close":
+            time.sleep(1)
+
+
+class Slow(Counter):
+    """Counter whose step sleeps."""
+
+    def step(self, action):
+        time.sleep(0.005)
+        return super().step(action)
+
+
+class Choosy(Slow):
+    """Slow whose mask allows action 1 only."""
+
+    def action_masks(self):
+        return np.array([0, 1], np.int8)
+
+    def step(self, action):
+        assert action == 1
+        return super().step(action)
+
+
+@pytest.fixture
+def make():
+    """Return a function that makes environments; the fixture closes them and their workers."""
+    made = []
+
+    def make_env(env_id, num_workers, num_envs=4, stream="train", **env_kwargs):
+        factory = EnvFactory(env_id, env_kwargs=env_kwargs, num_workers=num_workers)
+        made.append(factory.make(num_envs, seed=3, first_env=5, stream=stream))
+        return made[-1]
+
+    yield make_env
+    for env in made:
+        env.close(raise_if_closed=False)
+        assert not any(process.is_alive() for process in processes_of(env))
+
+
+def processes_of(env):
+    return getattr(env.envs, "processes", [])
+
+
+def collect(env, rollouts=4, num_steps=16, max_restarts=0):
+    env.max_restarts = max_restarts
+    torch.manual_seed(0)
+    agent = MLPAgent(*env.agent_specs)
+    collector = RolloutCollector(env, agent, num_steps, seed=2)
+    return [collector.rollout().clone() for _ in range(rollouts)]
+
+
+def same(ours, others):
+    return all(
+        torch.equal(value, other.get(key))
+        for one, other in zip(ours, others, strict=True)
+        for key, value in one.items(True, True)
+    )
+
+
+ENVIRONMENTS = {
+    "CartPole-v1": {},
+    "Pendulum-v1": {"max_episode_steps": 11},
+    "tests.environments:Script-v0": {},
+    "tests.environments:Reach-v0": {},  # a dictionary of observations, and clipped actions
+    "ppo_lightning.envs.tasks:Locks-v0": {"num_locks": 5},  # a mask from a method
+    "Taxi-v4": {"max_episode_steps": 13},  # a mask in the info, and a discrete observation
+}
+
+
+@pytest.mark.parametrize("env_id", ENVIRONMENTS)
+def test_rollouts_are_equal_to_the_bit_for_any_number_of_workers(env_id, make):
+    expected = collect(make(env_id, 0, **ENVIRONMENTS[env_id]))
+    for num_workers in (1, 2, 4):
+        env = make(env_id, num_workers, **ENVIRONMENTS[env_id])
+        assert len(processes_of(env)) == num_workers
+        assert same(expected, collect(env))
+
+
+def test_an_evaluation_uses_a_number_of_workers_that_divides_its_episodes(make):
+    sizes = {(6, 4): 3, (10, 8): 5, (7, 4): 0, (1, 8): 0}
+    for (episodes, num_workers), expected in sizes.items():
+        env = make("CartPole-v1", num_workers, episodes, stream="eval")
+        assert len(processes_of(env)) == expected
+
+
+def test_torchrl_steps_the_same_environments(make):
+    expected, env = (make("CartPole-v1", num_workers) for num_workers in (0, 2))
+    for one in (expected, env):
+        one.set_seed(7)
+    torch.manual_seed(0)
+    first = expected.rollout(30, break_when_any_done=False)
+    torch.manual_seed(0)
+    assert same([first], [env.rollout(30, break_when_any_done=False)])
+
+
+def restarts(make, num_workers, rollouts=6, max_restarts=1000):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        return collect(make(Fragile, num_workers), rollouts, max_restarts=max_restarts), [
+            str(warning.message) for warning in caught if "is recreated" in str(warning.message)
+        ]
+
+
+def test_restarts_are_equal_to_the_bit_for_any_number_of_workers(make):
+    expected, sentences = restarts(make, 0)
+    assert len(sentences) > 10
+    assert sentences[0].endswith("(restart 1 of 1000), and its episode is discarded.")
+    assert any(not rollout["valid"].all() for rollout in expected)
+    for num_workers in (1, 2, 4):
+        rollouts, warned = restarts(make, num_workers)
+        assert same(expected, rollouts)
+        assert warned == sentences
+
+
+def test_all_workers_share_max_restarts(make):
+    for num_workers in (0, 2, 4):
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            pytest.raises(RuntimeError, match=r"Environment|broken"),
+        ):
+            warnings.simplefilter("always")
+            collect(make(Fragile, num_workers), 20, max_restarts=3)
+        assert sum("is recreated" in str(warning.message) for warning in caught) == 3
+
+
+DATA = {"env_id": "Acrobot-v1", "env_kwargs": {"max_episode_steps": 30}, "num_envs": 4, "num_steps": 20}
+DATA |= {"total_timesteps": 4 * 20 * 4, "eval_episodes": 4}
+MODEL = {"num_minibatches": 2, "update_epochs": 2, "norm_reward": True, "learning_rate": 1e-3}
+MODEL |= {"agent": functools.partial(MLPAgent, norm_obs=True)}
+
+
+def test_weights_are_equal_to_the_bit_and_a_run_resumes_with_another_number(fit, tmp_path, capsys):
+    options = {"limit_val_batches": 1, "check_val_every_n_epoch": None, "val_check_interval": 2}
+    path = tmp_path / "middle.ckpt"
+    whole = fit(DATA, MODEL, **options)
+    for num_workers in (1, 2, 4):
+        save = SaveAfter(path, 2)
+        module = fit(DATA | {"num_workers": num_workers}, MODEL, callbacks=[save], **options)
+        resumed = fit(DATA | {"num_workers": (num_workers + 1) % 3}, MODEL, ckpt_path=path, **options)
+        assert "each environment resumes its episode, to the bit" in capsys.readouterr().out
+        for run in (module, resumed):
+            assert all(torch.equal(value, run.state_dict()[key]) for key, value in whole.state_dict().items())
+            for key, value in whole.trainer.callback_metrics.items():
+                assert key == "charts/SPS" or torch.equal(value, run.trainer.callback_metrics[key]), key
+    assert not torch.equal(*(next(run.agent.parameters()) for run in (whole, fit(DATA, MODEL, seed=2))))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("note", ValueError, "the simulator is broken"),
+        ("unpicklable", RuntimeError, "UnpicklableError: two arguments"),
+        ("exits", RuntimeError, "Faulty, environment 5: step() raised SystemExit(0)."),
+        (
+            "reward",
+            ConfigError,
+            "Faulty, environment 5: the reward is 'much': step() must return a number there.",
+        ),
+        ("reset", LookupError, "no map"),
+        ("is not created", ValueError, "no license"),
+    ],
+)
+def test_an_error_in_a_worker_is_raised_as_in_one_process(kind, error, message, make, capfd):
+    with pytest.raises(error) as caught:
+        collect(make(Faulty, 2, kind=kind))
+    assert str(caught.value) == message
+    notes = "\n".join(getattr(caught.value, "__notes__", []))
+    if error is ConfigError:
+        assert notes == ""
+    else:
+        assert "In the worker process:" in notes and "test_workers.py" in notes, "where it was raised"
+    if kind == "note":
+        assert notes.startswith("a note of the simulator\nFaulty, environment 5: step() raised this.")
+    assert "Received the following error" not in capfd.readouterr().err, "Gymnasium reports nothing"
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_killed_worker_ends_the_step_with_one_sentence(started, make):
+    env = make("CartPole-v1", 2)
+    if started:
+        env.reset_arrays()
+        env.step_arrays(np.zeros(4, int))
+    env.envs.processes[1].kill()
+    with pytest.raises(RuntimeError, match=r"Worker 1 of 2 \(environments 7, 8\) was ended by SIGKILL"):
+        for _ in range(2):
+            env.reset_arrays()
+            env.step_arrays(np.zeros(4, int))
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 3
+
+
+def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capfd):
+    env = make(Faulty, 2, kind="hangs")
+    collector = RolloutCollector(env, MLPAgent(*env.agent_specs), 16, step_timeout=1.0)
+    with pytest.raises(RuntimeError, match=r"Worker . of 2 .* hung for 0.8 \* data.step_timeout = 0.8 s"):
+        collector.rollout()
+    errors = capfd.readouterr().err
+    assert 'test_workers.py", line' in errors.split("most recent call first")[1]
+
+
+def test_an_environment_that_hangs_in_close_is_killed(make, monkeypatch):
+    monkeypatch.setattr(workers.Workers.close_extras, "__defaults__", (0.3, False))
+    env = make(Faulty, 2, kind="hangs in close")
+    env.reset_arrays()
+    began = time.monotonic()
+    env.close()
+    assert 0.3 < time.monotonic() - began < 3
+
+
+def test_an_interrupted_step_leaves_no_worker(make):
+    """As Ctrl-C does. The workers do not see the signal."""
+    env = make(Faulty, 2, kind="hangs")
+    env.reset_arrays()
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(9):
+                env.step_arrays(np.zeros(4, int))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 3
+
+
+def test_workers_do_not_share_the_global_random_generators(make):
+    class Careless(Counter):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, np.random.random() + random.random() + float(torch.rand(())), *rest  # noqa: NPY002
+
+    env = make(Careless, 4)
+    env.reset_arrays()
+    assert len(set(env.step_arrays(np.zeros(4, int))[1].tolist())) == 4
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"num_workers": 3}, r"data.num_workers \(3\) must divide .* each rank \(4\)"),
+        ({"backend": "envpool", "num_workers": 2}, "must be 0 for the backend 'envpool'"),
+        ({"env_id": "ALE/Breakout-v5", "num_workers": 2}, "must be 0 for Atari games"),
+        ({"env_id": lambda: GymEnv("CartPole-v1"), "num_workers": 2}, "must be 0 for TorchRL environments"),
+        ({"num_workers": "many"}, "data.num_workers is 'many': it must be between 0 and 1024 or 'auto'"),
+        ({"num_workers": -1}, "data.num_workers is -1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_with_one_sentence(data, message, fit):
+    with pytest.raises(ConfigError, match=message):
+        fit({"num_envs": 4, "num_steps": 8, "total_timesteps": 32} | data)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cores", "num_envs", "available", "expected"),
+    [
+        (1e-5, 1.0, 64, 8, 0),  # messages take longer than steps
+        (1e-3, 1.0, 8, 2, 2),
+        (1e-3, 1.0, 8, 6, 4),  # 6 does not divide 8
+        (1e-3, 1.0, 7, 4, 0),
+        (5e-3, 0.0, 8, 2, 8),  # waits: more workers than cores
+        (5e-3, 0.5, 8, 2, 4),
+        (1.0, 1.0, 8, 1, 0),
+        (1.0, 1.0, 1, 8, 0),
+    ],
+)
+def test_auto_chooses_by_step_time_cores_and_waiting(seconds, cores, num_envs, available, expected):
+    assert best_num_workers(StepTime(seconds, cores), num_envs, available) == expected
+
+
+def test_auto_measures_the_environment(fit, capsys):
+    assert choose_workers(EnvFactory("CartPole-v1"), 8, 2).num_workers == 0
+    assert choose_workers(EnvFactory("CartPole-v1", "envpool"), 8, 2).num_workers == 0
+    data = {"num_envs": 4, "num_steps": 8, "total_timesteps": 32, "env_id": Choosy}
+    expected, chosen = (fit(data | {"num_workers": num_workers}) for num_workers in (0, "auto"))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "num_workers" in line]
+    assert line.startswith("data.num_workers: auto chose 4 (a step of one environment takes 5.")
+    assert all(torch.equal(*pair) for pair in zip(expected.parameters(), chosen.parameters(), strict=True)), (
+        "the measurement draws no number of the run"
+    )
+
+
+def test_profile_tries_workers_for_slow_environments_only(fit):
+    for env_id, expected in ((Slow, True), ("CartPole-v1", False)):
+        clock = StageClock(0.1)
+        data = {"env_id": env_id, "num_envs": 2, "num_steps": 8, "total_timesteps": 10**9}
+        fit(data, {"num_minibatches": 2}, callbacks=[clock], max_epochs=-1)
+        assert (("--data.num_workers", "2") in clock.changes) == expected
+
+
+# Processes of the command line
+
+WORKERS = ("--data.num_workers", "2")
+
+
+def workers_of(process):
+    return [number for number in left_of(process.pid) if number != process.pid]
+
+
+@pytest.mark.integration
+def test_sigterm_to_all_processes_saves_at_the_end_of_the_iteration(runs):  # noqa: F811
+    """Schedulers signal every process of a job."""
+    broken = runs("broken")
+    process = broken.start(*WORKERS, total=10**6)
+    assert wait_for_a_checkpoint(broken, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    code, said = broken.wait(process)
+    assert code == EXIT_CODE, said
+    assert "Preempted after" in said
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", ["a worker", "the parent"])
+def test_kills_leave_no_process_and_the_run_resumes_to_the_bit(victim, kills, runs):  # noqa: F811
+    whole, broken = runs("whole"), runs("broken")
+    steps = 4 * 128 * 3 * 4 * (kills + 2)
+    for number in range(kills):
+        newest = broken.newest()
+        process = broken.start(*WORKERS, "--auto_resume", total=steps)
+        end = time.monotonic() + 100
+        while broken.newest() == newest and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(random.Random(number).uniform(0, 0.3))
+        found = workers_of(process)
+        assert len(found) == 2, process.communicate()
+        os.kill(found[number % 2] if victim == "a worker" else process.pid, signal.SIGKILL)
+        code, said = broken.wait(process, timeout=30)
+        if victim == "a worker":
+            assert code == 1, said
+            assert "was ended by SIGKILL, as Linux does when memory runs out: resume from" in said
+        else:
+            assert code == -signal.SIGKILL
+    code, said = broken.wait(broken.start("--auto_resume", total=steps))
+    assert code == 0, said
+    assert "each environment resumes its episode, to the bit" in said
+    code, said = whole.wait(whole.start(total=steps))
+    assert code == 0, said
+    a, b = whole.final(steps), broken.final(steps)
+    assert all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
+
+
+@pytest.mark.integration
+def test_an_environment_that_is_never_closed_does_not_block_the_end_of_python():
+    script = """
+from ppo_lightning.envs.factory import EnvFactory
+env = EnvFactory("CartPole-v1", num_workers=2).make(2)
+env.reset_arrays()
+kept = [env]
+kept.append(kept)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
