@@ -98,6 +98,11 @@ def make_collector(
             "data.transforms do not work with Atari games, whose lives and rewards TorchRL's collector would"
             " take wrongly: leave them out; the preprocessing stands in data.env_kwargs."
         )
+    if isinstance(base, BatchedEnv) and base.resets_late:
+        raise ConfigError(
+            "data.transforms do not work with a vectorized environment that resets at the step after an episode"
+            " end, which TorchRL's collector would count: make it with AutoresetMode.DISABLED or SAME_STEP."
+        )
     num_envs = env.batch_size[0]
     if agent.normalizer is not None and num_envs < (total_envs or 0):
         raise ConfigError(
