@@ -59,8 +59,8 @@ def check_vector_step(answer: Any, num_envs: int) -> None:
         array = np.asarray(value)
         if array.shape != (num_envs,) or array.dtype.kind not in "biuf":
             raise ConfigError(
-                f"{name} has shape {array.shape} and dtype {array.dtype}: step() must return {num_envs} numbers"
-                " or flags there."
+                f"{name} has shape {array.shape} and dtype {array.dtype}: step() must return {num_envs}"
+                " numbers or flags there."
             )
 
 

@@ -143,8 +143,10 @@ class EnvFactory:
         env_class = _import_class(adapter.path)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
-        if self.backend == "gymnasium" and _import_class("vector:is_vector_only")(self.env_id):
-            vector_env = _import_class("vector:make_registered_vector")(self.env_id, len(seeds), **env_kwargs)
+        if self.backend == "gymnasium" and _import_class("registered:is_vector_only")(self.env_id):
+            vector_env = _import_class("registered:make_registered_vector")(
+                self.env_id, len(seeds), **env_kwargs
+            )
             return _import_class("vector:GymnasiumVectorEnv")(vector_env, seeds)
         if env_class.numbers_its_envs:
             return env_class(self.env_id, seeds, first_env, **env_kwargs)

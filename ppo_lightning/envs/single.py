@@ -59,8 +59,8 @@ def make_from_function(function: Callable[..., Any], **env_kwargs: Any) -> gymna
     if isinstance(env, gymnasium.Env):
         return _with_fast_action_check(env)
     raise ConfigError(
-        f"env_id makes a {type(env).__name__}: it must make a Gymnasium environment, a vectorized environment of"
-        " Gymnasium or a TorchRL environment."
+        f"env_id makes a {type(env).__name__}: it must make a Gymnasium environment, a vectorized environment"
+        " of Gymnasium or a TorchRL environment."
     )
 
 

@@ -1,11 +1,9 @@
 """Vectorized environments of Gymnasium's interface, in any autoreset mode."""
 
-import importlib
 import warnings
 import weakref
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -15,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from ppo_lightning.envs.answers import check_observation, check_vector_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.minigrid import cells_as_choices
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import from_rows, to_row, to_rows
 from ppo_lightning.spaces.specs import (
     MASK,
@@ -77,9 +75,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             derive_seed(seeds[-1], "eval", index) for index in range(num_envs - len(seeds))
         ]
         if envs.unwrapped in _adapted or envs.closed:
-            raise ConfigError(
-                f"env_id makes the same {self._name} at each call: it must make a new one."
-            )
+            raise ConfigError(f"env_id makes the same {self._name} at each call: it must make a new one.")
         _adapted.add(envs.unwrapped)
         self.envs = envs
         self._mode = _mode(envs, self._name)
@@ -94,7 +90,9 @@ class GymnasiumVectorEnv(BatchedEnv):
         observation_spec, action_spec = self.agent_specs
         spec = stored(observation_spec)
         self._is_box = isinstance(self._space, spaces.Box)
-        dtype = space.dtype if isinstance(space, spaces.Box) else torch.empty(0, dtype=spec.dtype).numpy().dtype
+        dtype = (
+            space.dtype if isinstance(space, spaces.Box) else torch.empty(0, dtype=spec.dtype).numpy().dtype
+        )
         self._observation = np.zeros((num_envs, *spec.shape), dtype)
         self._batched_space = batch_space(self._space, num_envs)
         self._mask = mask_columns(observation_spec)
@@ -124,8 +122,8 @@ class GymnasiumVectorEnv(BatchedEnv):
             self.skipped = None
             if self._mask is None and MASK in info and choice_counts(self.agent_specs[1]):
                 warnings.warn(
-                    f"{self._name}: the {MASK} of the info is ignored. A vectorized environment needs it as an"
-                    " entry of the observations.",
+                    f"{self._name}: the {MASK} of the info is ignored. A vectorized environment needs it as"
+                    " an entry of the observations.",
                     stacklevel=2,
                 )
         elif self._mode is AutoresetMode.DISABLED:
@@ -133,8 +131,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         else:
             if (mask & ~self._done).any():
                 raise ConfigError(
-                    f"{self._name} resets itself and cannot be reset in the middle of an episode: make it with"
-                    " AutoresetMode.DISABLED."
+                    f"{self._name} resets itself and cannot be reset in the middle of an episode: make it"
+                    " with AutoresetMode.DISABLED."
                 )
             self._observation[mask] = self._fresh[mask]
         return self._observation
@@ -144,7 +142,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         if seeds is None:
             return self.envs.reset()
         try:
-            return self.envs.reset(seed=seeds)  # type: ignore[arg-type]
+            return self.envs.reset(seed=seeds)
         except Exception:
             if isinstance(self.envs.unwrapped, SyncVectorEnv | AsyncVectorEnv):
                 raise
@@ -163,8 +161,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         # A wrapper may transform the other observations again, for example with new statistics.
         if self.envs.unwrapped is self.envs and not np.array_equal(self._observation[~mask], previous):
             raise ConfigError(
-                f"{self._name}: reset(options={{'reset_mask': mask}}) changed observations outside of the mask:"
-                " with AutoresetMode.DISABLED it must reset the environments of the mask only."
+                f"{self._name}: reset(options={{'reset_mask': mask}}) changed observations outside of the"
+                " mask: with AutoresetMode.DISABLED it must reset the environments of the mask only."
             )
         self._observation[~mask] = previous
 
@@ -248,7 +246,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             )
         finals = info[key]
         present = np.asarray(info.get(f"_{key}", done), bool)
-        by_env = isinstance(finals, list) or getattr(finals, "dtype", None) == object
+        by_env = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
         missing = done & ~present
         if by_env:
             missing |= done & np.array([final is None for final in finals])
@@ -276,39 +274,6 @@ class GymnasiumVectorEnv(BatchedEnv):
             for process in getattr(self.envs.unwrapped, "processes", ()):
                 process.kill()
                 process.join()
-
-
-def is_vector_only(env_id: str) -> bool:
-    """Return whether an id is registered with a ``vector_entry_point`` only.
-
-    Args:
-        env_id: Id of the environment, optionally with a module to import.
-    """
-    module, _, name = env_id.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except ImportError:  # reported where the environment is made
-            return False
-    spec = gymnasium.registry.get(name)
-    return spec is not None and spec.entry_point is None and spec.vector_entry_point is not None
-
-
-def make_registered_vector(env_id: str, num_envs: int, **env_kwargs: Any) -> VectorEnv:
-    """Make a vectorized environment from Gymnasium's registry.
-
-    Args:
-        env_id: Id of the environment.
-        num_envs: Number of environments N.
-        **env_kwargs: Arguments of ``gymnasium.make_vec``.
-
-    Raises:
-        ConfigError: The environment cannot be created.
-    """
-    try:
-        return gymnasium.make_vec(env_id, num_envs, "vector_entry_point", **env_kwargs)
-    except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as error:
-        raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
 
 
 def _mode(envs: VectorEnv, name: str) -> AutoresetMode:

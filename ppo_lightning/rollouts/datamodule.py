@@ -47,8 +47,8 @@ class RolloutDataModule(L.LightningDataModule):
     Args:
         env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or
             TorchRL environment, or a new ``gymnasium.vector.VectorEnv``, at each call (in YAML: its import
-            path, as in ``my_package.make``, or a ``class_path``). The function gets ``num_envs``, ``seed`` and
-            ``first_env`` if it has such parameters.
+            path, as in ``my_package.make``, or a ``class_path``). The function gets ``num_envs``, ``seed``
+            and ``first_env`` if it has such parameters.
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
             ``vectorized`` has Gymnasium's vectorized CartPole, ``ale`` Atari, ``procgen`` Procgen.
         num_envs: Number of environments, of all ranks together.

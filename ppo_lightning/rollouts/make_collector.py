@@ -100,8 +100,9 @@ def make_collector(
         )
     if isinstance(base, BatchedEnv) and base.resets_late:
         raise ConfigError(
-            "data.transforms do not work with a vectorized environment that resets at the step after an episode"
-            " end, which TorchRL's collector would count: make it with AutoresetMode.DISABLED or SAME_STEP."
+            "data.transforms do not work with a vectorized environment that resets at the step after an"
+            " episode end, which TorchRL's collector would count: make it with AutoresetMode.DISABLED or"
+            " SAME_STEP."
         )
     num_envs = env.batch_size[0]
     if agent.normalizer is not None and num_envs < (total_envs or 0):
