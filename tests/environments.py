@@ -2,9 +2,11 @@
 
 import sys
 import time
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 
 class Counter(gym.Env):
@@ -175,6 +177,81 @@ class Trouble(Counter):
         return observation, reward, *rest
 
 
+class Parts(gym.Env):
+    """Environment with a mask, and observations and actions of several parts, independent of the actions.
+
+    An episode has 2 to 5 steps. Every second one is truncated. The mask of the final observation is 0.
+    """
+
+    observation_space = gym.spaces.Dict(
+        {
+            "kind": gym.spaces.Discrete(3),
+            "place": gym.spaces.Tuple([gym.spaces.Box(-9, 9, (2,)), gym.spaces.MultiBinary(2)]),
+            "action_mask": gym.spaces.MultiBinary(5),
+        }
+    )
+    action_space = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Discrete(3)})
+
+    def __init__(self):
+        self.episode = 0
+
+    def observation(self, over=False):
+        mask = np.zeros(5, np.int8) if over else np.array([1, self.time % 2, 1, 0, 1], np.int8)
+        place = (self.np_random.normal(size=2).astype(np.float32), np.array([self.time % 2, 1], np.int8))
+        return {"kind": self.time % 3, "place": place, "action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.time, self.length = 0, int(self.np_random.integers(2, 6))
+        return self.observation(), {}
+
+    def step(self, action):
+        assert self.action_space.contains({name: int(part) for name, part in action.items()})
+        self.time += 1
+        over = self.time == self.length
+        flags = (over, False) if self.episode % 2 else (False, over)
+        return self.observation(over), float(self.time), *flags, {}
+
+
+class NextStepVector(gym.vector.VectorEnv):
+    """Vectorized environment that resets at the next step, as a user may write one.
+
+    The rewards of these steps are not finite, and the observations are written into one array.
+    """
+
+    metadata: ClassVar = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+
+    def __init__(self, env_id, num_envs):
+        self.envs = [gym.make(env_id) for _ in range(num_envs)]
+        self.num_envs = num_envs
+        self.single_observation_space = self.envs[0].observation_space
+        self.single_action_space = self.envs[0].action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.buffer = create_empty_array(self.single_observation_space, num_envs)
+        self.over = [False] * num_envs
+
+    def observation(self, rows):
+        self.buffer = concatenate(self.single_observation_space, rows, self.buffer)
+        return self.buffer
+
+    def reset(self, *, seed=None, options=None):
+        assert not options
+        self.over = [False] * self.num_envs
+        seeds = seed or [None] * self.num_envs
+        rows = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, seeds, strict=True)]
+        return self.observation(rows), {}
+
+    def step(self, actions):
+        steps = []
+        for env, over, action in zip(self.envs, self.over, iterate(self.action_space, actions), strict=True):
+            steps.append((env.reset()[0], np.nan, False, False) if over else env.step(action)[:4])
+        rows, rewards, terminated, truncated = (list(parts) for parts in zip(*steps, strict=True))
+        self.over = [a or b for a, b in zip(terminated, truncated, strict=True)]
+        return self.observation(rows), np.array(rewards), np.array(terminated), np.array(truncated), {}
+
+
 gym.register("Twin-v0", Reach)
 for name, entry in (
     ("Counter", Counter),
@@ -183,5 +260,6 @@ for name, entry in (
     ("Script", Script),
     ("Reach", Reach),
     ("Trouble", Trouble),
+    ("Parts", Parts),
 ):
     gym.register(f"{name}-v0", entry)

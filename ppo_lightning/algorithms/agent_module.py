@@ -237,6 +237,8 @@ class AgentModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         """Stop a resumed run that is already complete."""
+        # Only now the environments exist, which may have invalid steps.
+        check_callbacks(self.trainer, self.steps_per_rollout)
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
 

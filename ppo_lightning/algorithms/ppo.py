@@ -365,7 +365,7 @@ class PPO(AgentModule):
     @property
     def steps_per_rollout(self) -> int | None:
         """Number of optimizer steps per iteration, or None if it varies."""
-        varies = self.hparams.target_kl is not None or self.data.max_restarts
+        varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
     @property

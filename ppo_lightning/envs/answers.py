@@ -19,6 +19,7 @@ READERS = (
     "gymnasium.wrappers.",
     f"{__package__}.answers",
     f"{__package__}.gymnasium",
+    f"{__package__}.vector",
     "ppo_lightning.spaces.rows",
 )
 
@@ -41,6 +42,26 @@ def check_step(answer: Any) -> None:
         array = np.asarray(value)
         if array.shape != () or array.dtype.kind not in "biuf":
             raise ConfigError(f"{name} is {value!r}: step() must return {kind} there.")
+
+
+def check_vector_step(answer: Any, num_envs: int) -> None:
+    """Check that the return value of a vectorized ``step`` has five parts, including numbers and flags.
+
+    Args:
+        answer: Return value of ``step``.
+        num_envs: Number of environments N.
+
+    Raises:
+        ConfigError: A part has the wrong type or shape. The message names the part.
+    """
+    _, reward, terminated, truncated, _ = answer
+    for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+        array = np.asarray(value)
+        if array.shape != (num_envs,) or array.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"{name} has shape {array.shape} and dtype {array.dtype}: step() must return {num_envs}"
+                " numbers or flags there."
+            )
 
 
 def check_observation(value: Any, space: spaces.Space, name: str = "observation") -> None:

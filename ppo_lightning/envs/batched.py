@@ -20,7 +20,8 @@ class BatchedEnv(EnvBase):
 
     This package's collector calls :meth:`reset_arrays` and :meth:`step_arrays`. TorchRL's collectors,
     rollouts and transforms use the same object as an ``EnvBase`` of batch size [N]. There is no autoreset:
-    ``step`` returns the final observation of a finished episode, and the caller resets by mask.
+    ``step`` returns the final observation of a finished episode, and the caller resets by mask. The only
+    exception are environments with ``resets_late``, whose ``skipped`` steps must not count.
 
     Args:
         observation_space: Observation space of one environment.
@@ -40,6 +41,9 @@ class BatchedEnv(EnvBase):
     action_names: Sequence[str] | None = None  # names of discrete actions
     can_restart = False  # whether the class supports `max_restarts`
     numbers_its_envs = False  # whether the constructor accepts `first_env`
+    # Whether an environment resets at the step after an episode end, ignoring the action. Until then
+    # `reset_arrays(mask)` returns the final observation.
+    resets_late = False
     render_fps = 30.0  # frame rate of a video in real time, frames per second
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
@@ -66,6 +70,8 @@ class BatchedEnv(EnvBase):
         self.step_timeout: float | None = None
         # True where the last step failed and restarted the environment, [N]. None: no step failed.
         self.broken: np.ndarray | None = None
+        # True where the last step only reset the environment, [N]. None: no step did. Needs `resets_late`.
+        self.skipped: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
 
@@ -76,6 +82,11 @@ class BatchedEnv(EnvBase):
         Arrays hold all parts in one row, see :func:`~ppo_lightning.spaces.specs.columns`.
         """
         return spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
+
+    @property
+    def may_invalidate_steps(self) -> bool:
+        """Whether ``broken`` or ``skipped`` may mark steps that must not count."""
+        return self.max_restarts > 0 or self.resets_late
 
     @property
     def preprocessing(self) -> dict[str, Any]:

@@ -64,10 +64,14 @@ class EnvFactory:
 
     Args:
         env_id: Id of the environment as the backend spells it, or a function that creates a new Gymnasium or
-            TorchRL environment at each call.
+            TorchRL environment, or a new ``gymnasium.vector.VectorEnv``, at each call. A function with the
+            parameters ``num_envs``, ``seed`` or ``first_env`` gets the number of environments that step
+            together, the seed of the first one and the global index of the first one. These values are the
+            same at each call of a function that creates single environments.
         backend: A key of ``BACKENDS``.
         env_kwargs: Arguments of the backend's own ``make``, including ``max_episode_steps``. For Atari games,
-            options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments.
+            options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments, which take
+            precedence.
         transforms: TorchRL transforms, copied for each batch of environments.
         num_workers: Number of processes that step the environments, 0 for this process. Training environments
             need a number that divides theirs. Evaluation uses the largest divisor that does not exceed it.
@@ -157,6 +161,11 @@ class EnvFactory:
         env_class = _import_class(adapter.path)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
+        if self.backend == "gymnasium" and _import_class("registered:is_vector_only")(self.env_id):
+            vector_env = _import_class("registered:make_registered_vector")(
+                self.env_id, len(seeds), **env_kwargs
+            )
+            return _import_class("vector:GymnasiumVectorEnv")(vector_env, seeds)
         if env_class.numbers_its_envs:
             return env_class(self.env_id, seeds, first_env, **env_kwargs)
         return env_class(self.env_id, seeds, **env_kwargs)
@@ -174,11 +183,18 @@ class EnvFactory:
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
             )
-        env_kwargs = dict(self.env_kwargs)
-        if render and "render_mode" in _parameters(function):
+        batch = {"num_envs": len(seeds), "seed": seeds[0], "first_env": first_env}
+        parameters = _parameters(function)
+        bound = getattr(function, "keywords", {})  # of a functools.partial
+        wanted = {name: batch[name] for name in batch if name in parameters and name not in bound}
+        env_kwargs = {**wanted, **self.env_kwargs}
+        if render and "render_mode" in parameters:
             env_kwargs["render_mode"] = "rgb_array"
         make = functools.partial(_call, function, env_kwargs)
         env = make()
+        if isinstance(env, gymnasium.vector.VectorEnv):
+            any_number = stream == "eval" and not render
+            return _import_class("vector:GymnasiumVectorEnv")(env, seeds, any_number)
         if not isinstance(env, EnvBase):
             created = [env]  # reuse the environment that revealed the type
             gymnasium_env = _gymnasium_class(num_workers)
@@ -216,7 +232,7 @@ def make_env(
     """Make N copies of a Gymnasium environment, see :class:`EnvFactory`.
 
     Args:
-        env_id: Id of the environment, or a function that creates a Gymnasium environment.
+        env_id: Id of the environment, or a function that creates a Gymnasium environment or a VectorEnv.
         num_envs: Number of environments N.
         backend: A key of ``BACKENDS``.
         seed: Seed of the run.

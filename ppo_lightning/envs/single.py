@@ -35,12 +35,6 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
     except SystemExit as error:
         raise RuntimeError(f"The environment {env_id!r} raised {error!r} while it was made.") from error
     except gymnasium.error.Error as error:
-        spec = gymnasium.registry.get(env_id.rpartition(":")[2])
-        if spec is not None and spec.entry_point is None:
-            raise ConfigError(
-                f"env_id {env_id!r} is registered with a vector_entry_point only: register it with the"
-                " entry_point of one environment, too."
-            ) from error
         if re.fullmatch(r"\w+(\.[\w<>]+)+", env_id):
             raise ConfigError(
                 f"env_id {env_id!r} is a function: give the id of a registered environment."
@@ -62,12 +56,7 @@ def make_from_function(function: Callable[..., Any], **env_kwargs: Any) -> gymna
     env = function(**env_kwargs)
     if isinstance(env, gymnasium.Env):
         return env
-    kind = type(env).__name__
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        raise ConfigError(
-            f"env_id makes a vectorized environment ({kind}): it must make one environment, and data.num_envs"
-            " sets how many step together."
-        )
     raise ConfigError(
-        f"env_id makes a {kind}: it must make a Gymnasium environment or a TorchRL environment."
+        f"env_id makes a {type(env).__name__}: it must make a Gymnasium environment, a vectorized environment"
+        " of Gymnasium or a TorchRL environment."
     )

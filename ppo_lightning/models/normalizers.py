@@ -144,6 +144,25 @@ class ArrayMoments:
         self.m2 = m2[-1]
         return np.sqrt(m2 / counts + EPSILON)
 
+    def update_each_counted(self, batches: np.ndarray, counted: np.ndarray) -> np.ndarray:
+        """Merge parts of batches of scalars of all ranks, see :meth:`update_each`.
+
+        Args:
+            batches: Batches of this rank, [T, B].
+            counted: Which scalars to merge, [T, B] bool.
+
+        Returns:
+            Standard deviation after each batch, [T].
+        """
+        gathered = collectives.gather_array(np.stack([batches, counted]))  # [W, 2, T, B]
+        stds = np.zeros(len(batches))
+        for t in range(len(batches)):
+            scalars = gathered[:, 0, t][gathered[:, 1, t] > 0]
+            if len(scalars):
+                self.update(scalars)
+            stds[t] = self.std
+        return stds
+
     @property
     def std(self) -> np.ndarray:
         """Standard deviation, including epsilon. It is 1 before any data."""
@@ -268,7 +287,12 @@ class RewardScaler(Moments):
         self.clip = clip
 
     def scale_array(
-        self, moments: ArrayMoments, reward: np.ndarray, done: np.ndarray, discounted: np.ndarray
+        self,
+        moments: ArrayMoments,
+        reward: np.ndarray,
+        done: np.ndarray,
+        discounted: np.ndarray,
+        counted: np.ndarray | None = None,
     ) -> np.ndarray:
         """Scale rewards, after merging the discounted returns of each step into the statistics.
 
@@ -278,6 +302,7 @@ class RewardScaler(Moments):
             done: ``terminated | truncated``, [T, N] bool.
             discounted: Discounted return of each running episode before the first step, [N]. Updated in
                 place.
+            counted: Steps that enter the statistics, [T, N] bool. None: all. All ranks pass it, or none.
 
         Returns:
             Scaled rewards, [T, N] float64.
@@ -288,6 +313,7 @@ class RewardScaler(Moments):
         sums[0] += self.gamma * discounted
         add_following(sums[::-1], keep[::-1])  # reversed time turns the scan into a sum over past rewards
         discounted[:] = np.where(done[-1], 0, sums[-1])
-        scaled = reward / moments.update_each(sums)[:, None]
+        stds = moments.update_each(sums) if counted is None else moments.update_each_counted(sums, counted)
+        scaled = reward / stds[:, None]
         # detail 31
         return np.minimum(np.maximum(scaled, -self.clip), self.clip)

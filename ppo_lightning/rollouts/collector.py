@@ -57,7 +57,9 @@ class RolloutCollector(BaseCollector):
     - An agent with a memory adds ``memory`` [N, T, M] and ``("next", "memory")``. At all steps, ``memory`` is
       the state before the first step. ``("next", "memory")`` is the state after a step, written only at
       episode ends and at the last step.
-    - If environments may be restarted, ``valid`` [N, T] is False for the steps of episodes that failed.
+    - If environments may be restarted, ``valid`` [N, T] is False for the steps of episodes that failed. If
+      environments reset at the step after an episode end, ``valid`` is False for this step, which does not
+      enter statistics, sums or counts. The step is flagged as a termination, which stops the advantages.
 
     Episodes continue from one rollout to the next. The storage is reused, so that the next rollout overwrites
     this one.
@@ -135,23 +137,28 @@ class RolloutCollector(BaseCollector):
         terminated, truncated, done, episode_done = (
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
         )
-        broken = np.zeros_like(done)
+        broken, skipped = np.zeros_like(done), np.zeros_like(done)
         moments = None if self.agent.normalizer is None else self.agent.normalizer.arrays()
         if self._memory is not None:
             store["memory"][0] = self._memory
         try:
-            ends = self._walk(moments, broken)
+            ends = self._walk(moments, broken, skipped)
         finally:
             self._watch.stop()
         np.logical_or(terminated, truncated, out=done)
         if env.episode_done is None:
             episode_done[:] = done
+        if env.resets_late:
+            terminated |= skipped
+            done |= skipped
         if self._memory is not None:
             store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
         require_finite("reward", self._raw_rewards.T, steps_before, self._rows.start)
         if self.agent.normalizer is not None and moments is not None:
             self.agent.normalizer.store(moments)  # only now, when the whole rollout is known to be finite
-        store["next", "reward"][..., 0] = self._scaled(env.learning_reward(self._raw_rewards), done)
+        store["next", "reward"][..., 0] = self._scaled(
+            env.learning_reward(self._raw_rewards), done, ~skipped if env.resets_late else None
+        )
         if not self._evaluated:
             self._evaluate()
         next_observation = store["next", "observation"]
@@ -161,22 +168,25 @@ class RolloutCollector(BaseCollector):
             next_observation[end.step][end.done] = end.final_observation
         for name, values in (
             ("episode_reward", self._raw_rewards),
-            ("step_count", np.ones_like(self._raw_rewards)),
+            ("step_count", 1.0 - skipped),
         ):
             store["next", name][..., 0] = running_sum(values, episode_done, self._episode[name])
         self._frames += self.requested_frames_per_batch
-        if not env.max_restarts:
+        if not env.may_invalidate_steps:
             return self._rollout
         episode_done &= ~broken  # episodes that do not count
-        valid = torch.from_numpy(~before_breaks(broken, done)).T
+        valid = torch.from_numpy(~(before_breaks(broken, done) | skipped)).T
         return self._rollout.copy().set("valid", valid)
 
-    def _walk(self, moments: ArrayMoments | None, broken: np.ndarray) -> list[EpisodeEnds]:
+    def _walk(
+        self, moments: ArrayMoments | None, broken: np.ndarray, skipped: np.ndarray
+    ) -> list[EpisodeEnds]:
         """Step the environments through a rollout and write the steps into the storage.
 
         Args:
             moments: Statistics of the observations, updated in place; None: no statistics.
             broken: Receives which environments failed, [T, N] bool.
+            skipped: Receives which environments only reset, [T, N] bool.
 
         Returns:
             The episode ends.
@@ -199,6 +209,7 @@ class RolloutCollector(BaseCollector):
             noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[
                 :, self._rows
             ].numpy()
+        resets_late = env.resets_late
         ends: list[EpisodeEnds] = []
         # detail 1
         observation = self._observation
@@ -220,14 +231,24 @@ class RolloutCollector(BaseCollector):
                 broken[t] = env.broken
             if env.episode_done is not None:
                 episode_dones[t] = env.episode_done
+            if resets_late and env.skipped is not None:
+                skipped[t] = env.skipped
+                if memory is not None:
+                    memory[env.skipped] = 0
             # count_nonzero takes a third of the time of any().
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 done = terminated | truncated
                 raw = raw.copy()  # the reset may write into it
                 fresh = env.reset_arrays(done)[done]
-                observation, fresh = self._check_and_normalize(moments, steps_before + t, raw, fresh, done)
-                ends.append(EpisodeEnds(t, done, observation[done]))
-                observation[done] = fresh
+                if resets_late:  # `fresh` is the final observation, which counts once
+                    (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
+                    ends.append(EpisodeEnds(t, done, observation[done]))
+                else:
+                    observation, fresh = self._check_and_normalize(
+                        moments, steps_before + t, raw, fresh, done
+                    )
+                    ends.append(EpisodeEnds(t, done, observation[done]))
+                    observation[done] = fresh
                 if memory is not None:
                     store["next", "memory"][t][done] = memory[done]
                     # detail 34
@@ -272,11 +293,11 @@ class RolloutCollector(BaseCollector):
             return batches
         return normalizer.normalize_arrays(moments, batches, update=not self.deterministic)
 
-    def _scaled(self, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
+    def _scaled(self, rewards: np.ndarray, dones: np.ndarray, counted: np.ndarray | None) -> np.ndarray:
         if self.reward_scaler is None:
             return rewards
         moments = self.reward_scaler.arrays()
-        scaled = self.reward_scaler.scale_array(moments, rewards, dones, self._discounted)
+        scaled = self.reward_scaler.scale_array(moments, rewards, dones, self._discounted, counted)
         self.reward_scaler.store(moments)
         return scaled
 

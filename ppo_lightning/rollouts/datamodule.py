@@ -54,8 +54,9 @@ class RolloutDataModule(L.LightningDataModule):
 
     Args:
         env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or
-            TorchRL environment at each call (in YAML: its import path, as in ``my_package.make``, or a
-            ``class_path``).
+            TorchRL environment, or a new ``gymnasium.vector.VectorEnv``, at each call (in YAML: its import
+            path, as in ``my_package.make``, or a ``class_path``). The function gets ``num_envs``, ``seed``
+            and ``first_env`` if it has such parameters.
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
             ``vectorized`` has Gymnasium's vectorized CartPole, ``ale`` Atari, ``procgen`` Procgen.
         num_envs: Number of environments, of all ranks together.
@@ -65,8 +66,8 @@ class RolloutDataModule(L.LightningDataModule):
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
             function.
         transforms: TorchRL transforms to apply. Each step then takes longer, see ``TorchRLCollector``.
-        eval_episodes: Episodes to play in each validation or test; a TorchRL environment of a fixed batch
-            size [N] plays N.
+        eval_episodes: Episodes to play in each validation or test. An environment of a fixed batch size [N]
+            (TorchRL, VectorEnv) plays N on each rank.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
         local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows
             with the ranks.
@@ -88,7 +89,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        env_id: str | Callable[[], EnvBase | gymnasium.Env] = "CartPole-v1",
+        env_id: str | Callable[..., EnvBase | gymnasium.Env | gymnasium.vector.VectorEnv] = "CartPole-v1",
         backend: Backend = "gymnasium",
         num_envs: Annotated[int, Range(1, 262_144)] = 4,
         num_steps: Annotated[int, Range(1, 10_000_000)] = 128,
@@ -174,8 +175,8 @@ class RolloutDataModule(L.LightningDataModule):
             if self.max_restarts:
                 if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
                     raise ConfigError(
-                        "data.max_restarts needs the backend 'gymnasium' (and no game of Atari), without"
-                        " data.transforms."
+                        "data.max_restarts needs the backend 'gymnasium' (and no game of Atari or VectorEnv),"
+                        " without data.transforms."
                     )
                 self._env.max_restarts = self.max_restarts
         return self._env
@@ -195,6 +196,12 @@ class RolloutDataModule(L.LightningDataModule):
         self.factory = replace(self.factory, num_workers=choice.num_workers)
         if self.trainer is not None and self.trainer.is_global_zero:
             print(f"data.num_workers: auto chose {choice.num_workers} ({choice.reason}).")
+
+    @property
+    def may_invalidate_steps(self) -> bool:
+        """Whether rollouts may have invalid steps; what the environments say counts once they exist."""
+        env = self._env
+        return self.max_restarts > 0 or (isinstance(env, BatchedEnv) and env.may_invalidate_steps)
 
     @property
     def _first_env(self) -> int:
@@ -341,7 +348,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.collector = self._env = self._specs = None
 
 
-def _imported(path: str) -> Callable[[], EnvBase | gymnasium.Env]:
+def _imported(path: str) -> Callable[..., EnvBase | gymnasium.Env | gymnasium.vector.VectorEnv]:
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:

@@ -61,4 +61,10 @@ def make_collector(
             "data.transforms do not work with Atari games, whose lives and clipped rewards they would count"
             " as episodes and returns: remove them, and set the preprocessing in data.env_kwargs."
         )
+    if isinstance(base, BatchedEnv) and base.resets_late:
+        raise ConfigError(
+            "data.transforms do not work with a vectorized environment that resets at the step after an"
+            " episode end, because the reset would count as a step: make it with AutoresetMode.DISABLED or"
+            " SAME_STEP."
+        )
     return TorchRLCollector(env, agent, num_steps, num_rollouts, seed, *options)

@@ -273,8 +273,8 @@ def test_transforms_act_on_environments_made_by_a_function(fit):
         (gym.make_vec("CartPole-v1", 2), r"data.env_id is an environment .CartPoleVectorEnv.*function"),
         (PendulumEnv(), r"data.env_id is an environment .PendulumEnv.*function"),
         (None, "data.env_id is None"),
-        (lambda: gym.make_vec("CartPole-v1", 2), "makes a vectorized environment .*CartPoleVectorEnv.*one"),
-        (lambda: "CartPole-v1", "makes a str: .*Gymnasium environment or a TorchRL environment"),
+        (lambda: gym.make_vec("CartPole-v1", 3), "makes a CartPole-v1 of 3 environments, and 2 .*num_envs"),
+        (lambda: "CartPole-v1", "makes a str: .*Gymnasium environment, .* or a TorchRL environment"),
         (lambda number: Plain(), "env_id.*missing 1 required positional argument: 'number'"),
         (functools.partial(lambda env: env, Plain()), "same environment"),
     ],
@@ -357,16 +357,6 @@ def test_a_function_and_a_class_can_be_named_in_yaml(env_id, tmp_path, monkeypat
     )
     cli.main(["fit", "--config", "recipe.yaml", *quiet, "--trainer.limit_val_batches", "0"])
     assert "1024 environment steps" in capsys.readouterr().out
-
-
-def test_an_id_for_vectorized_environments_only_says_so():
-    gym.register(
-        "OnlyVector-v0", vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
-    )
-    with pytest.raises(
-        ConfigError, match=r"env_id 'OnlyVector-v0' .*vector_entry_point.*entry_point of one environment"
-    ):
-        make_env("OnlyVector-v0", 2)
 
 
 def test_play_cannot_make_the_environment_of_a_function():

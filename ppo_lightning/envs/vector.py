@@ -1,0 +1,294 @@
+"""Vectorized environments of Gymnasium's interface, in any autoreset mode."""
+
+import warnings
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from ppo_lightning.envs.answers import check_observation, check_vector_step, reraise
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.minigrid import cells_as_choices
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.spaces.rows import from_rows, to_row, to_rows
+from ppo_lightning.spaces.specs import (
+    MASK,
+    choice_counts,
+    is_vector,
+    mask_columns,
+    spec_from_space,
+    stored,
+    without_text,
+)
+from ppo_lightning.utils.seeding import derive_seed
+
+MODE = "autoreset_mode"  # key of the metadata
+FINAL_KEYS = ("final_obs", "final_observation")  # the second one is Gymnasium's key before version 1.0
+_adapted: weakref.WeakSet[VectorEnv] = weakref.WeakSet()
+
+
+class GymnasiumVectorEnv(BatchedEnv):
+    """A ``gymnasium.vector.VectorEnv`` without autoreset.
+
+    The class depends on the autoreset mode:
+
+    - ``DISABLED``: environments are reset by Gymnasium's option ``reset_mask``.
+    - ``SAME_STEP``: the final observations are those of the info, ``final_obs``. The observations after the
+      resets are kept for :meth:`reset_arrays`.
+    - ``NEXT_STEP``: Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv`` with shared memory are reset by
+      ``reset_mask``, too. Any other environment resets at the step after an episode end and ignores the
+      action. Then ``resets_late`` is True, and ``skipped`` marks these steps.
+
+    Dictionaries and tuples become rows, and return values are validated, as in
+    :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv`. Action masks must be an entry ``action_mask`` of the
+    observations.
+
+    Args:
+        envs: A new vectorized environment.
+        seeds: One seed per environment. An environment whose ``reset`` refuses a list gets the first one.
+        any_number: Accept an environment whose number of environments differs from the number of seeds, for
+            evaluation.
+
+    Raises:
+        ConfigError: The number of environments is another one, the environment is in use or closed, its
+            metadata has no autoreset mode, or a space is not supported.
+
+    Example:
+        >>> env = GymnasiumVectorEnv(gymnasium.make_vec("CartPole-v1", num_envs=2), [1, 2])
+        >>> env.reset_arrays().shape, env.resets_late
+        ((2, 4), True)
+    """
+
+    def __init__(self, envs: VectorEnv, seeds: list[int], any_number: bool = False) -> None:
+        self._name = type(envs.unwrapped).__name__ if envs.spec is None else envs.spec.id
+        num_envs = envs.num_envs
+        if num_envs != len(seeds) and not any_number:
+            raise ConfigError(
+                f"env_id makes a {self._name} of {num_envs} environments, and {len(seeds)} are needed: the"
+                " function should take num_envs."
+            )
+        seeds = seeds[:num_envs] + [
+            derive_seed(seeds[-1], "eval", index) for index in range(num_envs - len(seeds))
+        ]
+        if envs.unwrapped in _adapted or envs.closed:
+            raise ConfigError(f"env_id makes the same {self._name} at each call: it must make a new one.")
+        _adapted.add(envs.unwrapped)
+        self.envs = envs
+        self._mode = _mode(envs, self._name)
+        self._space = cells_as_choices(envs.single_observation_space)
+        actions = envs.single_action_space
+        space = self._space
+        has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
+        if has_parts and without_text(space) and is_vector(spec_from_space(space)):
+            space = spaces.flatten_space(space)
+        super().__init__(space, actions, seeds)
+        self.resets_late = self._mode is AutoresetMode.NEXT_STEP
+        observation_spec, action_spec = self.agent_specs
+        spec = stored(observation_spec)
+        self._is_box = isinstance(self._space, spaces.Box)
+        dtype = (
+            space.dtype if isinstance(space, spaces.Box) else torch.empty(0, dtype=spec.dtype).numpy().dtype
+        )
+        self._observation = np.zeros((num_envs, *spec.shape), dtype)
+        self._batched_space = batch_space(self._space, num_envs)
+        self._mask = mask_columns(observation_spec)
+        self._component_ends = np.cumsum(choice_counts(action_spec))[:-1]
+        self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
+        self._fresh = self._observation  # with SAME_STEP: observations after the resets of the last step
+        self._checked = False  # whether the first step was validated
+        self.render_fps = min(envs.metadata.get("render_fps", 30), 60)
+        self.reseed(seeds)
+
+    def reseed(self, seeds: list[int]) -> None:
+        """Set the seeds of the next full reset, see :meth:`BatchedEnv.reseed`."""
+        self._seeds_to_use: list[int] | None = list(seeds)
+
+    def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Reset and validate, see :meth:`BatchedEnv.reset_arrays`.
+
+        With ``resets_late``, a mask has no effect: the next step resets these environments.
+        """
+        if mask is None:
+            try:
+                observation, info = self._reset_all()
+                self._store(observation, check=True)
+            except (Exception, SystemExit) as error:
+                reraise(error, self._name, "reset")
+            self._done = np.zeros(self.num_envs, bool)
+            self.skipped = None
+            if self._mask is None and MASK in info and choice_counts(self.agent_specs[1]):
+                warnings.warn(
+                    f"{self._name}: the {MASK} of the info is ignored. A vectorized environment needs it as"
+                    " an entry of the observations.",
+                    stacklevel=2,
+                )
+        elif self._mode is AutoresetMode.DISABLED:
+            self._reset_masked(mask)
+        else:
+            if (mask & ~self._done).any():
+                raise ConfigError(
+                    f"{self._name} resets itself and cannot be reset in the middle of an episode: make it"
+                    " with AutoresetMode.DISABLED."
+                )
+            self._observation[mask] = self._fresh[mask]
+        return self._observation
+
+    def _reset_all(self) -> tuple[Any, Any]:
+        seeds, self._seeds_to_use = self._seeds_to_use, None
+        if seeds is None:
+            return self.envs.reset()
+        try:
+            return self.envs.reset(seed=seeds)
+        except Exception:
+            if isinstance(self.envs.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+                raise
+            return self.envs.reset(seed=seeds[0])  # VectorEnv promises to accept an integer only
+
+    def _reset_masked(self, mask: np.ndarray) -> None:
+        if not mask.any():
+            return
+        previous = self._observation[~mask]
+        try:
+            # Gymnasium removes the mask from the options.
+            observation, _ = self.envs.reset(options={"reset_mask": np.array(mask)})
+            self._store(observation, check=True)
+        except (Exception, SystemExit) as error:
+            reraise(error, self._name, "reset")
+        # A wrapper may transform the other observations again, for example with new statistics.
+        if self.envs.unwrapped is self.envs and not np.array_equal(self._observation[~mask], previous):
+            raise ConfigError(
+                f"{self._name}: reset(options={{'reset_mask': mask}}) changed observations outside of the"
+                " mask: with AutoresetMode.DISABLED it must reset the environments of the mask only."
+            )
+        self._observation[~mask] = previous
+
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step all environments, see :meth:`BatchedEnv._step_arrays`."""
+        space = self.spaces[1]
+        if isinstance(space, spaces.Box | spaces.Discrete):
+            actions: Any = action.astype(space.dtype, copy=False)
+        else:
+            actions = from_rows(space, action)
+        try:
+            answer = self.envs.step(actions)
+            if not self._checked:
+                check_vector_step(answer, self.num_envs)
+            observation, reward, terminated, truncated, info = answer
+            reward = np.asarray(reward)
+            terminated = np.asarray(terminated, bool)
+            truncated = np.asarray(truncated, bool)
+            done = terminated | truncated
+            if self.resets_late:
+                reward = self._mark_skipped(done, reward)
+            resets_now = self._mode is AutoresetMode.SAME_STEP
+            self._store(observation, None if resets_now else done, check=not self._checked)
+            self._checked = True
+            if resets_now and done.any():
+                self._fresh = self._observation.copy()
+                self._store_final(info, done)
+        except (Exception, SystemExit) as error:
+            reraise(error, self._name, "step")
+        self._done = done
+        return self._observation, reward, terminated, truncated
+
+    def _mark_skipped(self, done: np.ndarray, reward: np.ndarray) -> np.ndarray:
+        """Mark the environments that reset at this step, and return the rewards [N] without theirs.
+
+        Args:
+            done: Environments that report an episode end, [N] bool.
+            reward: Rewards, [N].
+        """
+        late = self._done  # finished before this step
+        self.skipped = late if late.any() else None
+        if (late & done).any():
+            raise ConfigError(
+                f"an episode ended at the step that resets the environment: metadata[{MODE!r}] may be wrong."
+            )
+        return np.where(late, 0, reward)
+
+    def _store(self, observation: Any, done: np.ndarray | None = None, check: bool = False) -> None:
+        """Write observations to the rows.
+
+        Args:
+            observation: Observations of all environments, as the environment returned them.
+            done: Where episodes ended: there the mask is not used, [N] bool.
+            check: Validate the observations against the space.
+
+        Raises:
+            ConfigError: The observations are invalid, or a mask allows no action.
+        """
+        if check:
+            check_observation(observation, self._batched_space, "batch of observations")
+        if self._is_box:
+            self._observation[:] = np.asarray(observation).reshape(self._observation.shape)
+        else:
+            self._observation[:] = to_rows(self._space, observation, self.num_envs)
+        if self._mask is not None:
+            masks = self._observation[:, self._mask]
+            components = np.split(masks > 0, self._component_ends, axis=1)
+            useless = ~np.logical_and.reduce([component.any(axis=1) for component in components])
+            if useless.any() and (done is None or (useless & ~done).any()):
+                raise ConfigError("its action_mask allows no action before an episode has ended.")
+            if self.resets_late:
+                masks[useless] = 1  # a view of the final observation, on which the policy acts once more
+
+    def _store_final(self, info: Any, done: np.ndarray) -> None:
+        """Write the final observations of the info to the rows of finished environments."""
+        key = next((key for key in FINAL_KEYS if isinstance(info, dict) and key in info), None)
+        if key is None:
+            raise ConfigError(
+                "the info has no 'final_obs' at an episode end, which AutoresetMode.SAME_STEP needs: without"
+                " it the final observation is lost."
+            )
+        finals = info[key]
+        present = np.asarray(info.get(f"_{key}", done), bool)
+        by_env = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
+        missing = done & ~present
+        if by_env:
+            missing |= done & np.array([final is None for final in finals])
+        if missing.any():
+            raise ConfigError(f"info[{key!r}] lacks the environment {missing.argmax()}, which has finished.")
+        if by_env:
+            for i in np.flatnonzero(done):
+                check_observation(finals[i], self._space, f"info[{key!r}][{i}]")
+                row: Any = finals[i] if self._is_box else to_row(self._space, finals[i])
+                self._observation[i] = np.asarray(row).reshape(self._observation.shape[1:])
+            return
+        check_observation(finals, self._batched_space, f"info[{key!r}]")
+        rows = np.asarray(finals) if self._is_box else to_rows(self._space, finals, self.num_envs)
+        self._observation[done] = rows.reshape(self._observation.shape)[done]
+
+    def render(self) -> np.ndarray | None:
+        """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
+        frames: Any = self.envs.render() if self.envs.render_mode == "rgb_array" else None
+        return None if frames is None or frames[0] is None else np.asarray(frames[0])
+
+    def _close_envs(self) -> None:
+        try:
+            self.envs.close()
+        except (EOFError, OSError):  # a worker process has died, and Gymnasium waits for its answer
+            for process in getattr(self.envs.unwrapped, "processes", ()):
+                process.kill()
+                process.join()
+
+
+def _mode(envs: VectorEnv, name: str) -> AutoresetMode:
+    """Return how the adapter resets finished environments: DISABLED means by mask."""
+    modes = ", ".join(mode.name for mode in AutoresetMode)
+    try:
+        mode = AutoresetMode(envs.metadata[MODE])
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"{name} has the metadata[{MODE!r}] {envs.metadata.get(MODE)!r}: set it to"
+            f" gymnasium.vector.AutoresetMode ({modes}), which says when finished environments reset."
+        ) from None
+    # Wrappers and subclasses may keep a state of their own, which a reset by mask does not reach. Workers
+    # without shared memory reset twice.
+    is_sync = type(envs) is SyncVectorEnv
+    is_async = type(envs) is AsyncVectorEnv and envs.shared_memory and envs.worker is None
+    by_mask = mode is AutoresetMode.NEXT_STEP and (is_sync or is_async)
+    return AutoresetMode.DISABLED if by_mask else mode

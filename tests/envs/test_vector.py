@@ -1,0 +1,439 @@
+"""Vectorized environments of users: the same rollouts as single environments in each autoreset mode."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torchrl.envs import StepCounter
+
+from ppo_lightning import PPO, MLPAgent, RecurrentPPO, make_env
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.envs.vector import GymnasiumVectorEnv
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.rollouts.evaluation import EvaluationLoader
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.spaces.specs import mask_columns
+from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.video.record import record_video
+from tests.environments import NextStepVector
+
+SCRIPT, REACH, PARTS = (f"tests.environments:{name}-v0" for name in ("Script", "Reach", "Parts"))
+LIMITED = {"env_kwargs": {"max_episode_steps": 20}}
+SMALL = {"num_envs": 2, "num_steps": 48, "total_timesteps": 192, "eval_episodes": 3}
+
+
+def vectorized(kind, mode, env_id=SCRIPT, **options):
+    """Return a function that makes Gymnasium's own vectorized environment."""
+
+    def make(num_envs):
+        return kind([functools.partial(gym.make, env_id)] * num_envs, autoreset_mode=mode, **options)
+
+    return make
+
+
+def next_step(env_id):
+    return lambda num_envs: NextStepVector(env_id, num_envs)
+
+
+def collect(env, count=4, num_steps=40, deterministic=False, scaler=None, **options):
+    """Return rollouts of an agent whose weights and noise depend on nothing else, and the agent."""
+    torch.manual_seed(0)
+    agent = MLPAgent(*env.agent_specs, shared="memory" in options, **options)
+    collector = make_collector(
+        env, agent, num_steps, count, deterministic=deterministic, seed=3, reward_scaler=scaler
+    )
+    try:
+        return [rollout.clone() for rollout in collector], agent
+    finally:
+        collector.shutdown()
+
+
+def require_equal(ours, theirs):
+    ends = 0
+    for a, b in zip(ours, theirs, strict=True):
+        assert set(a.keys(True, True)) == set(b.keys(True, True))
+        for key in a.keys(include_nested=True, leaves_only=True):
+            assert torch.equal(a[key], b[key]), key
+        ends += int(a["next", "done"].sum())
+    assert ends > 20
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("env_id", [SCRIPT, REACH, PARTS])
+def test_each_mode_gives_the_rollouts_of_single_environments(mode, env_id):
+    options = {"norm_obs": True, "memory": "gru"}
+    single, agent = collect(make_env(env_id, 3, seed=5), scaler=RewardScaler(0.99), **options)
+    env = make_env(vectorized(SyncVectorEnv, mode, env_id, copy=False), 3, seed=5)
+    ours, other = collect(env, scaler=RewardScaler(0.99), **options)
+    require_equal(ours, single)
+    assert torch.equal(agent.normalizer.mean, other.normalizer.mean)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_each_mode_of_gymnasiums_worker_processes(mode, shared_memory):
+    make = vectorized(AsyncVectorEnv, mode, REACH, shared_memory=shared_memory)
+    env = make_env(make, 3, seed=5)
+    late = mode is AutoresetMode.NEXT_STEP and not shared_memory
+    assert env.resets_late == late, "workers without shared memory would reset twice"
+    ours, _ = collect(env, deterministic=True)
+    single, _ = collect(make_env(REACH, 3, seed=5), deterministic=True)
+    if late:
+        require_same_valid_steps(ours, single)
+    else:
+        require_equal(ours, single)
+
+
+class BatchedInfo(gym.vector.VectorWrapper):
+    """SAME_STEP with final observations as one batch, under a key of one's own."""
+
+    def __init__(self, env, key):
+        super().__init__(env)
+        self.key = key
+
+    def step(self, actions):
+        *results, info = self.env.step(actions)
+        finals = info.pop("final_obs", None)
+        if finals is not None and self.key is not None:
+            filled = [final if final is not None else np.full(3, np.nan, np.float32) for final in finals]
+            info[self.key] = np.stack(filled)
+        return *results, info
+
+
+def test_final_observations_of_older_environments_and_as_a_batch():
+    single, _ = collect(make_env(SCRIPT, 3, seed=5))
+    make = vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP)
+    ours, _ = collect(make_env(lambda num_envs: BatchedInfo(make(num_envs), "final_observation"), 3, seed=5))
+    require_equal(ours, single)
+
+
+# Steps that only reset an environment
+
+
+def require_same_valid_steps(ours, single):
+    """Compare each environment's sequences of valid steps."""
+    masked = torch.cat([rollout["valid"] for rollout in ours], dim=1)
+    compared = 0
+    for key in single[0].keys(include_nested=True, leaves_only=True):
+        if key in ("memory", ("next", "memory")):
+            continue  # held at the boundaries of rollouts, which differ
+        a, b = (torch.cat([rollout[key] for rollout in rollouts], dim=1) for rollouts in (ours, single))
+        for i, valid in enumerate(masked):
+            kept = a[i][valid]
+            torch.testing.assert_close(kept, b[i][: len(kept)], rtol=1e-5, atol=1e-6, msg=str((key, i)))
+            compared += 1
+    assert compared
+    dones = torch.cat([rollout["next", "episode_done"][..., 0] for rollout in ours], dim=1)
+    assert torch.equal(~masked[:, 1:], dones[:, :-1]), "exactly one step after each episode end"
+    assert dones.sum() > 20
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "lstm"}])
+@pytest.mark.parametrize("env_id", [SCRIPT, REACH, PARTS])
+def test_steps_that_only_reset_are_invalid_and_all_others_are_those_of_single_environments(env_id, options):
+    env = make_env(next_step(env_id), 3, seed=5)
+    assert env.resets_late
+    ours, _ = collect(env, deterministic=True, **options)
+    assert all(rollout["next", "reward"].isfinite().all() for rollout in ours)
+    assert all(rollout["action_log_prob"].isfinite().all() for rollout in ours), (
+        "the last mask allows nothing"
+    )
+    single, _ = collect(make_env(env_id, 3, seed=5), deterministic=True, **options)
+    if env_id == PARTS:  # the policy acts on the final observation, and needs a mask that allows an action
+        columns = mask_columns(env.agent_specs[0])
+        for rollouts, value in ((ours, 1), (single, 0)):
+            for following in (rollout["next"] for rollout in rollouts):
+                over = following["episode_done"].squeeze(-1)
+                masks = following["observation"][..., columns]
+                assert (masks[over] == value).all()
+                masks[over] = 0
+    require_same_valid_steps(ours, single)
+
+
+def test_statistics_sums_and_memory_leave_out_the_steps_that_only_reset(monkeypatch):
+    """A constant noise is the same for valid steps; with one environment, statistics have one order."""
+    monkeypatch.setattr(MLPAgent, "noise", lambda self, shape, generator: torch.full((*shape, 3), 0.5))
+    options = {"norm_obs": True, "memory": "lstm"}
+    scaler = RewardScaler(0.99)
+    ours, agent = collect(make_env(next_step(SCRIPT), 1, seed=5), scaler=scaler, **options)
+    valid = sum(int(rollout["valid"].sum()) for rollout in ours)
+    same = RewardScaler(0.99)
+    # The length of rollouts decides when memories are stored, and nothing else.
+    single, other = collect(make_env(SCRIPT, 1, seed=5), 1, valid, scaler=same, **options)
+    require_same_valid_steps(ours, single)
+    assert 0 < scaler.count == valid < 4 * 40
+    torch.testing.assert_close(scaler.std, same.std)
+    assert not ours[-1]["next", "episode_done"][0, -1], "or the last reset is to come"
+    assert agent.normalizer.count == other.normalizer.count
+    torch.testing.assert_close(agent.normalizer.std, other.normalizer.std)
+
+
+def test_advantages_and_the_update_of_a_memory_are_those_of_single_environments():
+    """In one rollout, an LSTM's log-probabilities are recomputed, and advantages of whole episodes agree."""
+    env = make_env(next_step(SCRIPT), 3, seed=5)
+    ours, agent = collect(env, 1, 120, deterministic=True, memory="lstm")
+    single, _ = collect(make_env(SCRIPT, 3, seed=5), 1, 120, deterministic=True, memory="lstm")
+    module = RecurrentPPO(num_minibatches=1)
+    module.agent = agent
+    recomputed, stored = module.log_probs_again(ours[0])
+    torch.testing.assert_close(recomputed, stored)
+    found = [module.advantages(rollouts[0].copy()) for rollouts in (ours, single)]
+    for i in range(3):
+        ends = found[0]["next", "episode_done"][i, :, 0].nonzero().flatten()
+        whole = found[0]["valid"][i][: ends[-1] + 1].nonzero().flatten()
+        for key in ("advantage", "value_target"):
+            a, b = found[0][key][i, whole, 0], found[1][key][i, : len(whole), 0]
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("options", [{}, {"norm_reward": True}])
+def test_each_mode_trains_and_evaluates(fit, mode, options):
+    data = SMALL | {"env_id": vectorized(SyncVectorEnv, mode, REACH)}
+    module = fit(data, options, limit_val_batches=1)
+    by_id = fit(SMALL | {"env_id": REACH}, options, limit_val_batches=1)
+    for a, b in zip(module.agent.parameters(), by_id.agent.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert module.trainer.callback_metrics["eval/episodic_return"].isfinite()
+
+
+@pytest.mark.parametrize("ppo", [PPO, RecurrentPPO])
+@pytest.mark.parametrize("env_id", [SCRIPT, PARTS])
+def test_environments_that_reset_at_the_next_step_train(fit, ppo, env_id, recwarn):
+    memory = "lstm" if ppo is RecurrentPPO else None
+    minibatches = []
+
+    class Watch(ppo):
+        def update(self, minibatch):
+            minibatches.append({key: value.clone() for key, value in minibatch.items()})
+            return super().update(minibatch)
+
+    agent = functools.partial(MLPAgent, norm_obs=True, memory=memory, shared=memory is not None)
+    model = {"agent": agent, "norm_reward": True, "num_minibatches": 2, "update_epochs": 2}
+    module = fit(SMALL | {"env_id": next_step(env_id)}, model, ppo=Watch, limit_val_batches=1)
+    assert all((minibatch["weight"] == 0).any() for minibatch in minibatches)
+    assert all(minibatch["weight"].mean() == pytest.approx(1) for minibatch in minibatches)
+    assert not [warning for warning in recwarn if "log-probabilities" in str(warning.message)]
+    results = module.trainer.callback_metrics
+    assert results["charts/episodic_length"] <= 6, "the lengths of Script and Parts"
+    assert results["eval/episodic_length_max"] <= 6
+    assert results["losses/explained_variance"].isfinite()
+
+
+def test_checkpoints_cannot_count_optimizer_steps_that_vary(fit, tmp_path):
+    callback = ModelCheckpoint(tmp_path, every_n_train_steps=16)
+    with pytest.raises(ConfigError, match=r"VectorEnv with AutoresetMode.NEXT_STEP"):
+        fit(SMALL | {"env_id": next_step(SCRIPT)}, callbacks=[callback], enable_checkpointing=True)
+
+
+# Ids, seeds, numbers and arguments
+
+
+def register_vector_only():
+    if "OnlyVector-v0" not in gym.registry:
+        point = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
+        gym.register("OnlyVector-v0", vector_entry_point=point, max_episode_steps=20)
+
+
+def test_an_id_of_vectorized_environments_only_trains(fit):
+    """Its ``reset`` refuses a list of seeds, so that the first one counts, and resets at the next step."""
+    register_vector_only()
+    env = make_env("OnlyVector-v0", 2, seed=4)
+    assert env.resets_late
+    expected = gym.make_vec("CartPole-v1", 2).reset(seed=derive_seed(4, "train"))[0]
+    assert np.array_equal(env.reset_arrays(), expected)
+    module = fit(SMALL | {"env_id": "OnlyVector-v0"}, limit_val_batches=1)
+    assert module.trainer.callback_metrics["charts/episodic_length"] <= 20
+    with pytest.raises(ConfigError, match=r"data.env_kwargs does not fit env_id 'OnlyVector-v0'.*'wind'"):
+        make_env("OnlyVector-v0", 2, env_kwargs={"wind": 1})
+    with pytest.raises(ConfigError, match=r"max_restarts needs the backend 'gymnasium'.*VectorEnv"):
+        fit(SMALL | {"env_id": "OnlyVector-v0", "max_restarts": 1})
+
+
+def test_a_function_gets_what_its_parameters_name():
+    calls = []
+
+    def make(num_envs, first_env, *, seed, gravity=10.0, **others):
+        calls.append((num_envs, first_env, seed, gravity, others))
+        return gym.make_vec("CartPole-v1", num_envs)
+
+    factory = EnvFactory(make, env_kwargs={"gravity": 9.0})
+    factory.make(3, seed=7, first_env=6)
+    factory.make(2, seed=7, stream="eval")
+    EnvFactory(functools.partial(make, seed=5), env_kwargs={"first_env": 1}).make(2)
+    assert calls == [
+        (3, 6, derive_seed(7, "train", 6), 9.0, {}),
+        (2, 0, derive_seed(7, "eval", 0), 9.0, {}),
+        (2, 1, 5, 10.0, {}),
+    ]
+
+
+def test_functions_of_single_environments_get_them_too():
+    calls = []
+
+    def make(num_envs, seed):
+        calls.append((num_envs, seed))
+        return gym.make("CartPole-v1")
+
+    make_env(make, 2, seed=7)
+    assert calls == [(2, derive_seed(7, "train", 0))] * 2
+
+
+def test_keyword_arguments_without_a_name_get_nothing():
+    make_env(lambda **options: gym.make_vec("CartPole-v1", 2, **options), 2)
+
+
+def test_evaluation_of_a_fixed_number_plays_this_number_with_different_seeds():
+    def make():
+        return vectorized(SyncVectorEnv, AutoresetMode.DISABLED)(4)
+
+    played = []
+    for rank_episodes, first_env in ((2, 0), (2, 2), (6, 4)):
+        env = EnvFactory(make).make(rank_episodes, 1, first_env, stream="eval")
+        played.append(env.reset_arrays()[:, 0].tolist())  # Script observes its seed
+        assert env.num_envs == 4
+        env.close()
+    assert len({name for names in played for name in names}) == 12, "no rank repeats episodes of another"
+    agent = MLPAgent(*EnvFactory(make).specs())
+    (episodes,) = EvaluationLoader(EnvFactory(make), agent, 2)
+    assert episodes.batch_size == (4,)
+    with pytest.raises(ConfigError, match="makes a SyncVectorEnv of 4 environments, and 2 are needed"):
+        EnvFactory(make).make(2)
+
+
+def test_the_same_environment_twice_is_refused():
+    envs = vectorized(SyncVectorEnv, AutoresetMode.DISABLED)(2)
+    factory = EnvFactory(lambda: envs)
+    factory.make(2)
+    with pytest.raises(ConfigError, match="makes the same SyncVectorEnv at each call"):
+        factory.make(2, stream="eval")
+
+
+# What a vectorized environment must return
+
+
+class Changed(gym.vector.VectorWrapper):
+    """A vectorized environment one of whose methods is another."""
+
+    @property
+    def unwrapped(self):
+        return self
+
+
+def changed(mode=AutoresetMode.DISABLED, env_id=SCRIPT, **methods):
+    kind = type("Changed", (Changed,), methods)
+    return lambda num_envs: kind(vectorized(SyncVectorEnv, mode, env_id)(num_envs))
+
+
+def reset_all(self, *, seed=None, options=None):
+    return self.env.reset(seed=seed)
+
+
+def drop(*keys):
+    def step(self, actions):
+        *results, info = self.env.step(actions)
+        return *results, {key: value for key, value in info.items() if key not in keys}
+
+    return step
+
+
+def first_of_final(self, actions):
+    *results, info = self.env.step(actions)
+    if "final_obs" in info:
+        info["_final_obs"] = np.zeros(3, bool)
+    return *results, info
+
+
+def replace_part(index, value):
+    def step(self, actions):
+        results = list(self.env.step(actions))
+        results[index] = value(results[index])
+        return results
+
+    return step
+
+
+def ends_twice(self, actions):
+    observation, reward, *_ = self.env.step(actions)
+    return observation, reward, np.ones(3, bool), np.zeros(3, bool), {}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (changed(metadata={}), r"Changed has the metadata\['autoreset_mode'\] None: .*NEXT_STEP"),
+        (changed(reset=reset_all), "Changed: reset.*reset_mask.* changed observations outside of the mask"),
+        (
+            changed(AutoresetMode.SAME_STEP, step=drop("final_obs")),
+            "Changed: the info has no 'final_obs' at an episode end",
+        ),
+        (
+            changed(AutoresetMode.SAME_STEP, step=first_of_final),
+            r"Changed: info\['final_obs'\] lacks the environment \d, which has finished",
+        ),
+        (changed(AutoresetMode.NEXT_STEP, step=ends_twice), "Changed: an episode ended at the step that"),
+        (changed(step=replace_part(0, lambda rows: rows[:, :2])), r"observations has shape \(3, 2\)"),
+        (changed(step=replace_part(1, lambda rewards: rewards[:, None])), r"reward has shape \(3, 1\)"),
+        (changed(step=replace_part(3, lambda flags: False)), r"truncated has shape \(\)"),
+        (changed(step=lambda self, actions: None), r"Changed: step\(\) must take an action and return"),
+        (changed(env_id=PARTS, step=replace_part(0, lambda parts: parts | {"action_mask": np.zeros((3, 5))})),
+         "Changed: its action_mask allows no action"),
+    ],
+)  # fmt: skip
+def test_what_is_no_vectorized_environment_ends_in_one_sentence(make, said):
+    with pytest.raises(ConfigError, match=said):
+        collect(make_env(make, 3, seed=5), 1)
+
+
+def test_errors_of_the_environment_keep_their_type_and_name_it():
+    with pytest.raises(ZeroDivisionError) as raised:
+        collect(make_env(changed(step=lambda self, actions: 1 / 0), 3))
+    assert any("Changed: step() raised this" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.integration
+def test_a_dead_worker_ends_the_run_without_a_hang():
+    env = make_env(vectorized(AsyncVectorEnv, AutoresetMode.NEXT_STEP), 2)
+    env.reset_arrays()
+    env.envs.processes[1].kill()
+    env.envs.processes[1].join()
+    with pytest.raises((EOFError, OSError)):
+        env.step_arrays(np.zeros(2, np.int64))
+    env.close()
+    assert not any(process.is_alive() for process in env.envs.processes)
+
+
+def test_transforms_do_not_count_the_steps_that_only_reset(fit):
+    with pytest.raises(ConfigError, match=r"data.transforms do not work with a vectorized environment"):
+        fit(SMALL | {"env_id": next_step(SCRIPT), "transforms": [StepCounter(3)]})
+    fit(SMALL | {"env_id": vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP), "transforms": [StepCounter()]})
+    with pytest.raises(ConfigError, match=r"resets itself and cannot be reset in the middle of an episode"):
+        make = vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP)
+        fit(SMALL | {"env_id": make, "transforms": [StepCounter(1)]})
+
+
+def test_masks_of_the_info_are_not_read():
+    make = vectorized(SyncVectorEnv, AutoresetMode.DISABLED, "Taxi-v4")
+    with pytest.warns(UserWarning, match="action_mask of the info is ignored"):
+        make_env(make, 2).reset_arrays()
+
+
+def test_a_video_shows_the_first_environment(tmp_path):
+    def make(num_envs, render_mode=None):
+        return gym.make_vec("CartPole-v1", num_envs, render_mode=render_mode, max_episode_steps=5)
+
+    agent = MLPAgent(*EnvFactory(make).specs())
+    assert record_video(agent, EnvFactory(make), tmp_path / "video.gif", episodes=2) == [5.0, 5.0]
+    with pytest.raises(ConfigError, match="2 environments, and 1 are needed"):
+        record_video(agent, EnvFactory(lambda: make(2)), tmp_path / "video.gif")
+
+
+def test_the_class_documents_itself():
+    env = GymnasiumVectorEnv(gym.make_vec("CartPole-v1", num_envs=2), [1, 2])
+    assert env.reset_arrays().shape == (2, 4)
