@@ -40,6 +40,7 @@ class BatchedEnv(EnvBase):
     action_names: Sequence[str] | None = None  # names of discrete actions
     can_restart = False  # whether the class supports `max_restarts`
     numbers_its_envs = False  # whether the constructor accepts `first_env`
+    flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
     render_fps = 30.0  # frame rate of a video in real time, frames per second
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
