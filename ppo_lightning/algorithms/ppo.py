@@ -22,7 +22,7 @@ from ppo_lightning.algorithms.schedule import (
     remaining,
 )
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
-from ppo_lightning.callbacks.guards import EqualRanksGuard, LogProbGuard, NonFiniteGuard
+from ppo_lightning.callbacks.guards import EnvironmentGuard, EqualRanksGuard, LogProbGuard, NonFiniteGuard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
@@ -272,7 +272,8 @@ class PPO(AgentModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Add the guards."""
-        return [*super().configure_callbacks(), LogProbGuard(), NonFiniteGuard(), EqualRanksGuard()]
+        guards = [LogProbGuard(), NonFiniteGuard(), EqualRanksGuard(), EnvironmentGuard()]
+        return [*super().configure_callbacks(), *guards]
 
     def setup(self, stage: str) -> None:
         """Check, before any environment is created, that the rollout can be split into minibatches."""

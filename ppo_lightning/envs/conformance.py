@@ -9,12 +9,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torchrl.data import Bounded, TensorSpec
 
-from ppo_lightning.envs.recording import Recording, StepPastEnd, episodes_of
+from ppo_lightning.envs.recording import REACHED, Recording, StepPastEnd, episodes_of
 from ppo_lightning.spaces.specs import columns
 
 LARGE_REWARD = 100.0  # root mean square; the value function would dominate the loss
 SMALL_REWARD = 1e-5  # root mean square of the rewards that are not 0
-WIDE_ACTION = 10.0  # bound that a policy with standard deviation 1 hardly reaches
 NARROW_ACTION = 0.1  # width of a range that such a policy nearly always leaves
 SHORT_EPISODE = 10  # steps; shorter tasks often have a fixed length
 
@@ -23,8 +22,8 @@ class Finding(NamedTuple):
     """Something in an environment that a user should know.
 
     Attributes:
-        severity: An ``error`` would break training. A ``warning`` would bias or waste it. A ``note`` is normal
-            for some environments.
+        severity: An ``error`` would break training. A ``warning`` would bias or waste it. A ``note`` is
+            normal for some environments.
         check: Short name of the check.
         what: What was seen.
         remedy: What to do.
@@ -71,14 +70,13 @@ def check_rewards(recording: Recording) -> Findings:
         return
     scale = float(np.sqrt(np.mean(np.square(rewards[rewards != 0]))))
     total = episodes_of(recording).total
-    if not SMALL_REWARD <= scale <= LARGE_REWARD:
-        size = "large" if scale > 1 else "small"
-        yield Finding(
-            "warning",
-            "reward",
-            f"The rewards are {size}: their root mean square is {scale:.2g}.",
-            "Set model.norm_reward to true, or scale the rewards to about 1.",
-        )
+    remedy = "Set model.norm_reward to true, or scale the rewards to about 1."
+    if scale > LARGE_REWARD:
+        what = f"The rewards are large: their root mean square is {scale:.2g}."
+        yield Finding("warning", "reward", what, remedy)
+    elif scale < SMALL_REWARD:  # they may grow with skill
+        what = f"The rewards of random play are small: their root mean square is {scale:.2g}."
+        yield Finding("note", "reward", what, remedy)
     elif len(total) > 2 and np.ptp(total) == 0:
         yield Finding(
             "note",
@@ -138,7 +136,7 @@ def check_time_limits(recording: Recording, flags_time_limits: bool = True) -> F
         "time limit",
         what,
         "If this is a time limit, return truncated=True instead of terminated=True: otherwise the update"
-        " takes the value of the final state as 0. If the task ends there, let the observation show the time.",
+        " takes the value of the final state as 0. If the task ends there, let observations show the time.",
     )
 
 
@@ -150,7 +148,7 @@ def check_initial_observations(recording: Recording) -> Findings:
     starts, later = rows[:num_envs], rows[num_envs:]
     if num_envs < 2 or len(later) < 3 or (starts != starts[0]).any():
         return
-    if len(np.unique(later, axis=0)) >= 0.9 * len(later):
+    if (later != starts[0]).any(axis=1).mean() >= 0.9:
         yield Finding(
             "warning",
             "seed",
@@ -171,7 +169,7 @@ def check_other_seed(recording: Recording, other: Recording) -> Findings:
         yield Finding(
             "note",
             "seed",
-            f"Another seed gives the same {len(other.over)} steps: the environment seems to be deterministic.",
+            f"Another seed gives the same {len(other.over)} steps: the environment seems deterministic.",
             "If it should be random, draw from self.np_random after super().reset(seed=seed).",
         )
 
@@ -288,7 +286,7 @@ def check_action_bounds(spec: TensorSpec) -> Findings:
         if not (isinstance(part, Bounded) and part.dtype.is_floating_point):
             continue
         low, high = part.space.low, part.space.high
-        wide = max(low.abs().max().item(), high.abs().max().item()) > WIDE_ACTION
+        wide = max(low.abs().max().item(), high.abs().max().item()) > REACHED
         if wide or (high - low).min().item() < NARROW_ACTION:
             entry = f" of {name}" if name else ""
             yield Finding(

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gymnasium.utils.env_checker import check_env
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
+from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.conformance import (
     Finding,
     Findings,
@@ -30,7 +31,7 @@ from ppo_lightning.errors import ConfigError, first_line
 WARM_UP_STEPS = 10  # steps that tell how many fit into the time
 REPLAYED_STEPS = 100  # steps that are repeated with the same seed, and with other actions
 MEMORY = 2**28  # bytes of recorded observations
-ORDER = ("error", "warning", "note")
+SEVERITIES = ("error", "warning", "note")
 
 
 class Examination(NamedTuple):
@@ -103,15 +104,17 @@ def _examine(factory: EnvFactory, env: EnvBase, num_steps: int, seconds: float) 
         findings += check_observation_space(witness.observation_space, witness.observations)
         findings += check_buffers(witness.changed)
     with _open(factory, num_envs) as twin:
-        if not isinstance(twin, GymnasiumEnv):
-            findings += _check_torchrl(twin)
-        else:
+        base: Any = twin.base_env if isinstance(twin, TransformedEnv) else twin
+        if not isinstance(base, BatchedEnv):
+            # A SerialEnv converts what single environments return.
+            findings += _check_torchrl(base.create_env_fn[0]() if isinstance(base, SerialEnv) else base)
+        elif isinstance(twin, GymnasiumEnv):
             if recording.over.any():
                 longest = int(episodes_of(recording).length.max())
                 with contextlib.suppress(Exception):  # an environment may refuse to step on
                     findings += check_step_past_end(recording, step_past_end(twin, 2 * longest))
             findings += _check_gymnasium(twin.envs[0])
-    return Examination(sorted(findings, key=lambda finding: ORDER.index(finding.severity)), recording)
+    return Examination(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)), recording)
 
 
 def time_limit(factory: EnvFactory, env: Any) -> int | None:
@@ -162,7 +165,7 @@ def _check_torchrl(env: EnvBase) -> Findings:
         check_env_specs(env)
     except (Exception, SystemExit) as error:
         yield Finding(
-            "error",
+            "warning",
             "specs",
             f"TorchRL's check_env_specs says: {first_line(error).rstrip('.')}.",
             "Make the specs agree with what reset and step return.",

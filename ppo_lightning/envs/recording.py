@@ -13,6 +13,7 @@ from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns
 
 AT_A_BOUND = 0.25  # share of the components of continuous actions that lie at one of their bounds
+REACHED = 10.0  # largest bound that a policy with standard deviation 1 may reach
 
 
 class Recording(NamedTuple):
@@ -172,8 +173,8 @@ def random_action(
 ) -> np.ndarray:
     """Draw actions of N environments in the form of :meth:`BatchedEnv.step_arrays`, [N, ...].
 
-    Choices are uniform over what the mask allows. Continuous components are uniform within their bounds or
-    lie at one of the bounds. Unbounded components are normal.
+    Choices are uniform over what the mask allows. Continuous components are normal with standard deviation 1,
+    as those of a new policy, or lie at one of their bounds.
 
     Args:
         spec: Action spec of one environment, part by part.
@@ -201,13 +202,13 @@ def random_action(
 
 def _random_numbers(spec: TensorSpec, num_envs: int, generator: np.random.Generator) -> np.ndarray:
     size = (num_envs, spec.shape.numel())
-    if not isinstance(spec, Bounded):
-        return generator.normal(size=size).astype(np.float32)
-    low, high = (bound.flatten().numpy() for bound in (spec.space.low, spec.space.high))
-    values = generator.uniform(low, high, size)
-    bound = np.where(generator.random(size) < 0.5, low, high)
-    values = np.where(generator.random(size) < AT_A_BOUND, bound, values)
-    return values.astype(low.dtype)
+    values = generator.normal(size=size)
+    if isinstance(spec, Bounded):
+        low, high = (bound.flatten().numpy() for bound in (spec.space.low, spec.space.high))
+        bound = np.where(generator.random(size) < 0.5, low, high)
+        at_bound = (generator.random(size) < AT_A_BOUND) & (np.abs(bound) <= REACHED)
+        values = np.clip(np.where(at_bound, bound, values), low, high)
+    return values.astype(np.float32)
 
 
 class StepPastEnd(NamedTuple):
