@@ -110,6 +110,8 @@ class Reader:
             return ["--data.eval_episodes", "1"]
         if args[0] == "profile":
             return ["--seconds", "0.2"]
+        if args[0] == "check-env":
+            return ["--seconds", "1"]
         if args[0] == "play":
             return ["--episodes", "1"]
         if args[0] in ("benchmark", "ablate"):

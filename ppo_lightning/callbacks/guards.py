@@ -7,6 +7,8 @@ from typing import Any
 import lightning as L
 import torch
 
+from ppo_lightning.envs.conformance import check_rollout
+from ppo_lightning.envs.recording import recording_of
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.utils import collectives
 
@@ -86,3 +88,20 @@ class EqualRanksGuard(L.Callback):
         """
         if pl_module.rollouts_done % self.every == 0:
             collectives.require_same(pl_module.state_dict(), pl_module.env_steps)
+
+
+class EnvironmentGuard(L.Callback):
+    """Callback that looks for faults of the environment in the first rollout of a run, on rank 0.
+
+    It makes no environment and no step. ``ppo-lightning check-env`` sees more.
+    """
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Print what would bias training."""
+        if pl_module.rollouts_done or not trainer.is_global_zero:
+            return
+        data = pl_module.data
+        flags_time_limits = getattr(data.env, "flags_time_limits", True)
+        for finding in check_rollout(recording_of(batch), data.specs.action, flags_time_limits):
+            if finding.severity != "note":
+                print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)

@@ -178,7 +178,8 @@ def main(args: Sequence[str] | None = None) -> None:
     _quieten()
     try:
         if args and args[0] in OTHER_COMMANDS:
-            return importlib.import_module(f"ppo_lightning.commands.{args[0]}").main(args[1:])
+            module = args[0].replace("-", "_")
+            return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
         check_config_files(args)
         if args and args[0] in SUBCOMMANDS:
             args = with_checkpoint_settings(args)

@@ -24,6 +24,7 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "play": "record a video of a trained agent",
     "export": "write a trained agent as ONNX, or as a folder for the Hugging Face Hub",
     "profile": "measure the time of each stage of a recipe on this machine, and try faster settings",
+    "check-env": "report what in an environment would break or bias training",
     "details": "list the implementation details of a recipe or a checkpoint; compare two checkpoints",
     "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
     "compare": "test whether the runs of one benchmark are worse than those of another",

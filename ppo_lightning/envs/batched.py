@@ -41,6 +41,7 @@ class BatchedEnv(EnvBase):
     action_names: Sequence[str] | None = None  # names of discrete actions
     can_restart = False  # whether the class supports `max_restarts`
     numbers_its_envs = False  # whether the constructor accepts `first_env`
+    flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
     # Whether an environment resets at the step after an episode end, ignoring the action. Until then
     # `reset_arrays(mask)` returns the final observation.
     resets_late = False

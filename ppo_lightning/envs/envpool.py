@@ -109,6 +109,6 @@ class EnvPoolEnv(BatchedEnv):
     def _flat(self, observation: Any) -> np.ndarray:
         if self._keys is None:
             is_box = isinstance(self.spaces[0], spaces.Box)
-            return observation if is_box else observation.reshape(self.num_envs, -1)
+            return observation if is_box else observation.reshape(len(observation), -1)
         parts = [observation[key].reshape(len(observation[key]), -1) for key in self._keys]
         return np.concatenate(parts, axis=1)

@@ -55,6 +55,7 @@ class ProcgenEnv(BatchedEnv):
         "RIGHT-UP",
         *"DAWSQE",
     )
+    flags_time_limits = False
     render_fps = 15.0
 
     def __init__(

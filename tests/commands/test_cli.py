@@ -260,13 +260,13 @@ def test_a_full_disk_ends_in_one_sentence_before_training(run_cli, tmp_path, mon
 
 def test_the_list_of_commands_is_whole(capsys):
     out = answered(capsys, "--help")
-    assert re.findall(r"^  (\w+) ", out, flags=re.MULTILINE) == [
+    assert re.findall(r"^  ([\w-]+) ", out, flags=re.MULTILINE) == [
         *options.SUBCOMMANDS,
         *options.OTHER_COMMANDS,
     ]
     assert answered(capsys) == out
-    for module in options.OTHER_COMMANDS:
-        assert callable(importlib.import_module(f"ppo_lightning.commands.{module}").main)
+    for command in options.OTHER_COMMANDS:
+        assert callable(importlib.import_module(f"ppo_lightning.commands.{command.replace('-', '_')}").main)
 
 
 def test_an_unknown_command_ends_in_one_sentence(capsys):
