@@ -27,6 +27,10 @@ class Finding(NamedTuple):
         check: Short name of the check.
         what: What was seen.
         remedy: What to do.
+
+    Example:
+        >>> print(Finding("note", "reward", "All rewards are 0.", "Play longer."))
+        reward: All rewards are 0. Play longer.
     """
 
     severity: Literal["error", "warning", "note"]
@@ -86,22 +90,28 @@ def check_rewards(recording: Recording) -> Findings:
         )
 
 
-def check_episode_ends(recording: Recording, limit: int | None = None) -> Findings:
+def check_episode_ends(recording: Recording, limit: int | None = None, planned: int = 0) -> Findings:
     """Check that episodes end.
 
     Args:
         recording: Random play.
         limit: Known time limit, steps.
+        planned: Steps that were to be made. If there was no time for them, this check cannot tell.
     """
     num_steps = len(recording.over)
-    if not recording.over.any() and (limit is None or limit <= num_steps):
-        yield Finding(
-            "warning",
-            "endless",
-            f"No episode ended within {num_steps} steps.",
-            "Validation plays whole episodes and would not end. Set data.env_kwargs.max_episode_steps."
-            " If episodes are longer, raise --steps and --seconds.",
-        )
+    if recording.over.any() or (limit is not None and limit > num_steps):
+        return
+    what = f"No episode ended within {num_steps} steps."
+    if num_steps < planned:
+        yield Finding("note", "endless", what, "Raise --seconds to see whether episodes end.")
+        return
+    yield Finding(
+        "warning",
+        "endless",
+        what,
+        "Validation plays whole episodes and would not end. Set data.env_kwargs.max_episode_steps."
+        " If episodes are longer, raise --steps.",
+    )
 
 
 def check_time_limits(recording: Recording, flags_time_limits: bool = True) -> Findings:

@@ -78,22 +78,21 @@ def _examine(factory: EnvFactory, env: EnvBase, num_steps: int, seconds: float) 
     num_envs = env.batch_size[0]
 
     def replay(num_steps: int, seed: int = 1, action_seed: int = 0) -> Recording:
-        with _open(factory, num_envs, seed) as twin:
+        with _open(factory, num_envs, seed) as twin:  # closed at once: some need a port or a license
             return record(twin, num_steps, action_seed)
 
-    # One environment at a time, as some need a port or a license.
     witness = None
     if isinstance(env, GymnasiumEnv):
         witness = env.envs[0] = Witness(env.envs[0])
     budget = seconds / (num_envs * replay(WARM_UP_STEPS).seconds)  # steps
     spec = env.observation_spec_unbatched["observation"]
     row_bytes = num_envs * spec.shape.numel() * spec.dtype.itemsize
-    num_steps = _at_least_one(num_steps, 0.7 * budget, MEMORY / row_bytes)
-    num_replayed = _at_least_one(REPLAYED_STEPS, num_steps, 0.1 * budget)
-    recording = record(env, num_steps)
+    affordable = _at_least_one(num_steps, 0.7 * budget, MEMORY / row_bytes)
+    num_replayed = _at_least_one(REPLAYED_STEPS, affordable, 0.1 * budget)
+    recording = record(env, affordable)
     findings = [
         *check_finite(recording),
-        *check_episode_ends(recording, time_limit(factory, env)),
+        *check_episode_ends(recording, time_limit(factory, env), num_steps),
         *check_rollout(recording, specs_of(env).action, getattr(env, "flags_time_limits", True)),
     ]
     repeated = [*check_repetition(recording, replay(num_replayed))]
@@ -107,12 +106,14 @@ def _examine(factory: EnvFactory, env: EnvBase, num_steps: int, seconds: float) 
         base: Any = twin.base_env if isinstance(twin, TransformedEnv) else twin
         if not isinstance(base, BatchedEnv):
             # A SerialEnv converts what single environments return.
-            findings += _check_torchrl(base.create_env_fn[0]() if isinstance(base, SerialEnv) else base)
+            single = base.create_env_fn[0]() if isinstance(base, SerialEnv) else base
+            findings += _check_torchrl(single)
+            single.close(raise_if_closed=False)
         elif isinstance(twin, GymnasiumEnv):
             if recording.over.any():
                 longest = int(episodes_of(recording).length.max())
                 with contextlib.suppress(Exception):  # an environment may refuse to step on
-                    findings += check_step_past_end(recording, step_past_end(twin, 2 * longest))
+                    findings += check_step_past_end(recording, step_past_end(twin, longest))
             findings += _check_gymnasium(twin.envs[0])
     return Examination(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)), recording)
 

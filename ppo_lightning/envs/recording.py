@@ -70,16 +70,15 @@ class Episodes(NamedTuple):
 
 def episodes_of(recording: Recording) -> Episodes:
     """Return the whole episodes of a recording, ordered by their last step."""
-    num_steps = len(recording.over)
-    sums = np.cumsum(recording.reward, axis=0)
-    lengths = np.zeros(recording.over.shape, np.int64)
-    totals = np.zeros(recording.over.shape)
-    for env in range(recording.over.shape[1]):
-        ends = np.flatnonzero(recording.over[:, env])
-        lengths[ends, env] = np.diff(ends, prepend=-1)
-        totals[ends, env] = np.diff(sums[ends, env], prepend=0.0)
+    num_steps, num_envs = recording.over.shape
+    ends = np.where(recording.over, np.arange(num_steps)[:, None], -1)
+    ends = np.concatenate([np.full((1, num_envs), -1), np.maximum.accumulate(ends)])
+    previous_end = ends[:-1]  # last step of the episode before, -1 for the first one
+    sums = np.concatenate([np.zeros((1, num_envs)), np.cumsum(recording.reward, axis=0)])
+    lengths = np.arange(num_steps)[:, None] - previous_end
+    totals = sums[1:] - np.take_along_axis(sums, previous_end + 1, axis=0)
     over = recording.over & recording.done
-    row = np.cumsum(recording.done).reshape(num_steps, -1) - 1  # index into `final`
+    row = np.cumsum(recording.done).reshape(recording.over.shape) - 1  # index into `final`
     return Episodes(
         lengths[over],
         totals[over],
