@@ -4,6 +4,7 @@ import pytest
 
 from ppo_lightning.commands import check_env
 from ppo_lightning.commands.cli import main
+from ppo_lightning.envs.step_time import WorkerChoice
 
 MODULE = """
 from tests.envs.broken_envs import Walk, Whole
@@ -67,7 +68,6 @@ def test_wrong_arguments_have_exit_code_2(run, args, sentence):
 @pytest.mark.parametrize(
     ("times", "sentence"),
     [
-        ({"gymnasium": 30e-6, "envpool": 29e-6}, "No other setting"),
         ({"gymnasium": 30e-6, "envpool": 20e-6}, "data.backend 'envpool' is the fastest"),
         ({"gymnasium": 5e-3}, "set data.num_workers to 2"),
         ({"gymnasium": 5e-3, "envpool": 1e-3}, "data.backend 'envpool' is the fastest"),
@@ -75,13 +75,13 @@ def test_wrong_arguments_have_exit_code_2(run, args, sentence):
     ],
 )
 def test_the_fastest_setting(times, sentence):
-    assert sentence in check_env.fastest_setting(times, "gymnasium", num_envs=4, cores=2)
+    assert sentence in check_env.fastest_setting(times, "gymnasium", 4, WorkerChoice(2, "slow"))
 
 
-def test_one_core_or_one_environment_needs_no_workers():
-    for num_envs, cores in ((1, 8), (8, 1)):
-        sentence = check_env.fastest_setting({"gymnasium": 5e-3}, "gymnasium", num_envs, cores)
-        assert "num_workers" not in sentence
+def test_without_workers_that_pay_none_are_named():
+    times = {"gymnasium": 30e-6, "envpool": 29e-6}
+    for workers in (None, WorkerChoice(0, "fast")):
+        assert "No other setting" in check_env.fastest_setting(times, "gymnasium", 4, workers)
 
 
 def test_all_backends_of_an_environment_are_timed():
