@@ -288,7 +288,7 @@ def test_functions_of_single_environments_get_them_too():
 
 def test_functions_of_batched_torchrl_environments_get_them_too(fit):
     def make(num_envs, seed):
-        return SerialEnv(num_envs, lambda: GymEnv("CartPole-v1"))
+        return SerialEnv(num_envs, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
 
     module = fit(SMALL | {"env_id": make}, limit_val_batches=1)
     assert module.env_steps == 192
