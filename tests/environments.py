@@ -188,6 +188,7 @@ class Parts(gym.Env):
             "kind": gym.spaces.Discrete(3),
             "place": gym.spaces.Tuple([gym.spaces.Box(-9, 9, (2,)), gym.spaces.MultiBinary(2)]),
             "action_mask": gym.spaces.MultiBinary(5),
+            "mission": gym.spaces.Text(9),
         }
     )
     action_space = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Discrete(3)})
@@ -198,7 +199,7 @@ class Parts(gym.Env):
     def observation(self, over=False):
         mask = np.zeros(5, np.int8) if over else np.array([1, self.time % 2, 1, 0, 1], np.int8)
         place = (self.np_random.normal(size=2).astype(np.float32), np.array([self.time % 2, 1], np.int8))
-        return {"kind": self.time % 3, "place": place, "action_mask": mask}
+        return {"kind": self.time % 3, "place": place, "action_mask": mask, "mission": "find"}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

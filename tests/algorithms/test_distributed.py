@@ -153,6 +153,21 @@ def test_ranks_with_a_memory_do_what_one_rank_does(tmp_path):
     assert two[0]["kl_factor"] == two[1]["kl_factor"] == one["kl_factor"] != 1
 
 
+def test_ranks_of_a_vectorized_environment_that_resets_at_the_next_step_do_what_one_rank_does(tmp_path):
+    """All ranks count the same steps, whichever of them only reset environments."""
+    data = {"env_id": "tests.environments.NextStepVector", "env_kwargs": {"env_id": "Hopper-v5"}}
+    options = HOPPER | {"data": data}
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options)
+    assert len(one["returns"]) > 2
+    assert difference(two, one, "first") < 0.001
+    assert difference(two, one) < 0.01
+    assert torch.equal(two[0]["weights"], two[1]["weights"])
+    assert two[0]["returns"] == pytest.approx(one["returns"], rel=1e-4)
+    for name, value in one["statistics"].items():
+        torch.testing.assert_close(two[0]["statistics"][name], value, rtol=1e-4, atol=1e-5)
+
+
 def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
     """All buffers are compared, 0-dimensional ones too, and training continues afterwards."""
     model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}

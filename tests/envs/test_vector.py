@@ -8,7 +8,8 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torchrl.envs import StepCounter
+from torchrl.envs import SerialEnv, StepCounter
+from torchrl.envs.libs.gym import GymEnv
 
 from ppo_lightning import PPO, MLPAgent, RecurrentPPO, make_env
 from ppo_lightning.envs import EnvFactory
@@ -283,6 +284,16 @@ def test_functions_of_single_environments_get_them_too():
 
     make_env(make, 2, seed=7)
     assert calls == [(2, derive_seed(7, "train", 0))] * 2
+
+
+def test_functions_of_batched_torchrl_environments_get_them_too(fit):
+    def make(num_envs, seed):
+        return SerialEnv(num_envs, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+
+    module = fit(SMALL | {"env_id": make}, limit_val_batches=1)
+    assert module.env_steps == 192
+    (episodes,) = EvaluationLoader(EnvFactory(make), module.agent, 3)
+    assert episodes.batch_size == (3,)
 
 
 def test_keyword_arguments_without_a_name_get_nothing():
