@@ -144,7 +144,8 @@ class CNNAgent(ActorCritic):
         observation_spec: Byte pictures, shape [C, H, W].
         action_spec: Spec of the actions.
         body: ``nature`` (Atari) or ``impala`` (Procgen).
-        shared: Use one body for policy and value instead of one each. None: one body.
+        shared: Use one body, and one memory, for policy and value instead of one body each. With false, the
+            value function has no memory. None: one body.
         head: As for :class:`~ppo_lightning.models.MLPAgent`.
         memory: As for :class:`~ppo_lightning.models.MLPAgent`.
         memory_size: As for :class:`~ppo_lightning.models.MLPAgent`.

@@ -121,6 +121,20 @@ def test_the_recipes_have_the_reference_hyperparameters():
             (64, 64, 1_000_000),
         ),
         "spaces": (reference | {"learning_rate": 1e-3, "ent_coef": 0.05}, (4, 128, 100_000)),
+        # Losses, epochs and clipping of MuJoCo Playground's rsl_rl_config, discount of its brax_ppo_config.
+        "playground": (
+            {
+                "gamma": 0.97,
+                "gae_lambda": 0.95,
+                "update_epochs": 5,
+                "clip_coef": 0.2,
+                "clip_vloss": True,
+                "ent_coef": 0.001,
+                "vf_coef": 1.0,
+                "max_grad_norm": 1.0,
+            },
+            (64, 64, 5_000_000),
+        ),
     }
     pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
     for recipe in RECIPES:
