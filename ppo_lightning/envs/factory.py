@@ -156,16 +156,17 @@ class EnvFactory:
         assert adapter.path is not None
         if self.backend != "gymnasium":
             self._refuse_workers(f"the backend {self.backend!r}")
-        if num_workers:
-            return _gymnasium_class(num_workers)(self.env_id, seeds, first_env, **env_kwargs)
-        env_class = _import_class(adapter.path)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
         if self.backend == "gymnasium" and _import_class("registered:is_vector_only")(self.env_id):
+            self._refuse_workers("vectorized environments")
             vector_env = _import_class("registered:make_registered_vector")(
                 self.env_id, len(seeds), **env_kwargs
             )
             return _import_class("vector:GymnasiumVectorEnv")(vector_env, seeds)
+        if num_workers:
+            return _gymnasium_class(num_workers)(self.env_id, seeds, first_env, **env_kwargs)
+        env_class = _import_class(adapter.path)
         if env_class.numbers_its_envs:
             return env_class(self.env_id, seeds, first_env, **env_kwargs)
         return env_class(self.env_id, seeds, **env_kwargs)
@@ -193,6 +194,7 @@ class EnvFactory:
         make = functools.partial(_call, function, env_kwargs)
         env = make()
         if isinstance(env, gymnasium.vector.VectorEnv):
+            self._refuse_workers("vectorized environments")
             any_number = stream == "eval" and not render
             return _import_class("vector:GymnasiumVectorEnv")(env, seeds, any_number)
         if not isinstance(env, EnvBase):

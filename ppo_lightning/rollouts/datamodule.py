@@ -65,7 +65,7 @@ class RolloutDataModule(L.LightningDataModule):
         rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
             function.
-        transforms: TorchRL transforms to apply. Each step then takes longer, see ``TorchRLCollector``.
+        transforms: TorchRL transforms to apply. Each step then takes longer, see ``TensorCollector``.
         eval_episodes: Episodes to play in each validation or test. An environment of a fixed batch size [N]
             (TorchRL, VectorEnv) plays N on each rank.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].

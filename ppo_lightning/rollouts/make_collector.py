@@ -12,7 +12,7 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import Precision, RolloutCollector
 from ppo_lightning.rollouts.storage import check_memory
-from ppo_lightning.rollouts.torchrl_collector import TorchRLCollector
+from ppo_lightning.rollouts.tensor_collector import TensorCollector
 
 
 def make_collector(
@@ -32,7 +32,7 @@ def make_collector(
 
     Args:
         env: Natively batched environments get :class:`RolloutCollector`. Any other TorchRL environment, with
-            transforms for example, gets :class:`TorchRLCollector`, which is slower and yields the same keys.
+            transforms for example, gets :class:`TensorCollector`, which is slower and yields the same keys.
         agent: The agent.
         num_steps: T.
         num_rollouts: As for :class:`RolloutCollector`, as the following.
@@ -67,4 +67,4 @@ def make_collector(
             " episode end, because the reset would count as a step: make it with AutoresetMode.DISABLED or"
             " SAME_STEP."
         )
-    return TorchRLCollector(env, agent, num_steps, num_rollouts, seed, *options)
+    return TensorCollector(env, agent, num_steps, num_rollouts, seed, *options)

@@ -381,7 +381,7 @@ def test_a_validation_changes_no_training_number(fit, transforms):
 
 def test_transforms_go_through_torchrls_collector_and_train(fit):
     module = fit({**SMALL, "transforms": [InitTracker()]}, ppo=Recorder)
-    assert type(module.trainer.train_dataloader.collector).__name__ == "TorchRLCollector"
+    assert type(module.trainer.train_dataloader.collector).__name__ == "TensorCollector"
     assert len(module.rollouts) == 5
     assert abs(module.metrics[0]["approx_kl"]) < 1e-6
     for earlier, later in zip(module.rollouts, module.rollouts[1:], strict=False):

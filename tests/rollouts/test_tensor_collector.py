@@ -12,7 +12,7 @@ from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import ArrayMoments, Moments, ObservationNormalizer, RewardScaler
 from ppo_lightning.models.tensor_statistics import TensorMoments, scale, update_each
 from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.rollouts.torchrl_collector import TorchRLCollector
+from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.scans import discounted_sum, running_sum
 
 
@@ -62,7 +62,7 @@ def agent_of(env, **options):
 
 def collector_of(env, num_steps=16, **options):
     collector = make_collector(env, agent_of(env, **options), num_steps, reward_scaler=RewardScaler(0.9))
-    assert isinstance(collector, TorchRLCollector)
+    assert isinstance(collector, TensorCollector)
     return collector
 
 

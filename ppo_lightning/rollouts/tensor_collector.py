@@ -22,7 +22,7 @@ from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.utils.watch import StepWatch
 
 
-class TorchRLCollector(BaseCollector):
+class TensorCollector(BaseCollector):
     """Collector of rollouts [N, T] from any TorchRL environment, transforms included.
 
     A rollout holds the keys of :class:`RolloutCollector` with the same values, and the other keys of the
@@ -51,7 +51,7 @@ class TorchRLCollector(BaseCollector):
         >>> from torchrl.envs import GymEnv, SerialEnv
         >>> env = SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
         >>> agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
-        >>> TorchRLCollector(env, agent, num_steps=8).rollout().batch_size
+        >>> TensorCollector(env, agent, num_steps=8).rollout().batch_size
         torch.Size([2, 8])
     """
 
