@@ -381,7 +381,10 @@ WORKERS = ("--data.num_workers", "2")
 
 
 def workers_of(process):
-    return [number for number in left_of(process.pid) if number != process.pid]
+    """Return the forked processes of a run; tqdm starts another one."""
+    commands = left_of(process.pid)
+    parent = commands.pop(process.pid, None)
+    return [number for number, command in commands.items() if command == parent]
 
 
 @pytest.mark.integration
