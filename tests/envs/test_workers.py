@@ -22,6 +22,7 @@ from ppo_lightning.envs import workers
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.step_time import StepTime, best_num_workers, choose_workers
 from ppo_lightning.rollouts.collector import RolloutCollector
+from tests.algorithms.test_distributed import run
 from tests.checkpoints.test_resume import SaveAfter, left_of, runs, wait_for_a_checkpoint  # noqa: F401
 from tests.environments import Counter, Reach
 
@@ -33,12 +34,16 @@ pytestmark = pytest.mark.skipif(
 class Fragile(Reach):
     """Reach that raises or returns NaN at random steps, the same ones for the same seed."""
 
+    def __init__(self, only_raises=False):
+        super().__init__()
+        self.only_raises = only_raises
+
     def step(self, action):
         observation, reward, *rest = super().step(action)
         luck = self.np_random.random()
         if luck < 0.04:
             raise RuntimeError("the simulator is broken")
-        return observation, np.nan if luck > 0.97 else reward, *rest
+        return observation, np.nan if luck > 0.97 and not self.only_raises else reward, *rest
 
 
 class UnpicklableError(Exception):
@@ -193,14 +198,14 @@ def test_restarts_are_equal_to_the_bit_for_any_number_of_workers(make):
 
 
 def test_all_workers_share_max_restarts(make):
+    ends = []
     for num_workers in (0, 2, 4):
-        with (
-            warnings.catch_warnings(record=True) as caught,
-            pytest.raises(RuntimeError, match=r"Environment|broken"),
-        ):
+        with warnings.catch_warnings(record=True) as caught, pytest.raises(Exception, match=r"broken") as end:
             warnings.simplefilter("always")
-            collect(make(Fragile, num_workers), 20, max_restarts=3)
+            collect(make(Fragile, num_workers, only_raises=True), 20, max_restarts=3)
         assert sum("is recreated" in str(warning.message) for warning in caught) == 3
+        ends.append((type(end.value), str(end.value), end.value.__notes__[0]))
+    assert ends[0] == ends[1] == ends[2]
 
 
 DATA = {"env_id": "Acrobot-v1", "env_kwargs": {"max_episode_steps": 30}, "num_envs": 4, "num_steps": 20}
@@ -218,10 +223,12 @@ def test_weights_are_equal_to_the_bit_and_a_run_resumes_with_another_number(fit,
         module = fit(DATA | {"num_workers": num_workers}, MODEL, callbacks=[save], **options)
         resumed = fit(DATA | {"num_workers": (num_workers + 1) % 3}, MODEL, ckpt_path=path, **options)
         assert "each environment resumes its episode, to the bit" in capsys.readouterr().out
-        for run in (module, resumed):
-            assert all(torch.equal(value, run.state_dict()[key]) for key, value in whole.state_dict().items())
+        for other in (module, resumed):
+            assert all(
+                torch.equal(value, other.state_dict()[key]) for key, value in whole.state_dict().items()
+            )
             for key, value in whole.trainer.callback_metrics.items():
-                assert key == "charts/SPS" or torch.equal(value, run.trainer.callback_metrics[key]), key
+                assert key == "charts/SPS" or torch.equal(value, other.trainer.callback_metrics[key]), key
     assert not torch.equal(*(next(run.agent.parameters()) for run in (whole, fit(DATA, MODEL, seed=2))))
 
 
@@ -308,15 +315,24 @@ def test_an_interrupted_step_leaves_no_worker(make):
     assert time.monotonic() - began < 3
 
 
-def test_workers_do_not_share_the_global_random_generators(make):
+@pytest.mark.parametrize(
+    "draw",
+    [np.random.random, torch.rand, random.random],
+    ids=["numpy", "torch", "random"],
+)
+def test_workers_seed_the_global_random_generators(draw, make):
     class Careless(Counter):
         def step(self, action):
             observation, _, *rest = super().step(action)
-            return observation, np.random.random() + random.random() + float(torch.rand(())), *rest  # noqa: NPY002
+            return observation, float(draw(*[()] * (draw is torch.rand))), *rest
 
-    env = make(Careless, 4)
-    env.reset_arrays()
-    assert len(set(env.step_arrays(np.zeros(4, int))[1].tolist())) == 4
+    rewards = []
+    for _ in range(2):
+        env = make(Careless, 4)
+        env.reset_arrays()
+        rewards.append(env.step_arrays(np.zeros(4, int))[1].tolist())
+    assert rewards[0] == rewards[1]
+    assert len(set(rewards[0])) == 4
 
 
 # Settings
@@ -381,7 +397,28 @@ WORKERS = ("--data.num_workers", "2")
 
 
 def workers_of(process):
-    return [number for number in left_of(process.pid) if number != process.pid]
+    """Return the forked processes of a run; tqdm starts another one."""
+    commands = left_of(process.pid)
+    parent = commands.pop(process.pid, None)
+    return [number for number, command in commands.items() if command == parent]
+
+
+@pytest.mark.integration
+def test_ranks_have_workers_of_their_own(tmp_path):
+    data = {"env_id": "Acrobot-v1", "env_kwargs": {"max_episode_steps": 30}}
+    ends = [
+        run(tmp_path / f"{num_workers}", 2, data=data | {"num_workers": num_workers})
+        for num_workers in (0, 2)
+    ]
+    assert all(torch.equal(a["weights"], b["weights"]) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.integration
+def test_spawned_workers_step_the_same_episodes(make, monkeypatch):
+    """As on systems without fork."""
+    expected = collect(make("CartPole-v1", 0))
+    monkeypatch.setattr(workers, "START_METHOD", "spawn")
+    assert same(expected, collect(make("CartPole-v1", 2)))
 
 
 @pytest.mark.integration
