@@ -29,7 +29,7 @@ from ppo_lightning import MLPAgent, RolloutCollector
 from ppo_lightning.envs.factory import EnvFactory
 
 NUM_ENVS = 8
-NUM_STEPS = 16  # batched steps between two looks at the clock
+NUM_STEPS = 64  # batched steps between two looks at the clock
 Contender = tuple[Callable[[], object], Callable[[], None]]  # runs NUM_STEPS batched steps; closes
 
 

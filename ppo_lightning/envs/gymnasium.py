@@ -253,7 +253,7 @@ class GymnasiumEnv(BatchedEnv):
             fault = f"raised {type(error).__name__} ({first_line(error)})"
         self.restarts += 1
         self._restarts[i] += 1
-        self._announce_restart(f"Environment {self._first_env + i} {fault}")
+        self._announce_restart(i, f"Environment {self._first_env + i} {fault}")
         with contextlib.suppress(Exception):
             self.envs[i].close()
         self.envs[i] = self._make()
@@ -264,7 +264,7 @@ class GymnasiumEnv(BatchedEnv):
         self.broken[i] = True
         return None, 0.0, False, True, {}
 
-    def _announce_restart(self, fault: str) -> None:
+    def _announce_restart(self, i: int, fault: str) -> None:
         warn_of_restart(fault, self.restarts, self.max_restarts)
 
     def get_state(self) -> list[Row] | None:

@@ -14,9 +14,9 @@ from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns
 
 # Seconds that a step takes more for each worker: two messages and a change of process. Measured on 2 cores as
-# the time of `WorkerEnv.step_arrays` with 16 environments whose step does nothing: 0.11 ms for 1 worker, 0.20
-# for 2, 0.40 for 4, 0.78 for 8, 1.4 for 16.
-EXCHANGE_SECONDS = 1e-4
+# the time of `WorkerEnv.step_arrays` with 16 environments whose step does nothing: 0.08 ms for 1 worker, 0.15
+# for 2, 0.27 for 4, 0.56 for 8, 1.2 for 16.
+EXCHANGE_SECONDS = 7e-5
 GAIN = 1.2  # smallest predicted speedup of the steps for which workers are chosen
 MEASURE_SECONDS = 0.2
 

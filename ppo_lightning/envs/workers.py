@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import gymnasium
 import numpy as np
@@ -20,7 +20,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, warn_of_restart
 from ppo_lightning.envs.state import Row
-from ppo_lightning.envs.worker_group import RESULTS, TIMEOUT_SHARE, Group, Members
+from ppo_lightning.envs.worker_group import TIMEOUT_SHARE, Group, Members, record_type
 from ppo_lightning.errors import ConfigError
 
 CLOSE_SECONDS = 5.0  # for the `close` methods of the environments, before the workers are killed
@@ -82,14 +82,8 @@ class WorkerEnv(BatchedEnv):
         self._bounds = None  # the workers clip actions
         groups = [slice(start, start + size) for start in range(0, num_envs, size)]
         self._members = [range(first_env + rows.start, first_env + rows.stop) for rows in groups]
-        shapes = row.shape, (), (), (), ()
-        dtypes = row.dtype, np.float64, np.uint8, np.uint8, np.uint8
-        results = spaces.Dict(
-            {
-                name: spaces.Box(0, 1, (size, *shape), dtype)
-                for name, shape, dtype in zip(RESULTS, shapes, dtypes, strict=True)
-            }
-        )
+        record = record_type(size, row)
+        results = spaces.Box(0, 255, (record.itemsize,), np.uint8)
         actions = spaces.Box(0, 1, (size, *self.action_spec_unbatched.shape))
         self._action_shape = num_workers, *actions.shape
         makers = [
@@ -111,13 +105,9 @@ class WorkerEnv(BatchedEnv):
                 f"A worker process ended at its start ({error or type(error).__name__}): start the run under"
                 " `if __name__ == '__main__':`, or set data.num_workers to 0."
             ) from error
-        # Views of the shared memory, which every step and reset overwrites.
-        arrays: dict[str, np.ndarray] = {
-            name: array.reshape(num_envs, *array.shape[2:]) for name, array in self.envs.observations.items()
-        }
-        self._observation = arrays["observation"]
-        self._outcome = arrays["reward"], arrays["terminated"].view(bool), arrays["truncated"].view(bool)
-        self._broken = arrays["broken"].view(bool)
+        # A view of the shared memory, which every step and reset overwrites: one record per worker, [W].
+        self._records = cast(np.ndarray, self.envs.observations).view(record)[:, 0]
+        self._row_shape = row.shape
         self._restarts = 0
         self._waiting = False  # whether an exchange with the workers was interrupted
         try:
@@ -133,11 +123,14 @@ class WorkerEnv(BatchedEnv):
             # Workers without a finished episode get no message.
             options["reset_mask"] = mask.reshape(len(self._members), -1).any(axis=1)
             if not options["reset_mask"].any():
-                return self._observation
+                return self._observation()
         _, info = self._ask(self.envs.reset, options=options)
         if info:
             self._read(info["report"])
-        return self._observation
+        return self._observation()
+
+    def _observation(self) -> np.ndarray:
+        return self._records["observation"].reshape(self.num_envs, *self._row_shape)
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step in the workers, see :meth:`BatchedEnv._step_arrays`."""
@@ -145,8 +138,10 @@ class WorkerEnv(BatchedEnv):
         self.broken = None
         if info:
             self._read(info["report"])
-            self.broken = self._broken.copy()
-        return self._observation, *self._outcome
+        reward, terminated, truncated = (
+            self._records[name].reshape(self.num_envs) for name in ("reward", "terminated", "truncated")
+        )
+        return self._observation(), reward, terminated, truncated
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
@@ -190,12 +185,15 @@ class WorkerEnv(BatchedEnv):
             RuntimeError: More environments failed in one step than ``max_restarts`` allows.
         """
         read = [(None, None, []) if report is None else pickle.loads(report) for report in reports]
-        faults = [fault for _, _, group in read for fault in group]
-        for fault in faults:
+        faults = [(worker, *fault) for worker, (_, _, group) in enumerate(read) for fault in group]
+        for worker, i, fault in faults:
             self._restarts += 1
             if self._restarts > self.max_restarts:
                 raise RuntimeError(f"{fault}, and data.max_restarts is {self.max_restarts}.")
             warn_of_restart(fault, self._restarts, self.max_restarts)
+            if self.broken is None:
+                self.broken = np.zeros(self.num_envs, bool)
+            self.broken[self._members[worker][i] - self._members[0][0]] = True
         for _, error, _ in read:
             if error is not None:
                 raise error
