@@ -72,7 +72,7 @@ def check_rewards(recording: Recording) -> Findings:
             "PPO learns nothing before it finds a reward. A sparse task may need many steps.",
         )
         return
-    scale = float(np.sqrt(np.mean(np.square(rewards[rewards != 0]))))
+    scale = float(np.sqrt(np.mean(np.square(rewards[rewards != 0], dtype=np.float64))))
     total = episodes_of(recording).total
     remedy = "Set model.norm_reward to true, or scale the rewards to about 1."
     if scale > LARGE_REWARD:

@@ -338,6 +338,10 @@ def test_workers_seed_the_global_random_generators(draw, make):
 # Settings
 
 
+def vector_cartpole(num_envs):
+    return gymnasium.make_vec("CartPole-v1", num_envs=num_envs)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -345,6 +349,7 @@ def test_workers_seed_the_global_random_generators(draw, make):
         ({"backend": "envpool", "num_workers": 2}, "must be 0 for the backend 'envpool'"),
         ({"env_id": "ALE/Breakout-v5", "num_workers": 2}, "must be 0 for Atari games"),
         ({"env_id": lambda: GymEnv("CartPole-v1"), "num_workers": 2}, "must be 0 for TorchRL environments"),
+        ({"env_id": vector_cartpole, "num_workers": 2}, "must be 0 for vectorized environments"),
         ({"num_workers": "many"}, "data.num_workers is 'many': it must be between 0 and 1024 or 'auto'"),
         ({"num_workers": -1}, "data.num_workers is -1"),
     ],
