@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
