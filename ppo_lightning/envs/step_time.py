@@ -64,11 +64,10 @@ def measure_step(env: GymnasiumEnv, seconds: float = MEASURE_SECONDS) -> StepTim
         if done.any():
             observation = env.reset_arrays(done)
     # The first step may load and compile. Other processes interrupt a few steps.
-    order = np.argsort(wall[1:] or wall)
-    kept = order[: max(1, int(KEPT * len(order)))]
-    seconds = np.array(wall[1:] or wall)[kept]
-    cpu_seconds = np.array(cpu[1:] or cpu)[kept]
-    return StepTime(float(seconds.mean()), float(cpu_seconds.sum() / seconds.sum()))
+    times = np.array([wall, cpu])[:, len(wall) > 1 :]
+    kept = times[0].argsort()[: max(1, int(KEPT * times.shape[1]))]
+    wall_time, cpu_time = times[:, kept].mean(axis=1)
+    return StepTime(float(wall_time), float(cpu_time / wall_time))
 
 
 def random_action(env: BatchedEnv, observation: np.ndarray) -> np.ndarray:
