@@ -81,7 +81,7 @@ def append(path: Path, rows: list[dict]) -> None:
 
 
 def report(rows: list[dict]) -> str:
-    """Return a table with mean and standard deviation over the seeds."""
+    """Return a table with mean and sample standard deviation over the seeds."""
     names = ("explained_variance", "episodic_return", "episodic_length", "eval_return", "eval_length")
     lines = [
         f"| critic | runs | actor's input | critic's input | {' | '.join(names)} |",
@@ -94,7 +94,8 @@ def report(rows: list[dict]) -> str:
         cells = [critic, str(len(runs)), runs[0]["actor_input"], runs[0]["critic_input"]]
         for name in names:
             values = [float(row[name]) for row in runs]
-            cells.append(f"{statistics.fmean(values):.3g} ± {statistics.pstdev(values):.2g}")
+            spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.3g}{spread}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
