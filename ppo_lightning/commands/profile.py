@@ -62,7 +62,7 @@ class StageClock(L.Callback):
         """Check that the stages can be measured, and start the clock.
 
         Raises:
-            ConfigError: The run uses TorchRL's collector.
+            ConfigError: The run uses a TensorCollector.
         """
         if not isinstance(pl_module.data.collector, RolloutCollector):
             raise ConfigError(

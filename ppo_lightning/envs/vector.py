@@ -17,6 +17,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import from_rows, to_row, to_rows
 from ppo_lightning.spaces.specs import (
     MASK,
+    JoinedBox,
     choice_counts,
     is_vector,
     mask_columns,
@@ -84,7 +85,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         space = self._space
         has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
         if has_parts and without_text(space) and is_vector(spec_from_space(space)):
-            space = spaces.flatten_space(space)
+            space = JoinedBox(space)
         super().__init__(space, actions, seeds)
         self.resets_late = self._mode is AutoresetMode.NEXT_STEP
         observation_spec, action_spec = self.agent_specs
