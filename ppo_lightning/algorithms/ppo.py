@@ -22,7 +22,7 @@ from ppo_lightning.algorithms.schedule import (
     remaining,
 )
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
-from ppo_lightning.callbacks.guards import EnvironmentGuard, EqualRanksGuard, LogProbGuard, NonFiniteGuard
+from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
@@ -276,7 +276,7 @@ class PPO(AgentModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Add the guards."""
-        guards = [*super().configure_callbacks(), LogProbGuard(), NonFiniteGuard(), EnvironmentGuard()]
+        guards = [*super().configure_callbacks(), RolloutGuard(), NonFiniteGuard()]
         if self.trainer.world_size > 1:  # each callback costs 3 microseconds a minibatch
             guards.append(EqualRanksGuard())
         return guards

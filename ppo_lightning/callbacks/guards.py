@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from tensordict import TensorDictBase
 
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.envs.recording import recording_of
@@ -21,34 +22,60 @@ class ExceptionGuard(L.Callback):
         pl_module.on_exception(exception)
 
 
-class LogProbGuard(L.Callback):
-    """Callback that warns if acting and learning give the same actions different log-probabilities.
+class RolloutGuard(L.Callback):
+    """Callback that warns about faulty rollouts.
 
-    The ratio of the first minibatch of an iteration is then not 1.
-    Dropout and batch normalization are likely causes.
+    It looks for faults of the environment in the first rollout of a run, without a step of its own.
+    ``ppo-lightning check-env`` sees more. In every hundredth rollout, it compares the log-probabilities from
+    acting and learning. If they differ, the ratio of the first minibatch of an iteration is not 1. Dropout
+    and batch normalization are likely causes.
 
     Args:
-        every: Rollouts between two checks.
+        every: Number of rollouts between two comparisons.
     """
 
     def __init__(self, every: int = 100) -> None:
         self.every = every
 
-    @torch.no_grad()
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Compare the log-probabilities of a rollout [N, T]."""
-        if pl_module.rollouts_done % self.every:
-            return
-        with trainer.precision_plugin.forward_context():
-            recomputed, stored = pl_module.log_probs_again(batch)
-        drift = (recomputed - stored).abs().max().item()
-        if drift > pl_module.tolerance:
-            warnings.warn(
-                f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning,"
-                " so that the first ratio of an iteration is not 1: remove dropout and batch normalization"
-                " from the agent.",
-                stacklevel=2,
-            )
+        """Check a rollout [N, T]."""
+        if not pl_module.rollouts_done and trainer.is_global_zero:
+            print_faults(pl_module.data, batch)
+        if pl_module.rollouts_done % self.every == 0:
+            compare_log_probs(pl_module, batch)
+
+
+def print_faults(data: Any, rollout: TensorDictBase) -> None:
+    """Print the warnings and errors of :func:`~ppo_lightning.envs.conformance.check_rollout`.
+
+    Args:
+        data: Data module of the run.
+        rollout: First rollout of the run, [N, T].
+    """
+    flags_time_limits = getattr(data.env, "flags_time_limits", True)
+    for finding in check_rollout(recording_of(rollout), data.specs.action, flags_time_limits):
+        if finding.severity != "note":
+            print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
+
+
+@torch.no_grad()
+def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
+    """Warn if acting and learning give the same actions different log-probabilities.
+
+    Args:
+        module: PPO module in training.
+        rollout: Rollout [N, T].
+    """
+    with module.trainer.precision_plugin.forward_context():
+        recomputed, stored = module.log_probs_again(rollout)
+    drift = (recomputed - stored).abs().max().item()
+    if drift > module.tolerance:
+        warnings.warn(
+            f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning,"
+            " so that the first ratio of an iteration is not 1: remove dropout and batch normalization"
+            " from the agent.",
+            stacklevel=2,
+        )
 
 
 class NonFiniteGuard(L.Callback):
@@ -88,20 +115,3 @@ class EqualRanksGuard(L.Callback):
         """
         if pl_module.rollouts_done % self.every == 0:
             collectives.require_same(pl_module.state_dict(), pl_module.env_steps)
-
-
-class EnvironmentGuard(L.Callback):
-    """Callback that looks for faults of the environment in the first rollout of a run, on rank 0.
-
-    It makes no environment and no step. ``ppo-lightning check-env`` sees more.
-    """
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Print what would bias training."""
-        if pl_module.rollouts_done or not trainer.is_global_zero:
-            return
-        data = pl_module.data
-        flags_time_limits = getattr(data.env, "flags_time_limits", True)
-        for finding in check_rollout(recording_of(batch), data.specs.action, flags_time_limits):
-            if finding.severity != "note":
-                print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)

@@ -253,6 +253,9 @@ class RolloutCollector(BaseCollector):
                     store["next", "memory"][t][done] = memory[done]
                     # detail 34
                     memory[done] = 0
+            elif moments is None:
+                require_finite("observation", raw, steps_before + t, self._rows.start)
+                observation = raw
             else:
                 (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
         self._observation = observation

@@ -203,7 +203,7 @@ def test_the_first_rollout_of_fit_names_a_fault(fit, capsys):
 
 
 def test_fit_is_the_same_without_the_check(fit, monkeypatch):
-    from ppo_lightning.callbacks.guards import EnvironmentGuard
+    from ppo_lightning.callbacks.guards import RolloutGuard
 
     data = {"env_id": broken_envs.Unseeded, "num_envs": 2, "num_steps": 64, "total_timesteps": 256}
 
@@ -212,5 +212,5 @@ def test_fit_is_the_same_without_the_check(fit, monkeypatch):
         return list(fit(data).parameters())
 
     with_check = weights()
-    monkeypatch.delattr(EnvironmentGuard, "on_train_batch_start")
+    monkeypatch.delattr(RolloutGuard, "on_train_batch_start")
     assert all(map(torch.equal, with_check, weights()))
