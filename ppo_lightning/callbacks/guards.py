@@ -14,7 +14,24 @@ from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.utils import collectives
 
 
-class ExceptionGuard(L.Callback):
+class Guard(L.Callback):
+    """Base class of guards, without the hooks around a minibatch.
+
+    Lightning takes 3 microseconds to call a hook, even an empty one. In an iteration of CartPole, 64 calls of
+    each callback take 0.5 % of the time. Lightning skips a hook that is not callable.
+
+    Example:
+        >>> Guard().on_before_backward is None
+        True
+    """
+
+    on_before_zero_grad = None  # type: ignore[assignment]
+    on_before_backward = None  # type: ignore[assignment]
+    on_after_backward = None  # type: ignore[assignment]
+    on_before_optimizer_step = None  # type: ignore[assignment]
+
+
+class ExceptionGuard(Guard):
     """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
@@ -22,7 +39,7 @@ class ExceptionGuard(L.Callback):
         pl_module.on_exception(exception)
 
 
-class RolloutGuard(L.Callback):
+class RolloutGuard(Guard):
     """Callback that warns about faulty rollouts.
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
@@ -78,7 +95,7 @@ def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
         )
 
 
-class NonFiniteGuard(L.Callback):
+class NonFiniteGuard(Guard):
     """Callback that ends a run whose losses become non-finite."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
@@ -97,7 +114,7 @@ class NonFiniteGuard(L.Callback):
             )
 
 
-class EqualRanksGuard(L.Callback):
+class EqualRanksGuard(Guard):
     """Callback that ends a run whose ranks have different weights or statistics.
 
     Args:

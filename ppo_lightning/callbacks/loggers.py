@@ -11,11 +11,13 @@ import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
+from ppo_lightning.callbacks.guards import Guard
+
 GUARDED = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
 SPARE = 2**20  # bytes that stay free on the disk
 
 
-class LoggerGuard(L.Callback):
+class LoggerGuard(Guard):
     """Callback that logs all metrics of ``fit`` over environment steps and survives failing loggers.
 
     Lightning's own x axis counts batches, also for ``LearningRateMonitor`` and ``DeviceStatsMonitor``.
