@@ -21,9 +21,6 @@ class IterationLR(LRScheduler):
     Only the number of iterations is restored from a checkpoint. The initial learning rate is that of the
     current run.
 
-    Args:
-        optimizer: Optimizer with the initial learning rate.
-
     Example:
         >>> optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
         >>> IterationLR(optimizer).get_last_lr()

@@ -1,5 +1,6 @@
 """Complete state of single Gymnasium environments as tensors and plain types, for bit-exact resume."""
 
+import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -135,3 +136,19 @@ def to_columns(rows: Sequence[Row]) -> dict[str, Any]:
 def to_rows(columns: dict[str, Any]) -> list[Row]:
     """Convert the result of :func:`to_columns` back to N states."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def pack(rows: Sequence[Row] | None) -> bytes:
+    """Convert states to bytes for another process.
+
+    Plain pickles fail for some dtypes (uint64 of MuJoCo), and multiprocessing would send each tensor through
+    a file of its own.
+    """
+    buffer = io.BytesIO()
+    torch.save(rows, buffer)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> list[Row] | None:
+    """Convert the result of :func:`pack` back to states."""
+    return torch.load(io.BytesIO(data), weights_only=True)

@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs.state import pack, unpack
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.watch import end_with_the_parent
 
@@ -136,8 +137,8 @@ class Group(gymnasium.Env):
         return self._report(self.members.reseed, seeds[self._rows])
 
     def get_state(self) -> bytes:
-        """Return the states of the members."""
-        return self._report(self.members.get_state)
+        """Return the states of the members, packed."""
+        return self._report(lambda: pack(self.members.get_state()))
 
     def set_state(self, settings: tuple[int, float | None]) -> bytes:
         """Restore the members to ``states``.
@@ -146,7 +147,7 @@ class Group(gymnasium.Env):
             settings: As for :meth:`_apply`.
         """
         self._apply(settings)
-        return self._report(lambda: self.members.set_state(pickle.loads(self.states)))
+        return self._report(lambda: self.members.set_state(unpack(self.states) or []))
 
     def set_restarts(self, restarts: int) -> bytes:
         """Set the number of restarts of all environments so far."""

@@ -19,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, warn_of_restart
-from ppo_lightning.envs.state import Row
+from ppo_lightning.envs.state import Row, pack, unpack
 from ppo_lightning.envs.worker_group import TIMEOUT_SHARE, Group, Members, record_type
 from ppo_lightning.errors import ConfigError
 
@@ -150,14 +150,13 @@ class WorkerEnv(BatchedEnv):
 
     def get_state(self) -> list[Row] | None:
         """Return states as :class:`GymnasiumEnv` does, see :meth:`BatchedEnv.get_state`."""
-        states = self._call("get_state")
-        return None if None in states else [row for rows in states for row in rows]
+        groups = [unpack(data) for data in self._call("get_state")]
+        return None if None in groups else [row for rows in groups if rows for row in rows]
 
     def set_state(self, states: list[Row]) -> None:
         """Restore the environments, see :meth:`BatchedEnv.set_state`."""
         groups = np.split(np.arange(self.num_envs), len(self._members))
-        # Plain pickles: multiprocessing would send each tensor through a file of its own.
-        self._ask(self.envs.set_attr, "states", [pickle.dumps([states[i] for i in rows]) for rows in groups])
+        self._ask(self.envs.set_attr, "states", [pack([states[i] for i in rows]) for rows in groups])
         self._call("set_state", (self.max_restarts, self.step_timeout))
 
     def _call(self, name: str, *args: Any) -> list[Any]:

@@ -233,6 +233,20 @@ def test_weights_are_equal_to_the_bit_and_a_run_resumes_with_another_number(fit,
     assert not torch.equal(*(next(run.agent.parameters()) for run in (whole, fit(DATA, MODEL, seed=2))))
 
 
+def test_workers_return_and_restore_the_state_of_mujoco(make):
+    env, twin = make("HalfCheetah-v4", 2, 2), make("HalfCheetah-v4", 0, 2)
+    for one in (env, twin):
+        one.reset_arrays()
+        one.step_arrays(np.full((2, 6), 0.5))
+    states = env.get_state()
+    same_states = twin.get_state()
+    assert [row.keys() for row in states] == [row.keys() for row in same_states]
+    env.reset_arrays(np.array([True, True]))
+    env.set_state(states)
+    steps = [one.step_arrays(np.full((2, 6), -0.5))[0] for one in (env, twin)]
+    assert np.array_equal(*steps)
+
+
 # Errors
 
 
