@@ -5,13 +5,11 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torchrl.data import Categorical, MultiCategorical
 
-from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory, largest_divisor
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns
+from ppo_lightning.envs.recording import random_action
+from ppo_lightning.spaces.specs import mask_columns
 
 # Seconds that a step takes more for each worker: two messages and a change of process. Measured on 2 cores as
 # the time of `WorkerEnv.step_arrays` with 16 environments whose step does nothing: 0.08 ms for 1 worker, 0.15
@@ -42,7 +40,6 @@ class WorkerChoice(NamedTuple):
     reason: str
 
 
-@torch.random.fork_rng(devices=[])  # keeps the seeded weights of the run
 def measure_step(env: GymnasiumEnv, seconds: float = MEASURE_SECONDS) -> StepTime:
     """Measure steps of one environment with random actions.
 
@@ -50,12 +47,16 @@ def measure_step(env: GymnasiumEnv, seconds: float = MEASURE_SECONDS) -> StepTim
         env: A single environment, [1].
         seconds: Duration of the measurement. At least one step is made.
     """
+    observation_spec, action_spec = env.agent_specs
+    mask = mask_columns(observation_spec)
+    generator = np.random.default_rng(0)
     wall: list[float] = []
     cpu: list[float] = []
     observation = env.reset_arrays()
     deadline = time.perf_counter() + seconds
     while not wall or time.perf_counter() < deadline:
-        action = random_action(env, observation)
+        allowed = None if mask is None else observation[:, mask]
+        action = random_action(action_spec, env.num_envs, generator, allowed)
         start = time.perf_counter(), time.process_time()
         observation, _, terminated, truncated = env.step_arrays(action)
         wall.append(time.perf_counter() - start[0])
@@ -68,25 +69,6 @@ def measure_step(env: GymnasiumEnv, seconds: float = MEASURE_SECONDS) -> StepTim
     kept = times[0].argsort()[: max(1, int(KEPT * times.shape[1]))]
     wall_time, cpu_time = times[:, kept].mean(axis=1)
     return StepTime(float(wall_time), float(cpu_time / wall_time))
-
-
-def random_action(env: BatchedEnv, observation: np.ndarray) -> np.ndarray:
-    """Return a random action of one environment, [1, ...], or the first allowed one where there is a mask.
-
-    Args:
-        env: A single environment, [1].
-        observation: Observation with the mask, [1, ...].
-    """
-    observation_spec, action_spec = env.agent_specs
-    action = env.action_spec_unbatched.rand().numpy()[None]
-    mask = mask_columns(observation_spec)
-    if mask is not None:
-        parts = [part for part in columns(action_spec) if isinstance(part[1], Categorical | MultiCategorical)]
-        chosen = [column for *_, where in parts for column in range(where.start, where.stop)]
-        component_ends = np.cumsum(choice_counts(action_spec))[:-1]
-        allowed = np.split(observation[0, mask] > 0, component_ends)
-        action.reshape(-1)[chosen] = [np.flatnonzero(component)[0] for component in allowed]
-    return action
 
 
 def best_num_workers(step: StepTime, num_envs: int, cores: int) -> int:
