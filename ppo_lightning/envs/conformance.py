@@ -13,8 +13,8 @@ from ppo_lightning.envs.recording import REACHED, Recording, StepPastEnd, episod
 from ppo_lightning.spaces.specs import columns
 
 LARGE_REWARD = 100.0  # root mean square; the value function would dominate the loss
-SMALL_REWARD = 1e-5  # root mean square of the rewards that are not 0
-NARROW_ACTION = 0.1  # width of a range that such a policy nearly always leaves
+SMALL_REWARD = 1e-5  # root mean square of the non-zero rewards
+NARROW_ACTION = 0.1  # width of a range that a policy with standard deviation 1 nearly always leaves
 SHORT_EPISODE = 10  # steps; shorter tasks often have a fixed length
 
 
@@ -96,7 +96,7 @@ def check_episode_ends(recording: Recording, limit: int | None = None, planned: 
     Args:
         recording: Random play.
         limit: Known time limit, steps.
-        planned: Steps that were to be made. If there was no time for them, this check cannot tell.
+        planned: Requested number of steps. With fewer steps the check is inconclusive.
     """
     num_steps = len(recording.over)
     if recording.over.any() or (limit is not None and limit > num_steps):
@@ -117,8 +117,8 @@ def check_episode_ends(recording: Recording, limit: int | None = None, planned: 
 def check_time_limits(recording: Recording, flags_time_limits: bool = True) -> Findings:
     """Check whether a time limit is flagged as a termination.
 
-    Evidence are episodes that all terminate at the same, largest length. A clock in the observation is an
-    excuse: then the agent can foresee the end.
+    The finding requires that all of the longest episodes have the same length and terminate. It is omitted
+    if the observation has a clock, from which the agent can predict the end.
 
     Args:
         recording: Random play.
@@ -232,7 +232,8 @@ def first_difference(one: Recording, other: Recording) -> int | None:
 def check_autoreset(recording: Recording) -> Findings:
     """Check whether final observations are first observations of the next episode.
 
-    Evidence are final observations in the range of the first ones, where the observations before were not.
+    The finding requires final observations in the range of first observations, and preceding observations
+    outside this range.
     """
     episodes = episodes_of(recording)
     inside = _range_of_starts(recording)
