@@ -89,6 +89,14 @@ class BatchedEnv(EnvBase):
         """Whether ``broken`` or ``skipped`` may mark steps that must not count."""
         return self.max_restarts > 0 or self.resets_late
 
+    def empty_rows(self) -> np.ndarray:
+        """Return zeros with the shape and dtype of the observations, [N, ...]."""
+        spec = self.observation_spec_unbatched["observation"]
+        space = self.spaces[0]
+        is_box = isinstance(space, spaces.Box)
+        dtype = space.dtype if is_box else torch.empty(0, dtype=spec.dtype).numpy().dtype
+        return np.zeros((self.num_envs, *spec.shape), dtype)
+
     @property
     def preprocessing(self) -> dict[str, Any]:
         """Settings of the preprocessing by name, for the run manifest."""

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.spaces.specs import JoinedBox, is_vector, spec_from_space
+from ppo_lightning.spaces.specs import join_vectors
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -77,9 +77,7 @@ class EnvPoolEnv(BatchedEnv):
         if isinstance(space, spaces.Dict):
             space = spaces.Dict({key: space[key] for key in sorted(space)})
             self._keys = list(space)
-            if is_vector(spec_from_space(space)):
-                space = JoinedBox(space)
-        super().__init__(space, self.envs.action_space, seeds)
+        super().__init__(join_vectors(space), self.envs.action_space, seeds)
         self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from ppo_lightning.envs.answers import check_observation, check_step, reraise
@@ -18,16 +17,7 @@ from ppo_lightning.envs.single import make_from_function, make_registered
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import from_row, to_row
-from ppo_lightning.spaces.specs import (
-    MASK,
-    JoinedBox,
-    choice_counts,
-    is_vector,
-    mask_columns,
-    spec_from_space,
-    stored,
-    without_text,
-)
+from ppo_lightning.spaces.specs import MASK, choice_counts, join_vectors, mask_columns, spec_from_space
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -108,15 +98,9 @@ class GymnasiumEnv(BatchedEnv):
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
             space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
         self._space: Any = space
-        has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
-        if has_parts and without_text(space) and is_vector(spec_from_space(space)):
-            space = JoinedBox(space)
-        super().__init__(space, actions, seeds)
+        super().__init__(join_vectors(space), actions, seeds)
         observation_spec, action_spec = self.agent_specs
-        spec = stored(observation_spec)
-        is_box = isinstance(space, spaces.Box)
-        dtype = space.dtype if is_box else torch.empty(0, dtype=spec.dtype).numpy().dtype
-        self._observation = np.zeros((len(seeds), *spec.shape), dtype)
+        self._observation = self.empty_rows()
         self._results = np.zeros(len(seeds)), np.zeros(len(seeds), bool), np.zeros(len(seeds), bool)
         self._to_row = None if isinstance(self._space, spaces.Box) else functools.partial(to_row, self._space)
         is_simple = isinstance(actions, spaces.Box | spaces.Discrete)

@@ -5,7 +5,6 @@ import weakref
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -15,16 +14,7 @@ from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import from_rows, to_row, to_rows
-from ppo_lightning.spaces.specs import (
-    MASK,
-    JoinedBox,
-    choice_counts,
-    is_vector,
-    mask_columns,
-    spec_from_space,
-    stored,
-    without_text,
-)
+from ppo_lightning.spaces.specs import MASK, choice_counts, join_vectors, mask_columns
 from ppo_lightning.utils.seeding import derive_seed
 
 MODE = "autoreset_mode"  # key of the metadata
@@ -82,19 +72,11 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._mode = _mode(envs, self._name)
         self._space = cells_as_choices(envs.single_observation_space)
         actions = envs.single_action_space
-        space = self._space
-        has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
-        if has_parts and without_text(space) and is_vector(spec_from_space(space)):
-            space = JoinedBox(space)
-        super().__init__(space, actions, seeds)
+        super().__init__(join_vectors(self._space), actions, seeds)
         self.resets_late = self._mode is AutoresetMode.NEXT_STEP
         observation_spec, action_spec = self.agent_specs
-        spec = stored(observation_spec)
         self._is_box = isinstance(self._space, spaces.Box)
-        dtype = (
-            space.dtype if isinstance(space, spaces.Box) else torch.empty(0, dtype=spec.dtype).numpy().dtype
-        )
-        self._observation = np.zeros((num_envs, *spec.shape), dtype)
+        self._observation = self.empty_rows()
         self._batched_space = batch_space(self._space, num_envs)
         self._mask = mask_columns(observation_spec)
         self._component_ends = np.cumsum(choice_counts(action_spec))[:-1]

@@ -37,6 +37,18 @@ class JoinedBox(spaces.Box):
         self.entry_sizes = {name: size for name, size in sizes.items() if size}
 
 
+def join_vectors(space: spaces.Space) -> spaces.Space:
+    """Return the :class:`JoinedBox` of a dictionary or tuple of float vectors, other spaces unchanged.
+
+    Args:
+        space: Space of the observations. A space with text is not joined.
+    """
+    has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
+    if has_parts and without_text(space) and is_vector(spec_from_space(space)):
+        return JoinedBox(space)
+    return space
+
+
 def spec_from_space(space: spaces.Space) -> TensorSpec:
     """Convert the Gymnasium space of one environment to a TorchRL spec.
 
