@@ -21,10 +21,11 @@ def gae(
     done: Tensor,
     gamma: float,
     gae_lambda: float,
+    sign: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute generalized advantage estimates.
 
-    The recursion is ``A_t = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}``.
+    The recursion is ``A_t = delta_t + gamma * lambda * sign_t * (1 - done_t) * A_{t+1}``.
 
     Args:
         reward: r_t, [N, T].
@@ -34,12 +35,15 @@ def gae(
         done: True where the episode ended at t for any reason, which ends the recursion, [N, T] bool.
         gamma: Discount factor.
         gae_lambda: Weight of longer returns.
+        sign: -1 where the next observation is that of the opponent in a zero-sum game, whose value counts
+            negatively, 1 elsewhere, [N, T]. None: 1.
 
     Returns:
         Advantages and value targets (advantage + value), both [N, T].
     """
-    advantage = reward + gamma * next_value * ~terminated - value
-    add_following(advantage.T, (gamma * gae_lambda * ~done).T[:-1])
+    discount = gamma if sign is None else gamma * sign
+    advantage = reward + discount * next_value * ~terminated - value
+    add_following(advantage.T, (discount * gae_lambda * ~done).T[:-1])
     return advantage, advantage + value
 
 

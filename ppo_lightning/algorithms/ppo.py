@@ -26,6 +26,7 @@ from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, Roll
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.rollouts.storage import perspective
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.seeding import derive_seed
@@ -171,6 +172,7 @@ class PPO(AgentModule):
             done,
             self.hparams.gamma,
             self.hparams.gae_lambda,
+            perspective(rollout),
         )
         rollout["advantage"] = advantage.unsqueeze(-1)
         rollout["value_target"] = value_target.unsqueeze(-1)
@@ -382,8 +384,10 @@ class PPO(AgentModule):
 
     def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Return recomputed and stored log-probabilities of some actions of a rollout [N, T]."""
-        keys = ("observation", "action", "action_log_prob")
-        observation, action, stored = (
+        keys = with_valid(rollout, ("observation", "action", "action_log_prob"))
+        observation, action, stored, *valid = (
             rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys
         )
+        if valid:  # at other steps, an opponent may have acted
+            observation, action, stored = (rows[valid[0]] for rows in (observation, action, stored))
         return self.agent.evaluate(observation, action).log_prob, stored

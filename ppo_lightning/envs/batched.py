@@ -45,6 +45,12 @@ class BatchedEnv(EnvBase):
     # Whether an environment resets at the step after an episode end, ignoring the action. Until then
     # `reset_arrays(mask)` returns the final observation.
     resets_late = False
+    skips_steps = False  # whether agents may die before their game ends; their `skipped` steps do not count
+    # Players of a game. If all act at once, each player is a row: row = game * num_players + player. In a
+    # turn-based game, each row is a game, seen by the player to move.
+    num_players = 1
+    # Turn-based games: index of the player who acts next, [N]. None: all players act at once.
+    mover: np.ndarray | None = None
     render_fps = 30.0  # frame rate of a video in real time, frames per second
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
@@ -71,7 +77,8 @@ class BatchedEnv(EnvBase):
         self.step_timeout: float | None = None
         # True where the last step failed and restarted the environment, [N]. None: no step failed.
         self.broken: np.ndarray | None = None
-        # True where the last step only reset the environment, [N]. None: no step did. Needs `resets_late`.
+        # True where the last step only reset the environment or its agent was dead, [N]. None: no step did.
+        # Needs `resets_late` or `skips_steps`.
         self.skipped: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
@@ -87,7 +94,12 @@ class BatchedEnv(EnvBase):
     @property
     def may_invalidate_steps(self) -> bool:
         """Whether ``broken`` or ``skipped`` may mark steps that must not count."""
-        return self.max_restarts > 0 or self.resets_late
+        return self.max_restarts > 0 or self.resets_late or self.skips_steps
+
+    @property
+    def turn_based(self) -> bool:
+        """Whether the players of a game act one after the other."""
+        return self.mover is not None
 
     def empty_rows(self) -> np.ndarray:
         """Return zeros with the shape and dtype of the observations, [N, ...]."""

@@ -110,3 +110,10 @@ class EnvPoolEnv(BatchedEnv):
             return observation if is_box else observation.reshape(len(observation), -1)
         parts = [observation[key].reshape(len(observation[key]), -1) for key in self._keys]
         return np.concatenate(parts, axis=1)
+
+
+def is_board_game(env_id: str) -> bool:
+    """Return whether EnvPool's id is a game of several players."""
+    envpool = import_extra("envpool", extra="envpool")
+    known = envpool.registration.registry.specs
+    return env_id in known and known[env_id][0] == "envpool.pgx" and env_id != "Play2048-v1"

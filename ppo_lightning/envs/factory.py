@@ -167,6 +167,8 @@ class EnvFactory:
         if num_workers:
             return _gymnasium_class(num_workers)(self.env_id, seeds, first_env, **env_kwargs)
         env_class = _import_class(adapter.path)
+        if self.backend == "envpool" and _import_class("envpool:is_board_game")(self.env_id):
+            env_class = _import_class("boards:BoardGameEnv")
         if env_class.numbers_its_envs:
             return env_class(self.env_id, seeds, first_env, **env_kwargs)
         return env_class(self.env_id, seeds, **env_kwargs)

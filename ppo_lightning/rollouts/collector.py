@@ -18,7 +18,8 @@ from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
-from ppo_lightning.rollouts.storage import allocate, episode_starts
+from ppo_lightning.rollouts.opponents import Opponents
+from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import before_breaks, running_sum
 from ppo_lightning.utils.seeding import derive_seed
@@ -60,6 +61,11 @@ class RolloutCollector(BaseCollector):
     - If environments may be restarted, ``valid`` [N, T] is False for the steps of episodes that failed. If
       environments reset at the step after an episode end, ``valid`` is False for this step, which does not
       enter statistics, sums or counts. The step is flagged as a termination, which stops the advantages.
+      The same holds for dead agents of a game that continues.
+    - In games of several players, ``player`` [N, T, 1] is the index of the player who acts, and
+      ``("next", "player")`` that of the player who acts next. In turn-based games, ``reward`` is that of the
+      player who acts, and ``episode_reward`` is the return of player 0.
+    - With opponents, ``valid`` is False for the steps at which an opponent acts.
 
     Episodes continue from one rollout to the next. The storage is reused, so that the next rollout overwrites
     this one.
@@ -79,6 +85,7 @@ class RolloutCollector(BaseCollector):
             the first ratio is 1.
         step_timeout: Seconds after which a hung step terminates the process, with code 1 and the Python
             tracebacks of all threads; None: never.
+        opponents: Choose the actions of some players of some games. None: the agent acts for all players.
 
     Example:
         >>> env = make_env("CartPole-v1", num_envs=4)
@@ -99,9 +106,11 @@ class RolloutCollector(BaseCollector):
         total_envs: int | None = None,
         precision: Precision = nullcontext,
         step_timeout: float | None = None,
+        opponents: Opponents | None = None,
     ) -> None:
         super().__init__()
         self.env = env
+        self.opponents = opponents
         self.agent = agent
         self.num_steps = num_steps
         self.deterministic = deterministic
@@ -137,18 +146,19 @@ class RolloutCollector(BaseCollector):
         terminated, truncated, done, episode_done = (
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
         )
-        broken, skipped = np.zeros_like(done), np.zeros_like(done)
+        broken, skipped, foreign = (np.zeros_like(done) for _ in range(3))
         moments = None if self.agent.normalizer is None else self.agent.normalizer.arrays()
         if self._memory is not None:
             store["memory"][0] = self._memory
         try:
-            ends = self._walk(moments, broken, skipped)
+            ends = self._walk(moments, broken, skipped, foreign)
         finally:
             self._watch.stop()
         np.logical_or(terminated, truncated, out=done)
         if env.episode_done is None:
             episode_done[:] = done
-        if env.resets_late:
+        skips = env.resets_late or env.skips_steps
+        if skips:
             terminated |= skipped
             done |= skipped
         if self._memory is not None:
@@ -157,29 +167,29 @@ class RolloutCollector(BaseCollector):
         if self.agent.normalizer is not None and moments is not None:
             self.agent.normalizer.store(moments)  # only now, when the whole rollout is known to be finite
         store["next", "reward"][..., 0] = self._scaled(
-            env.learning_reward(self._raw_rewards), done, ~skipped if env.resets_late else None
+            env.learning_reward(self._raw_rewards), done, ~skipped if skips else None
         )
         if not self._evaluated:
-            self._evaluate()
+            add_evaluation(self.agent, self._rollout)
         next_observation = store["next", "observation"]
         next_observation[:-1] = store["observation"][1:]
         next_observation[-1] = self._observation
         for end in ends:
             next_observation[end.step][end.done] = end.final_observation
-        for name, values in (
-            ("episode_reward", self._raw_rewards),
-            ("step_count", 1.0 - skipped),
-        ):
+        own_rewards = self._raw_rewards
+        if env.turn_based:  # those of player 0
+            own_rewards = own_rewards * (1 - 2 * store["player"][..., 0])
+        for name, values in (("episode_reward", own_rewards), ("step_count", 1.0 - skipped)):
             store["next", name][..., 0] = running_sum(values, episode_done, self._episode[name])
         self._frames += self.requested_frames_per_batch
-        if not env.may_invalidate_steps:
+        if not env.may_invalidate_steps and self.opponents is None:
             return self._rollout
         episode_done &= ~broken  # episodes that do not count
-        valid = torch.from_numpy(~(before_breaks(broken, done) | skipped)).T
+        valid = torch.from_numpy(~(before_breaks(broken, done) | skipped | foreign)).T
         return self._rollout.copy().set("valid", valid)
 
     def _walk(
-        self, moments: ArrayMoments | None, broken: np.ndarray, skipped: np.ndarray
+        self, moments: ArrayMoments | None, broken: np.ndarray, skipped: np.ndarray, foreign: np.ndarray
     ) -> list[EpisodeEnds]:
         """Step the environments through a rollout and write the steps into the storage.
 
@@ -187,6 +197,7 @@ class RolloutCollector(BaseCollector):
             moments: Statistics of the observations, updated in place; None: no statistics.
             broken: Receives which environments failed, [T, N] bool.
             skipped: Receives which environments only reset, [T, N] bool.
+            foreign: Receives where an opponent acts, [T, N] bool.
 
         Returns:
             The episode ends.
@@ -210,6 +221,12 @@ class RolloutCollector(BaseCollector):
                 :, self._rows
             ].numpy()
         resets_late = env.resets_late
+        opponents = self.opponents
+        if opponents is not None:
+            opponents.draw(self.num_steps)
+        players, next_players = (
+            (store["player"][..., 0], store["next", "player"][..., 0]) if env.num_players > 1 else (None, None)
+        )
         ends: list[EpisodeEnds] = []
         # detail 1
         observation = self._observation
@@ -220,6 +237,12 @@ class RolloutCollector(BaseCollector):
             row = observations[t]
             row[:] = observation
             action, log_prob, value = policy(row, None if noise is None else noise[t], memory)
+            if players is not None and env.mover is not None:
+                players[t] = env.mover
+            if opponents is not None:
+                assert players is not None
+                foreign[t] = opponents.rows(players[t])
+                action = opponents.replace(action, row, foreign[t])
             actions[t] = action
             if log_prob is not None:
                 log_probs[t] = log_prob
@@ -227,11 +250,15 @@ class RolloutCollector(BaseCollector):
             raw, rewards[t], terminated, truncated = env.step_arrays(action)
             terminateds[t] = terminated
             truncateds[t] = truncated
+            if next_players is not None and env.mover is not None:
+                next_players[t] = env.mover
+            if opponents is not None:
+                opponents.observe(rewards[t], terminated | truncated, players[t])
             if env.broken is not None:
                 broken[t] = env.broken
             if env.episode_done is not None:
                 episode_dones[t] = env.episode_done
-            if resets_late and env.skipped is not None:
+            if env.skipped is not None:
                 skipped[t] = env.skipped
                 if memory is not None:
                     memory[env.skipped] = 0
@@ -303,31 +330,6 @@ class RolloutCollector(BaseCollector):
         scaled = self.reward_scaler.scale_array(moments, rewards, dones, self._discounted, counted)
         self.reward_scaler.store(moments)
         return scaled
-
-    def _evaluate(self) -> None:
-        """Add log-probabilities and values of the whole rollout at once, in the arithmetic of the update."""
-        device, rollout = self.agent.device, self._rollout
-        if self._memory is not None:
-            inputs = (
-                rollout["observation"],
-                rollout["action"],
-                rollout["memory"][:, 0],
-                episode_starts(rollout),
-            )
-            results = rollout["action_log_prob"], rollout["state_value"][..., 0]
-            count = max(1, self.agent.rows_in_cache // self.num_steps)
-            splits = (tensor.split(count) for tensor in (*inputs, *results))
-            for *part, stored, values in zip(*splits, strict=True):
-                evaluation = self.agent.evaluate(*(tensor.to(device) for tensor in part))
-                stored[:] = evaluation.log_prob
-                values[:] = evaluation.value
-            return
-        keys = ("observation", "action", "action_log_prob", "state_value")
-        flat = (rollout[key].transpose(0, 1).flatten(0, 1).split(self.agent.rows_in_cache) for key in keys)
-        for observation, action, log_prob, value in zip(*flat, strict=True):
-            evaluation = self.agent.evaluate(observation.to(device), action.to(device))
-            log_prob[:] = evaluation.log_prob
-            value[:, 0] = evaluation.value
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield the remaining rollouts of the run."""

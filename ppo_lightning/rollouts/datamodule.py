@@ -27,6 +27,7 @@ from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import EvaluationLoader
 from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.rollouts.opponents import Opponents
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.processors import processors
@@ -40,10 +41,12 @@ class CollectorInputs(NamedTuple):
     Attributes:
         agent: The agent.
         reward_scaler: Scales the rewards. None: no scaling.
+        opponents: Choose the actions of some players of some games. None: the agent acts for all players.
     """
 
     agent: ActorCritic
     reward_scaler: RewardScaler | None
+    opponents: Opponents | None = None
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -237,6 +240,7 @@ class RolloutDataModule(L.LightningDataModule):
                 total_envs=self.num_envs,
                 precision=self.trainer.precision_plugin.forward_context,
                 step_timeout=self.step_timeout,
+                opponents=inputs.opponents,
             )
             if self.trainer.ckpt_path is not None:
                 self._resume()

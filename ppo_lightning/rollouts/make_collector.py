@@ -11,6 +11,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import Precision, RolloutCollector
+from ppo_lightning.rollouts.opponents import Opponents
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 
@@ -27,6 +28,7 @@ def make_collector(
     total_envs: int | None = None,
     precision: Precision = nullcontext,
     step_timeout: float | None = None,
+    opponents: Opponents | None = None,
 ) -> BaseCollector:
     """Choose the collector for an environment of batch size [N].
 
@@ -43,6 +45,7 @@ def make_collector(
         total_envs: Number of environments of all ranks.
         precision: Makes the context in which the agent acts.
         step_timeout: Seconds after which a hung step terminates the process.
+        opponents: As for :class:`RolloutCollector`.
 
     Raises:
         ConfigError: An Atari game has transforms, or a rollout would not fit into memory.
@@ -54,13 +57,20 @@ def make_collector(
     check_memory(env.batch_size[0], num_steps, observations + 4 * state_size + small)
     options = (deterministic, reward_scaler, first_env, total_envs, precision, step_timeout)
     if isinstance(env, BatchedEnv):
-        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, *options)
+        if env.turn_based and agent.memory is not None:
+            raise ConfigError(
+                "model.agent has a memory, which the players of a turn-based game would share: set"
+                " model.agent.memory to null."
+            )
+        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, *options, opponents)
     base: Any = env.base_env if isinstance(env, TransformedEnv) else env
     if isinstance(base, BatchedEnv) and base.episode_done is not None:
         raise ConfigError(
             "data.transforms do not work with Atari games, whose lives and clipped rewards they would count"
             " as episodes and returns: remove them, and set the preprocessing in data.env_kwargs."
         )
+    if isinstance(base, BatchedEnv) and base.num_players > 1:
+        raise ConfigError("data.transforms do not work with games of several players: remove them.")
     if isinstance(base, BatchedEnv) and base.resets_late:
         raise ConfigError(
             "data.transforms do not work with a vectorized environment that resets at the step after an"

@@ -35,6 +35,10 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
         "step_count": empty(torch.int64, 1),
     }
     keys = {key: empty(spec.dtype, *spec.shape) for key, spec in specs.items()}
+    if env.num_players > 1:
+        player = (torch.arange(shape[0]) % (1 if env.turn_based else env.num_players))[:, None, None]
+        for part in (keys, following):
+            part["player"] = empty(torch.int64, 1).copy_(player.expand(*shape, 1))
     if agent.memory is not None:
         size = agent.memory.state_size
         keys["memory"] = torch.zeros(shape[0], 1, size).expand(*shape, size)  # one state, not T
@@ -54,6 +58,38 @@ def episode_starts(rollout: TensorDictBase) -> Tensor:
     starts = done.roll(1, dims=1)
     starts[:, 0] = False
     return starts
+
+
+def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
+    """Add log-probabilities and values to a whole rollout at once, in the arithmetic of the update."""
+    device = agent.device
+    if agent.memory is not None:
+        inputs = (rollout["observation"], rollout["action"], rollout["memory"][:, 0], episode_starts(rollout))
+        results = rollout["action_log_prob"], rollout["state_value"][..., 0]
+        count = max(1, agent.rows_in_cache // rollout.shape[1])
+        splits = (tensor.split(count) for tensor in (*inputs, *results))
+        for *part, stored, values in zip(*splits, strict=True):
+            evaluation = agent.evaluate(*(tensor.to(device) for tensor in part))
+            stored[:] = evaluation.log_prob
+            values[:] = evaluation.value
+        return
+    keys = ("observation", "action", "action_log_prob", "state_value")
+    flat = (rollout[key].transpose(0, 1).flatten(0, 1).split(agent.rows_in_cache) for key in keys)
+    for observation, action, log_prob, value in zip(*flat, strict=True):
+        evaluation = agent.evaluate(observation.to(device), action.to(device))
+        log_prob[:] = evaluation.log_prob
+        value[:, 0] = evaluation.value
+
+
+def perspective(rollout: TensorDictBase) -> Tensor | None:
+    """Return -1 where the next observation is the opponent's, 1 elsewhere, [N, T]; None without players.
+
+    In a two-player zero-sum game, a value for one player is the negative value for the other.
+    """
+    if "player" not in rollout.keys():  # noqa: SIM118  (a TensorDict)
+        return None
+    same = rollout["player"] == rollout["next", "player"]
+    return torch.where(same, 1.0, -1.0).squeeze(-1)
 
 
 def check_memory(num_envs: int, num_steps: int, bytes_per_step: int) -> None:

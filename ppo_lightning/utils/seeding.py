@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-Stream = Literal["train", "eval", "noise", "shuffle"]
-_STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle")
+Stream = Literal["train", "eval", "noise", "shuffle", "opponents"]
+_STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle", "opponents")
 
 
 def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
@@ -20,7 +20,7 @@ def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
 
     Args:
         seed: Seed of the run.
-        stream: Use of the seed: training or evaluation environments, action noise, or shuffling.
+        stream: Use of the seed: training or evaluation environments, action noise, shuffling, or opponents.
         index: Global index of the environment.
 
     Returns:
