@@ -13,8 +13,8 @@ from ppo_lightning.spaces.specs import MASK
 class BoardGameEnv(BatchedEnv):
     """N copies of an EnvPool board or card game (TicTacToe, ConnectFour, KuhnPoker, Backgammon, ...).
 
-    Each row is a game, seen by the player to move. The observation has the entries ``board``, flattened, and
-    ``action_mask``, the legal moves. The reward is that of the player who moved. The game chooses the first
+    Each row is a game, seen by the player to move. The observation has the entries
+    ``action_mask``, the legal moves, and ``board``, flattened. The reward is that of the player who moved. The game chooses the first
     player at random.
 
     EnvPool cannot reset some of several games of two players (version 1.2.5 hangs), so that a finished game
@@ -67,7 +67,7 @@ class BoardGameEnv(BatchedEnv):
             flat = spaces.Box(-np.inf, np.inf, (size,), np.float32)
         num_actions = int(self.envs.action_space.n)
         super().__init__(
-            spaces.Dict({"board": flat, MASK: spaces.MultiBinary(num_actions)}),
+            spaces.Dict({MASK: spaces.MultiBinary(num_actions), "board": flat}),  # in alphabetical order
             spaces.Discrete(num_actions),
             seeds,
         )
@@ -102,4 +102,4 @@ class BoardGameEnv(BatchedEnv):
         self.mover = info["current_player"].astype(np.int64)
         views = observation.reshape(self.num_envs, 2, -1)
         row = views[np.arange(self.num_envs), self.mover]
-        return np.concatenate([row, info["legal_action_mask"]], axis=1, dtype=np.float32)
+        return np.concatenate([info["legal_action_mask"], row], axis=1, dtype=np.float32)
