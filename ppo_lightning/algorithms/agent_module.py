@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms.checks import check_trainer
+from ppo_lightning.algorithms.episodes import episode_means, finished_episodes
 from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.run_log import RunLog
 from ppo_lightning.callbacks.guards import ExceptionGuard
@@ -272,19 +273,13 @@ class AgentModule(L.LightningModule):
             rollout: Batch size [N, T].
 
         Returns:
-            Metrics: mean return and length of the finished episodes. Empty if no episode finished.
+            Metrics: mean return and length of the finished episodes, also by player in games of several.
+            Empty if no episode finished.
         """
-        following = rollout["next"]
-        done = following["episode_done"]
-        episodes = torch.stack(
-            [following[key][done].float() for key in ("episode_reward", "step_count")], dim=-1
-        )
-        returns, lengths = collectives.concatenate(episodes).unbind(-1)
-        self.episode_returns.extend(returns.tolist())
+        episodes = collectives.concatenate(finished_episodes(rollout))
+        self.episode_returns.extend(episodes[:, 0].tolist())
         self.env_steps += self.data.frames_per_rollout
-        if not len(returns):
-            return {}
-        return {"charts/episodic_return": returns.mean(), "charts/episodic_length": lengths.mean()}
+        return episode_means(episodes, self.data.num_players, self.data.turn_based)
 
     # Evaluation and prediction
 

@@ -14,12 +14,19 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
 from ppo_lightning.models.composite import CompositeHead
 from ppo_lightning.models.encoders import Encoders
-from ppo_lightning.models.heads import HeadName
+from ppo_lightning.models.heads import INVALID, HeadName
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
-from ppo_lightning.spaces.entries import choose_entries, describe, row_columns, take_columns
-from ppo_lightning.spaces.specs import is_picture, is_vector, mask_columns, not_measured, stored
+from ppo_lightning.spaces.entries import choose_entries, describe, entry_columns, row_columns, take_columns
+from ppo_lightning.spaces.specs import (
+    has_numbers_only,
+    is_picture,
+    is_vector,
+    mask_columns,
+    not_measured,
+    stored,
+)
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 NUMERATOR = (
@@ -198,6 +205,9 @@ class MLPAgent(ActorCritic):
             if one_vector:
                 columns = None if names is None else row_columns(observation_spec, names)
                 return MLP(observation_spec.shape[0], hidden_sizes, columns)
+            if has_numbers_only(observation_spec):
+                columns = row_columns(observation_spec, names or entry_columns(observation_spec))
+                return MLP(shape[0], hidden_sizes, columns)
             return Encoders(observation_spec, lambda width: MLP(width, hidden_sizes), names)
 
         shape = tuple(stored(observation_spec).shape)
@@ -235,6 +245,7 @@ class MLPAgent(ActorCritic):
         head_weight, head_bias = as_arrays(head.linear)
         sample = head.array_sampler()
         memory_step = None if self.memory is None else self.memory.array_step()
+        mask = self._mask
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
             features = observation if columns is None else take_columns(observation, columns)
@@ -243,7 +254,10 @@ class MLPAgent(ActorCritic):
             if memory_step is not None:
                 assert memory is not None
                 features = memory_step(features, memory)
-            return sample(features @ head_weight + head_bias, noise), None, None
+            logits = features @ head_weight + head_bias
+            if mask is not None:
+                logits = np.where(observation[:, mask] > 0, logits, np.float32(INVALID))
+            return sample(logits, noise), None, None
 
         return policy
 

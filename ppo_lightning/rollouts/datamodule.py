@@ -174,7 +174,7 @@ class RolloutDataModule(L.LightningDataModule):
                     f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks."
                 )
             self._replace_auto()
-            self._env = self.factory.make(self.num_envs // world_size, self.seed, self._first_env)
+            self._env = self.factory.make(self.num_envs // world_size, self.seed, self.first_env)
             if self.max_restarts:
                 if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
                     raise ConfigError(
@@ -207,7 +207,17 @@ class RolloutDataModule(L.LightningDataModule):
         return self.max_restarts > 0 or (isinstance(env, BatchedEnv) and env.may_invalidate_steps)
 
     @property
-    def _first_env(self) -> int:
+    def num_players(self) -> int:
+        """Number of players of a game, 1 outside of games."""
+        return self.env.num_players if isinstance(self.env, BatchedEnv) else 1
+
+    @property
+    def turn_based(self) -> bool:
+        """Whether the players of a game act one after the other."""
+        return isinstance(self.env, BatchedEnv) and self.env.turn_based
+
+    @property
+    def first_env(self) -> int:
         """Global index of this rank's first environment."""
         assert self.trainer is not None
         return self.trainer.global_rank * self.num_envs // self.trainer.world_size
@@ -236,7 +246,7 @@ class RolloutDataModule(L.LightningDataModule):
                 self.num_rollouts,
                 reward_scaler=inputs.reward_scaler,
                 seed=self.seed,
-                first_env=self._first_env,
+                first_env=self.first_env,
                 total_envs=self.num_envs,
                 precision=self.trainer.precision_plugin.forward_context,
                 step_timeout=self.step_timeout,

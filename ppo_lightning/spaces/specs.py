@@ -244,6 +244,15 @@ def is_vector(spec: TensorSpec) -> bool:
     return all(part.dtype.is_floating_point and not is_mask(name) for name, part, _ in columns(spec))
 
 
+def has_numbers_only(spec: TensorSpec) -> bool:
+    """Return whether an observation has parts, none of which needs an encoder, beside the action mask."""
+    if not isinstance(spec, Composite):
+        return False
+    parts = [part for name, part, _ in columns(spec) if not is_mask(name)]
+    choices = [isinstance(part, Categorical) and not isinstance(part, Binary) for part in parts]
+    return bool(parts) and not any(choices) and not any(map(is_picture, parts))
+
+
 def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
     """Convert a spec to strings, numbers and lists, which ``torch.load(..., weights_only=True)`` can read.
 

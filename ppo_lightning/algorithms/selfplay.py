@@ -1,0 +1,185 @@
+"""Self-play: PPO against past selves, with ratings."""
+
+from collections import Counter
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.rollouts.datamodule import CollectorInputs
+from ppo_lightning.rollouts.opponents import Opponents, Snapshot
+from ppo_lightning.utils import collectives
+from ppo_lightning.utils.arguments import Range, check_arguments
+
+
+class SelfPlay(PPO):
+    """PPO for games of several players, whose opponents are its present and past selves.
+
+    The agent plays all players of most games. In a share of the games, a snapshot of the agent from a pool
+    plays the others, and the steps of the snapshot have weight 0. The pool is a part of each checkpoint.
+
+    Each validation rates the agent, snapshots of the pool and ``rating_opponents`` by a round robin.
+    ``charts/elo`` is the rating of the agent, anchored at random play = 0.
+
+    Args:
+        past_share: Share of the games against snapshots. 0: the agent always plays itself.
+        snapshot_every: Rollouts between two snapshots.
+        snapshot_win_rate: Add a snapshot only if the agent's win rate against the latest one exceeds this
+            value, draws counted as half a win. None: always.
+        pool_size: Number of snapshots. The oldest one is dropped.
+        **hyperparameters: Those of :class:`~ppo_lightning.PPO`.
+
+    Raises:
+        ConfigError: The environment has one player, the agent has a memory or running statistics, or a
+            number is out of its range.
+
+    Example:
+        >>> data = RolloutDataModule("ConnectFour-v1", "envpool", num_envs=64, total_timesteps=2_000_000)
+        >>> L.Trainer(max_epochs=-1, accelerator="cpu").fit(SelfPlay(gamma=1.0), data)
+    """
+
+    def __init__(
+        self,
+        past_share: Annotated[float, Range(0, 1)] = 0.2,
+        snapshot_every: Annotated[int, Range(1)] = 50,
+        snapshot_win_rate: Annotated[float | None, Range(0, 1)] = None,
+        pool_size: Annotated[int, Range(1, 1000)] = 10,
+        **hyperparameters: Any,
+    ) -> None:
+        check_arguments(SelfPlay.__init__, locals(), "model")
+        super().__init__(**hyperparameters)
+        self.save_hyperparameters("past_share", "snapshot_every", "snapshot_win_rate", "pool_size")
+        self.pool: list[Snapshot] = []
+        self._opponents: Opponents | None = None
+        self._draws: dict[str, Any] | None = None  # state of the draws of a resumed run
+        self._latest: Counter[str] = Counter()  # results against the latest snapshot
+
+    def setup(self, stage: str) -> None:
+        """Empty the pool for a new run."""
+        super().setup(stage)
+        if stage == "fit":
+            self._opponents = None
+            if self.trainer.ckpt_path is None:
+                self.pool.clear()
+                self._latest.clear()
+                self._draws = None
+
+    def configure_model(self) -> None:
+        """Build the agent.
+
+        Raises:
+            ConfigError: See the class.
+        """
+        super().configure_model()
+        if self.agent is None or not self.fitting:
+            return
+        if self.data.num_players < 2:
+            raise ConfigError(
+                f"data.env_id is {self.data.env_id!r}, which has one player: SelfPlay needs a game of several"
+                " players. Use ppo_lightning.PPO."
+            )
+        if self.hparams.past_share and self.agent.normalizer is not None:
+            raise ConfigError(
+                "model.agent.norm_obs changes what snapshots would see: set it to false, or"
+                " model.past_share to 0."
+            )
+
+    def collector_inputs(self) -> CollectorInputs:
+        """Return the inputs of the collector, in a fit with opponents."""
+        inputs = super().collector_inputs()
+        if not self.fitting or not self.hparams.past_share:
+            return inputs
+        if self._opponents is None:
+            data = self.data
+            env: Any = data.env
+            self._opponents = Opponents(
+                self.agent,
+                self.pool,
+                self.hparams.past_share,
+                env.num_envs,
+                data.num_players,
+                data.turn_based,
+                data.seed,
+                data.first_env,
+                data.num_envs,
+            )
+            if self._draws is not None:
+                self._opponents.load_state_dict(self._draws)
+        return inputs._replace(opponents=self._opponents)
+
+    def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
+        """Run one PPO iteration, and add a snapshot to the pool when it is due."""
+        super().training_step(rollout, batch_idx)
+        if self.hparams.past_share and self.rollouts_done % self.hparams.snapshot_every == 0:
+            self.add_snapshot()
+
+    def add_snapshot(self) -> None:
+        """Add the agent to the pool, unless it does not beat the latest snapshot often enough."""
+        threshold = self.hparams.snapshot_win_rate
+        if self.pool and threshold is not None and not score(self._latest) > threshold:
+            return
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.agent.state_dict().items()}
+        self.pool.append(Snapshot(self.env_steps, weights))
+        del self.pool[: -self.hparams.pool_size]
+        self._latest.clear()
+
+    def count_episodes(self, rollout: TensorDictBase) -> dict[str, Tensor]:
+        """Count episodes, and the results against snapshots.
+
+        Adds ``charts/score-past``, the mean result of the games against snapshots: 1 for a win, 1/2 for a
+        draw.
+        """
+        metrics = super().count_episodes(rollout)
+        if self._opponents is None:
+            return metrics
+        results = collectives.chain(list(self._opponents.take_results().items()))
+        latest = self.pool[-1].step if self.pool else None
+        total: Counter[str] = Counter()
+        for (step, outcome), count in results:
+            total[outcome] += count
+            if step == latest:
+                self._latest[outcome] += count
+        if total:
+            metrics["charts/score-past"] = torch.tensor(score(total))
+        return metrics
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the pool, its results, and the state of the draws."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["pool"] = [{"step": snapshot.step, "weights": snapshot.weights} for snapshot in self.pool]
+        checkpoint["latest"] = dict(self._latest)
+        checkpoint["draws"] = None if self._opponents is None else self._opponents.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the pool.
+
+        Raises:
+            ConfigError: As for PPO, or the checkpoint is not of a self-play run.
+        """
+        super().on_load_checkpoint(checkpoint)
+        if "pool" not in checkpoint:
+            raise ConfigError(
+                "The checkpoint (ckpt_path) has no pool of snapshots: it is not of a SelfPlay run."
+                " Use the algorithm of its run."
+            )
+        self.pool[:] = [Snapshot(entry["step"], entry["weights"]) for entry in checkpoint["pool"]]
+        self._latest = Counter(checkpoint["latest"])
+        self._draws = checkpoint["draws"]
+
+
+def score(results: Counter[str]) -> float:
+    """Return the mean result of games: 1 for a win, 1/2 for a draw; NaN without games.
+
+    Args:
+        results: Number of games by ``win``, ``draw`` and ``loss``.
+
+    Example:
+        >>> score(Counter(win=3, loss=1))
+        0.75
+    """
+    games = results.total()
+    return (results["win"] + 0.5 * results["draw"]) / games if games else np.nan
