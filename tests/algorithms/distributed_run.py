@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torchrl.envs import InitTracker
 
 import ppo_lightning
-from ppo_lightning import RecurrentPPO
+from ppo_lightning import RecurrentPPO, SelfPlay
 from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks import Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
@@ -66,6 +66,10 @@ class Run(Recorded, ppo_lightning.PPO):
 
 
 class RecurrentRun(Recorded, RecurrentPPO):
+    pass
+
+
+class SelfPlayRun(Recorded, SelfPlay):
     pass
 
 
@@ -123,9 +127,10 @@ if __name__ == "__main__":
         refuse_cpu_tensors()
     EqualRanksGuard.__init__.__defaults__ = (options["check_every"],)  # type: ignore
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
-    module = (RecurrentRun if options["agent"].get("memory") else Run)(
-        **{"learning_rate": 1e-3} | options["model"], agent=agent
-    )
+    algorithm = RecurrentRun if options["agent"].get("memory") else Run
+    if "past_share" in options["model"]:
+        algorithm = SelfPlayRun
+    module = algorithm(**{"learning_rate": 1e-3} | options["model"], agent=agent)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
     trainer = L.Trainer(
         max_epochs=1,
@@ -160,6 +165,7 @@ if __name__ == "__main__":
         "first": module.first,
         "observation": module.last_observation,
         "env_steps": module.env_steps,
+        "pool": [snapshot.step for snapshot in getattr(module, "pool", [])],
         "global_step": trainer.global_step,
     }
     torch.save(result, f"{options['folder']}/rank{trainer.global_rank}.pt")

@@ -1,0 +1,124 @@
+"""Self-play: the pool of snapshots, its checkpoints, and what is refused."""
+
+from collections import Counter
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from ppo_lightning import ConfigError, MLPAgent, PPO, RolloutDataModule, SelfPlay
+
+
+def fit(tmp_path, rollouts=6, ckpt_path=None, seed=1, env_id="TicTacToe-v1", data=None, **model):
+    """Train on TicTacToe and return the module and its Trainer."""
+    L.seed_everything(seed, verbose=False)
+    size = {"num_envs": 8, "num_steps": 16}
+    settings = {"backend": "envpool", "rollouts_per_epoch": 1} | size | (data or {})
+    datamodule = RolloutDataModule(env_id, total_timesteps=8 * 16 * rollouts, **settings)
+    options = {"past_share": 0.5, "snapshot_every": 2, "learning_rate": 1e-3, "agent": small_agent} | model
+    module = options.pop("algorithm", SelfPlay)(**options)
+    trainer = L.Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[ModelCheckpoint(tmp_path, save_top_k=-1, filename="{step}", save_last=True)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, datamodule=datamodule, ckpt_path=ckpt_path)
+    return module, trainer
+
+
+def small_agent(*specs):
+    return MLPAgent(*specs, hidden_sizes=(16,))
+
+
+def flat(module):
+    return torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach()
+
+
+def test_the_pool_holds_the_latest_snapshots(tmp_path):
+    module, _ = fit(tmp_path, rollouts=10, pool_size=3)
+    assert [snapshot.step for snapshot in module.pool] == [128 * 6, 128 * 8, 128 * 10]
+    latest = torch.cat([tensor.flatten() for tensor in module.pool[-1].weights.values()])
+    assert torch.equal(latest, torch.cat([t.flatten() for t in module.agent.state_dict().values()]))
+    earliest = torch.cat([tensor.flatten() for tensor in module.pool[0].weights.values()])
+    assert not torch.equal(latest, earliest)
+
+
+def test_without_a_share_there_is_no_pool(tmp_path):
+    module, trainer = fit(tmp_path, rollouts=4, past_share=0.0)
+    assert not module.pool
+    assert "charts/score-past" not in trainer.callback_metrics
+
+
+def test_without_a_pool_self_play_is_ppo(tmp_path):
+    module, _ = fit(tmp_path / "selfplay", past_share=0.0)
+    unused = {"past_share": None, "snapshot_every": None}
+    ppo, _ = fit(tmp_path / "ppo", algorithm=lambda past_share, snapshot_every, **model: PPO(**model), **unused)
+    assert torch.equal(flat(module), flat(ppo))
+
+
+def test_returns_of_both_players_are_logged(tmp_path):
+    _, trainer = fit(tmp_path, rollouts=3)
+    metrics = trainer.callback_metrics
+    first, second = (metrics[f"charts/episodic_return-player{i}"] for i in (0, 1))
+    assert first == -second == metrics["charts/episodic_return"]
+    assert metrics["charts/episodic_length-player1"] == metrics["charts/episodic_length"]
+
+
+@pytest.mark.parametrize(("results", "added"), [(Counter(win=8, loss=2), True), (Counter(win=5, draw=2, loss=3), False)])
+def test_a_snapshot_may_depend_on_the_score_against_the_latest_one(tmp_path, results, added):
+    module, _ = fit(tmp_path, rollouts=3, snapshot_every=3, snapshot_win_rate=0.7)
+    assert len(module.pool) == 1  # the first one has nothing to beat
+    module._latest = results
+    module.env_steps += 128
+    module.add_snapshot()
+    assert len(module.pool) == 1 + added
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.integration)])
+def test_a_resumed_run_has_its_pool(tmp_path, compiled):
+    whole, _ = fit(tmp_path / "run", rollouts=8, compile=compiled)
+    part, _ = fit(tmp_path / "resumed", rollouts=8, ckpt_path=checkpoint_at(tmp_path / "run", 128 * 5), compile=compiled)
+    assert [snapshot.step for snapshot in part.pool] == [snapshot.step for snapshot in whole.pool]
+    for name, tensor in part.pool[0].weights.items():
+        assert torch.equal(tensor, whole.pool[0].weights[name])
+    assert part.env_steps == whole.env_steps
+    assert flat(part).isfinite().all()
+
+
+def checkpoint_at(folder, step):
+    return next(path for path in folder.glob("*.ckpt") if torch.load(path, weights_only=True)["env_steps"] == step)
+
+
+def test_a_checkpoint_has_the_pool_and_predicts(tmp_path):
+    module, _ = fit(tmp_path)
+    loaded = SelfPlay.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert [snapshot.step for snapshot in loaded.pool] == [snapshot.step for snapshot in module.pool]
+    observation = torch.zeros(2, 27)
+    observation[:, 3] = 1  # the only legal move
+    assert loaded.predict(observation).tolist() == [3, 3]
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
+    unused = {"past_share": None, "snapshot_every": None}
+    fit(tmp_path, algorithm=lambda past_share, snapshot_every, **model: PPO(**model), **unused)
+    with pytest.raises(ConfigError, match="no pool of snapshots"):
+        SelfPlay.load_from_checkpoint(tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env_id": "CartPole-v1", "data": {"backend": "gymnasium"}}, "one player"),
+        ({"agent": lambda *specs: MLPAgent(*specs, norm_obs=True)}, "norm_obs"),
+        ({"past_share": 1.5}, "past_share"),
+        ({"pool_size": 0}, "pool_size"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(tmp_path, **options)
