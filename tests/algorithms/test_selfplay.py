@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import ConfigError, MLPAgent, PPO, RolloutDataModule, SelfPlay
+from ppo_lightning.algorithms.episodes import episode_means
 
 
 def fit(tmp_path, rollouts=6, ckpt_path=None, seed=1, env_id="TicTacToe-v1", data=None, **model):
@@ -122,3 +123,20 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
 def test_settings_that_cannot_work_are_refused(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
         fit(tmp_path, **options)
+
+
+def test_means_by_player():
+    # Return, length and player: player 0 has two episodes, player 1 one, player 2 none.
+    episodes = torch.tensor([[1.0, 10.0, 0.0], [2.0, 20.0, 0.0], [-3.0, 40.0, 1.0]])
+    means = episode_means(episodes, num_players=3)
+    assert means["charts/episodic_return-player0"] == 1.5
+    assert means["charts/episodic_length-player0"] == 15
+    assert means["charts/episodic_return-player1"] == -3
+    assert not any(name.endswith("player2") for name in means)
+    assert means["charts/episodic_return"] == 0
+    turns = episode_means(episodes, num_players=2, turn_based=True)
+    assert turns["charts/episodic_return-player0"] == 0
+    turns = episode_means(episodes[:2], num_players=2, turn_based=True)
+    assert turns["charts/episodic_return-player0"] == 1.5
+    assert turns["charts/episodic_return-player1"] == -1.5
+    assert episode_means(episodes[:0]) == {}
