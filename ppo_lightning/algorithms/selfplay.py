@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.heads import CategoricalHead
 from ppo_lightning.rollouts.datamodule import CollectorInputs
 from ppo_lightning.rollouts.opponents import Opponents, Snapshot
 from ppo_lightning.utils import collectives
@@ -27,6 +28,9 @@ class SelfPlay(PPO):
 
     Args:
         past_share: Share of the games against snapshots. 0: the agent always plays itself.
+        opening_moves: Each game of the training starts with 0 to this number of random legal moves, drawn
+            anew, whose steps have weight 0. Without them, both players settle on a few lines of play and
+            know little of other positions. Needs discrete actions.
         snapshot_every: Rollouts between two snapshots.
         snapshot_win_rate: Add a snapshot only if the agent's win rate against the latest one exceeds this
             value, draws counted as half a win. None: always.
@@ -45,6 +49,7 @@ class SelfPlay(PPO):
     def __init__(
         self,
         past_share: Annotated[float, Range(0, 1)] = 0.2,
+        opening_moves: Annotated[int, Range(0, 10_000)] = 0,
         snapshot_every: Annotated[int, Range(1)] = 50,
         snapshot_win_rate: Annotated[float | None, Range(0, 1)] = None,
         pool_size: Annotated[int, Range(1, 1000)] = 10,
@@ -52,7 +57,9 @@ class SelfPlay(PPO):
     ) -> None:
         check_arguments(SelfPlay.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        self.save_hyperparameters("past_share", "snapshot_every", "snapshot_win_rate", "pool_size")
+        self.save_hyperparameters(
+            "past_share", "opening_moves", "snapshot_every", "snapshot_win_rate", "pool_size"
+        )
         self.pool: list[Snapshot] = []
         self._opponents: Opponents | None = None
         self._draws: dict[str, Any] | None = None  # state of the draws of a resumed run
@@ -88,10 +95,16 @@ class SelfPlay(PPO):
                 " model.past_share to 0."
             )
 
+        if self.hparams.opening_moves and not isinstance(self.agent.head, CategoricalHead):
+            raise ConfigError(
+                f"model.opening_moves is {self.hparams.opening_moves}, and the game has no single discrete"
+                " action: set it to 0."
+            )
+
     def collector_inputs(self) -> CollectorInputs:
         """Return the inputs of the collector, in a fit with opponents."""
         inputs = super().collector_inputs()
-        if not self.fitting or not self.hparams.past_share:
+        if not self.fitting or not (self.hparams.past_share or self.hparams.opening_moves):
             return inputs
         if self._opponents is None:
             data = self.data
@@ -100,6 +113,7 @@ class SelfPlay(PPO):
                 self.agent,
                 self.pool,
                 self.hparams.past_share,
+                self.hparams.opening_moves,
                 env.num_envs,
                 data.num_players,
                 data.turn_based,

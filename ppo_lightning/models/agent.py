@@ -114,7 +114,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         super().__init__()
         self.entries = entries
         self.normalizer = normalizer
-        self._mask = mask
+        self.mask = mask
         self.actions = spec_to_plain(action_spec)
         # detail 13
         # detail 26
@@ -190,7 +190,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return features, self.critic_body(flat).unflatten(0, is_init.shape)
 
     def _allowed(self, observation: Tensor) -> Tensor | None:
-        return None if self._mask is None else observation[..., self._mask] > 0
+        return None if self.mask is None else observation[..., self.mask] > 0
 
     def initial_memory(self, num_envs: int) -> Tensor | None:
         """Return the hidden state at episode starts, [N, M], or None without a memory.

@@ -245,7 +245,7 @@ class MLPAgent(ActorCritic):
         head_weight, head_bias = as_arrays(head.linear)
         sample = head.array_sampler()
         memory_step = None if self.memory is None else self.memory.array_step()
-        mask = self._mask
+        mask = self.mask
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
             features = observation if columns is None else take_columns(observation, columns)

@@ -253,7 +253,7 @@ class RolloutCollector(BaseCollector):
             if next_players is not None and env.mover is not None:
                 next_players[t] = env.mover
             if opponents is not None:
-                opponents.observe(rewards[t], terminated | truncated, players[t])
+                opponents.observe(rewards[t], terminated | truncated, players[t], env.skipped)
             if env.broken is not None:
                 broken[t] = env.broken
             if env.episode_done is not None:

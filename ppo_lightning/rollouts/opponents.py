@@ -1,4 +1,4 @@
-"""Past selves of the agent as opponents in training games."""
+"""Past selves of the agent as opponents in training games, and random openings."""
 
 import copy
 from collections import Counter
@@ -26,17 +26,19 @@ class Snapshot(NamedTuple):
 
 
 class Opponents:
-    """Snapshots of the agent that play one side of a share of the games.
+    """Snapshots of the agent that play one side of a share of the games, and random openings of all games.
 
-    The games are evenly spread over all ranks. A game keeps its snapshot and its sides until it ends. In half
-    of the draws the opponent is the latest snapshot, otherwise any snapshot of the pool with equal
-    probability. Every rank draws the opponents, the sides and the noise of all games and uses its own, so
-    that N ranks play as one rank with all games.
+    The games against snapshots are evenly spread over all ranks. A game keeps its snapshot and its sides
+    until it ends. In half of the draws the opponent is the latest snapshot, otherwise any snapshot of the
+    pool with equal probability. Every rank draws the opponents, the sides, the openings and the noise of all
+    games and uses its own, so that N ranks play as one rank with all games.
 
     Args:
         agent: The agent, whose structure the snapshots share.
         pool: Snapshots, oldest first. The caller appends to this list during the run.
         share: Share of the games against snapshots.
+        opening_moves: Largest number of random legal moves at the start of a game. The number is drawn from 0
+            to this one. Needs discrete actions.
         num_envs: Rows of the environments of this rank.
         num_players: Number of players of a game.
         turn_based: Whether a row is a game, instead of a player.
@@ -50,6 +52,7 @@ class Opponents:
         agent: ActorCritic,
         pool: list[Snapshot],
         share: float,
+        opening_moves: int,
         num_envs: int,
         num_players: int,
         turn_based: bool,
@@ -60,6 +63,7 @@ class Opponents:
         total_envs = total_envs or num_envs
         self._template = agent
         self._pool = pool
+        self._opening_moves = opening_moves
         self._turn_based = turn_based
         self._rows_per_game = 1 if turn_based else num_players
         self._num_players = num_players
@@ -74,8 +78,10 @@ class Opponents:
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "opponents"))
         self._opponent = np.full(num_games, -1)  # environment steps of the snapshot; -1: none
         self._side = np.zeros(num_games, np.int64)  # player whose actions the agent chooses
+        self._random_moves = np.zeros(num_games, np.int64)  # left in the opening
         self._next_opponent = -1
         self._next_side = np.zeros(num_games, np.int64)
+        self._next_opening: np.ndarray | None = None
         self._over = np.zeros((num_games, self._rows_per_game), bool)
         self._returns = np.zeros((num_games, num_players))
         self._agents: dict[int, ActorCritic] = {}
@@ -90,29 +96,33 @@ class Opponents:
         Args:
             num_steps: Steps of the rollout.
         """
-        self._step = 0
-        if not self._pool:
-            return
         latest, choice = torch.rand(2, generator=self._generator).tolist()
-        index = -1 if latest < 0.5 else int(choice * len(self._pool))
         sides = torch.randint(self._num_players, (self._total_games,), generator=self._generator)
+        openings = torch.randint(self._opening_moves + 1, (self._total_games,), generator=self._generator)
         noise = self._template.noise((num_steps, self._total_rows), self._generator)
-        started = self._next_opponent < 0
-        self._next_opponent = self._pool[index].step
+        starts = self._next_opening is None
+        gets_pool = self._next_opponent < 0 and bool(self._pool)
+        if self._pool:
+            self._next_opponent = self._pool[-1 if latest < 0.5 else int(choice * len(self._pool))].step
         self._next_side = sides[self._own_games].numpy()
+        self._next_opening = openings[self._own_games].numpy()
         self._noise = noise[:, self._own_rows].numpy()
-        if started:
+        self._step = 0
+        if starts:
+            self._random_moves = self._next_opening.copy()
+        if gets_pool:
             self._assign(self._plays_past)
         self._policies = {step: self._agent(step).array_policy() for step in self._in_use()}
 
     def rows(self, player: np.ndarray) -> np.ndarray:
-        """Return the rows in which an opponent acts, [N] bool.
+        """Return the rows in which a snapshot acts, or the opening is random, [N] bool.
 
         Args:
             player: Player who acts in each row, [N].
         """
         against = np.repeat(self._opponent >= 0, self._rows_per_game)
-        return against & (player != np.repeat(self._side, self._rows_per_game))
+        theirs = against & (player != np.repeat(self._side, self._rows_per_game))
+        return theirs | self._in_opening()
 
     def replace(self, action: np.ndarray, observation: np.ndarray, foreign: np.ndarray) -> np.ndarray:
         """Return the actions with those of the opponents in their rows.
@@ -120,27 +130,36 @@ class Opponents:
         Args:
             action: Actions of the agent, [N, ...].
             observation: Normalized observations, [N, ...].
-            foreign: Rows in which an opponent acts, from :meth:`rows`, [N] bool.
+            foreign: Rows from :meth:`rows`, [N] bool.
         """
         step, self._step = self._step, self._step + 1
         if not foreign.any():
             return action
         assert self._noise is not None
         action = action.copy()
+        noise = self._noise[step]
+        in_opening = self._in_opening()
+        action[in_opening] = self._random_action(observation[in_opening], noise[in_opening])
         opponent = np.repeat(self._opponent, self._rows_per_game)
+        foreign = foreign & ~in_opening
         for name in np.unique(opponent[foreign]):
             rows = np.flatnonzero(foreign & (opponent == name))
-            action[rows] = self._policies[int(name)](observation[rows], self._noise[step][rows], None)[0]
+            action[rows] = self._policies[int(name)](observation[rows], noise[rows], None)[0]
         return action
 
-    def observe(self, reward: np.ndarray, done: np.ndarray, player: np.ndarray) -> None:
+    def observe(
+        self, reward: np.ndarray, done: np.ndarray, player: np.ndarray, skipped: np.ndarray | None
+    ) -> None:
         """Count rewards and finished games.
 
         Args:
             reward: Rewards of a step, [N].
             done: Whether the episode of each row ended, [N] bool.
             player: Player who acted in each row, [N].
+            skipped: Rows in which no one acted, [N] bool. None: none.
         """
+        acted = np.ones(len(done), bool) if skipped is None else ~skipped
+        self._random_moves -= (self._random_moves > 0) & acted.reshape(self._over.shape).any(axis=1)
         games = np.repeat(np.arange(len(self._over)), self._rows_per_game)
         self._returns[games, player] += reward
         if self._turn_based:
@@ -157,6 +176,8 @@ class Opponents:
         self._over[over] = False
         self._returns[over] = 0
         self._assign(over & self._plays_past)
+        if self._next_opening is not None:
+            self._random_moves[over] = self._next_opening[over]
 
     def take_results(self) -> Counter[tuple[int, str]]:
         """Return the results since the last call, from the agent's view."""
@@ -178,8 +199,16 @@ class Opponents:
         self._opponent[games] = self._next_opponent
         self._side[games] = self._next_side[games]
 
+    def _in_opening(self) -> np.ndarray:
+        return np.repeat(self._random_moves > 0, self._rows_per_game)
+
+    def _random_action(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Return uniformly random legal actions: the argmax of Gumbel noise."""
+        mask = self._template.mask
+        return (noise if mask is None else np.where(observation[:, mask] > 0, noise, -np.inf)).argmax(-1)
+
     def _in_use(self) -> set[int]:
-        return {self._next_opponent, *self._opponent[self._opponent >= 0].tolist()}
+        return {step for step in (self._next_opponent, *self._opponent.tolist()) if step >= 0}
 
     def _agent(self, step: int) -> ActorCritic:
         """Return the agent with the weights of a snapshot, and forget those that no game uses."""

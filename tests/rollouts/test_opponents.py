@@ -1,5 +1,7 @@
 """Past selves in training games: which rows they play, what they play, and how results are counted."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -25,13 +27,13 @@ def weights_of(agent):
     return {name: tensor.clone() for name, tensor in agent.state_dict().items()}
 
 
-def collect(num_envs=10, share=1.0, num_rollouts=1, pool=None, **options):
+def collect(num_envs=10, share=1.0, num_rollouts=1, pool=None, opening_moves=0):
     """Play Connect Four, where the agent drops into column 2 and its snapshot into column 5."""
     env = make_env("ConnectFour-v1", num_envs, backend="envpool", seed=1)
     agent = stacking_agent(env, COLUMN)
     if pool is None:
         pool = [Snapshot(100, weights_of(stacking_agent(env, 5)))]
-    opponents = Opponents(agent, pool, share, num_envs, 2, turn_based=True, seed=1, **options)
+    opponents = Opponents(agent, pool, share, opening_moves, num_envs, 2, turn_based=True, seed=1)
     collector = RolloutCollector(env, agent, num_steps=32, seed=1, opponents=opponents)
     rollouts = [collector.rollout().clone() for _ in range(num_rollouts)]
     env.close()
@@ -98,7 +100,7 @@ def test_half_of_the_draws_are_the_latest_snapshot():
     env = make_env("ConnectFour-v1", 2, backend="envpool", seed=1)
     agent = stacking_agent(env, COLUMN)
     pool = [Snapshot(step, weights_of(agent)) for step in range(10)]
-    opponents = Opponents(agent, pool, 1.0, 2, 2, turn_based=True, seed=1)
+    opponents = Opponents(agent, pool, 1.0, 0, 2, 2, turn_based=True, seed=1)
     drawn = []
     for _ in range(400):
         opponents.draw(1)
@@ -116,7 +118,7 @@ def test_ranks_play_the_games_of_one_rank():
         agent, past = (MLPAgent(*env.agent_specs, hidden_sizes=(8,)) for _ in range(2))
         rows = {"first_env": first_env, "total_envs": 8}
         pool = [Snapshot(100, weights_of(past))]
-        opponents = Opponents(agent, pool, 0.5, num_envs, 2, turn_based=True, seed=1, **rows)
+        opponents = Opponents(agent, pool, 0.5, 3, num_envs, 2, turn_based=True, seed=1, **rows)
         collector = RolloutCollector(env, agent, num_steps=16, seed=1, opponents=opponents, **rows)
         collected = collector.rollout()
         env.close()
@@ -129,3 +131,23 @@ def test_ranks_play_the_games_of_one_rank():
         assert torch.equal(whole[key], torch.cat([first[key], second[key]])), key
     assert first_results + second_results == results
     assert results
+
+
+def test_openings_are_random_legal_moves_with_weight_0():
+    rollouts, _ = collect(num_envs=16, share=0.0, num_rollouts=4, opening_moves=4)
+    lengths, moves = [], []
+    for rollout in rollouts:
+        for game in rollout:
+            ends = game["next", "episode_done"].squeeze(-1).nonzero().squeeze(-1).tolist()
+            for start, end in itertools.pairwise(ends):
+                steps = slice(start + 2, end + 1)  # without the reset
+                valid = game["valid"][steps]
+                opening = int(valid.int().argmax())
+                assert valid[opening:].all()
+                legal = game["observation"][steps, COLUMN] > 0
+                assert (game["action"][steps][opening:] == COLUMN)[legal[opening:]].all()
+                assert game["observation"][steps][:opening].gather(1, game["action"][steps][:opening, None]).all()
+                lengths.append(opening)
+                moves += game["action"][steps][:opening].tolist()
+    assert set(lengths) == {0, 1, 2, 3, 4}
+    assert np.bincount(moves, minlength=7).min() > 0.5 * len(moves) / 7
