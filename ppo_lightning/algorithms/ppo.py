@@ -52,6 +52,7 @@ class PPO(AgentModule):
         anneal_clip_coef: Decrease the clipping range linearly to 0 over the run.
         clip_vloss: Clip the value loss.
         ent_coef: Weight of the entropy bonus.
+        anneal_ent_coef: Decrease the weight of the entropy bonus linearly to 0 over the run.
         vf_coef: Weight of the value loss.
         max_grad_norm: Maximum norm of the gradient of all parameters together.
         target_kl: Stop the epochs of an iteration when the approximate KL divergence exceeds this value.
@@ -103,6 +104,7 @@ class PPO(AgentModule):
         anneal_clip_coef: bool = False,
         clip_vloss: bool = True,
         ent_coef: Annotated[float, Range(-1000, 1000)] = 0.01,
+        anneal_ent_coef: bool = False,
         vf_coef: Annotated[float, Range(0, 1000)] = 0.5,
         max_grad_norm: Annotated[float, Range(1e-6)] = 0.5,
         target_kl: Annotated[float | None, Range(1e-12, 1000)] = None,
@@ -124,8 +126,9 @@ class PPO(AgentModule):
         self.automatic_optimization = False
         # detail P2
         self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
-        # Clipping range of the iteration, a tensor, because a compiled graph treats numbers as constants.
+        # Values of the iteration, tensors, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
+        self.ent_coef = torch.tensor(ent_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
         self._shuffle = torch.Generator()
 
@@ -213,7 +216,7 @@ class PPO(AgentModule):
         value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, weight)
         entropy = losses.weighted_mean(evaluation.entropy, weight)
         # detail 10
-        loss = policy_loss + self.hparams.vf_coef * value_loss - self.hparams.ent_coef * entropy
+        loss = policy_loss + self.hparams.vf_coef * value_loss - self.ent_coef * entropy
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         detached = {name: part.detach() for name, part in parts.items()}
         return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
@@ -314,17 +317,17 @@ class PPO(AgentModule):
         if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
+        self.ent_coef = torch.tensor(float(self.hparams.ent_coef), device=self.device)
         whole = self.trainer.world_size == 1 and self.whole_graph
         eager = EagerUpdate(self, compile_loss=self.hparams.compile and not whole)
         self.optimize = CompiledUpdate(self, eager) if self.hparams.compile and whole else eager
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
-        """Set the clipping range of the iteration."""
-        share = (
-            remaining(self.rollouts_done, self.data.num_rollouts) if self.hparams.anneal_clip_coef else 1.0
-        )
+        """Set the clipping range and the entropy weight of the iteration."""
+        share = remaining(self.rollouts_done, self.data.num_rollouts)
         # detail A1
-        self.clip_coef.fill_(self.hparams.clip_coef * share)
+        self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
+        self.ent_coef.fill_(self.hparams.ent_coef * (share if self.hparams.anneal_ent_coef else 1.0))
 
     def on_train_end(self) -> None:
         """Release compiled graphs."""

@@ -1,6 +1,8 @@
 """Self-play: PPO against past selves, with ratings."""
 
+import inspect
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,16 +14,21 @@ from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.heads import CategoricalHead
 from ppo_lightning.rollouts.datamodule import CollectorInputs
-from ppo_lightning.rollouts.opponents import Opponents, Snapshot
+from ppo_lightning.rollouts.opponents import Opponents, Snapshot, frozen_copy
+from ppo_lightning.rollouts.players import AgentPlayer, Player, make_player
+from ppo_lightning.rollouts.tournament import round_robin
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
+from ppo_lightning.utils.ratings import Outcomes, rate
+
+AGENT = "agent"  # name of the agent among the players of a round robin
 
 
 class SelfPlay(PPO):
-    """PPO for games of several players, whose opponents are its present and past selves.
+    """PPO for games of two players, whose opponents are its present and past selves.
 
-    The agent plays all players of most games. In a share of the games, a snapshot of the agent from a pool
-    plays the others, and the steps of the snapshot have weight 0. The pool is a part of each checkpoint.
+    The agent plays both players of most games. In a share of the games, a snapshot of the agent from a pool
+    plays one of them, and the steps of the snapshot have weight 0. The pool is a part of each checkpoint.
 
     Each validation rates the agent, snapshots of the pool and ``rating_opponents`` by a round robin.
     ``charts/elo`` is the rating of the agent, anchored at random play = 0.
@@ -35,10 +42,14 @@ class SelfPlay(PPO):
         snapshot_win_rate: Add a snapshot only if the agent's win rate against the latest one exceeds this
             value, draws counted as half a win. None: always.
         pool_size: Number of snapshots. The oldest one is dropped.
+        rating_games: Games of each pair of players in a validation. 0: no ratings.
+        rating_opponents: Scripted players of the round robin beside ``random``, see
+            :func:`~ppo_lightning.rollouts.players.make_player`.
+        rated_snapshots: Number of snapshots in the round robin, evenly spread over the pool.
         **hyperparameters: Those of :class:`~ppo_lightning.PPO`.
 
     Raises:
-        ConfigError: The environment has one player, the agent has a memory or running statistics, or a
+        ConfigError: The environment is not a game of two players, the agent has a memory or running statistics, or a
             number is out of its range.
 
     Example:
@@ -53,17 +64,20 @@ class SelfPlay(PPO):
         snapshot_every: Annotated[int, Range(1)] = 50,
         snapshot_win_rate: Annotated[float | None, Range(0, 1)] = None,
         pool_size: Annotated[int, Range(1, 1000)] = 10,
+        rating_games: Annotated[int, Range(0, 100_000)] = 100,
+        rating_opponents: Sequence[str] = (),
+        rated_snapshots: Annotated[int, Range(0, 1000)] = 3,
         **hyperparameters: Any,
     ) -> None:
         check_arguments(SelfPlay.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        self.save_hyperparameters(
-            "past_share", "opening_moves", "snapshot_every", "snapshot_win_rate", "pool_size"
-        )
+        names = inspect.signature(SelfPlay.__init__).parameters
+        self.save_hyperparameters(*(name for name in names if name not in ("self", "hyperparameters")))
         self.pool: list[Snapshot] = []
         self._opponents: Opponents | None = None
         self._draws: dict[str, Any] | None = None  # state of the draws of a resumed run
         self._latest: Counter[str] = Counter()  # results against the latest snapshot
+        self._outcomes: dict[tuple[str, str], Outcomes] = {}  # of players that do not change
 
     def setup(self, stage: str) -> None:
         """Empty the pool for a new run."""
@@ -73,6 +87,7 @@ class SelfPlay(PPO):
             if self.trainer.ckpt_path is None:
                 self.pool.clear()
                 self._latest.clear()
+                self._outcomes.clear()
                 self._draws = None
 
     def configure_model(self) -> None:
@@ -84,11 +99,13 @@ class SelfPlay(PPO):
         super().configure_model()
         if self.agent is None or not self.fitting:
             return
-        if self.data.num_players < 2:
+        if self.data.num_players != 2:
             raise ConfigError(
-                f"data.env_id is {self.data.env_id!r}, which has one player: SelfPlay needs a game of several"
-                " players. Use ppo_lightning.PPO."
+                f"data.env_id is {self.data.env_id!r}, which has {self.data.num_players} players: SelfPlay"
+                " needs a game of two. Use ppo_lightning.PPO."
             )
+        if self.hparams.rating_games:
+            self._players()  # refuse unknown opponents now
         if self.hparams.past_share and self.agent.normalizer is not None:
             raise ConfigError(
                 "model.agent.norm_obs changes what snapshots would see: set it to false, or"
@@ -161,11 +178,77 @@ class SelfPlay(PPO):
             metrics["charts/score-past"] = torch.tensor(score(total))
         return metrics
 
+    # Ratings
+
+    def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Log the episodes of the agent against itself, and the ratings."""
+        super().validation_step(episodes, batch_idx)
+        self._log_ratings()
+
+    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Log statistics as :meth:`validation_step`."""
+        super().test_step(episodes, batch_idx)
+        self._log_ratings()
+
+    def _log_ratings(self) -> None:
+        if self.hparams.rating_games:
+            ratings = self.rate_players()
+            self.log_dict(ratings, batch_size=1, sync_dist=True, sync_dist_group=collectives.cpu_group())
+
+    def rate_players(self) -> dict[str, float]:
+        """Play the round robin of a validation. All ranks share the pairs.
+
+        Returns:
+            ``charts/elo`` of the agent with the ends of its 95 % interval, ``charts/elo_low`` and
+            ``charts/elo_high``, and its shares of wins, draws and losses against each opponent, as in
+            ``charts/win-random``.
+        """
+        data = self.data
+        players = self._players()
+        frozen = {pair: result for pair, result in self._outcomes.items() if set(pair) <= players.keys()}
+        played = round_robin(
+            data.factory,
+            players,
+            self.hparams.rating_games,
+            data.seed,
+            self.global_rank,
+            self.trainer.world_size,
+            frozen,
+        )
+        outcomes = frozen | dict(collectives.chain(list(played.items())))
+        self._outcomes = {pair: result for pair, result in outcomes.items() if AGENT not in pair}
+        rating = rate(outcomes, anchor="random", seed=data.seed)[AGENT]
+        metrics = {
+            "charts/elo": rating.elo,
+            "charts/elo_low": rating.low,
+            "charts/elo_high": rating.high,
+        }
+        for (first, second), result in outcomes.items():
+            if first == AGENT:
+                for name, count in zip(("win", "draw", "loss"), result, strict=True):
+                    metrics[f"charts/{name}-{second}"] = count / result.games
+        return metrics
+
+    def _players(self) -> dict[str, Player]:
+        """Return the players of the round robin, the agent first."""
+        players: dict[str, Player] = {AGENT: AgentPlayer(self.agent)}
+        for name in dict.fromkeys(["random", *self.hparams.rating_opponents]):
+            players[name] = make_player(name, str(self.data.env_id), self.data.specs)
+        count = min(self.hparams.rated_snapshots, len(self.pool))
+        for index in np.linspace(0, len(self.pool) - 1, count).round().astype(int):
+            snapshot = self.pool[index]
+            agent = frozen_copy(self.agent, snapshot.weights)
+            players[f"step={snapshot.step}"] = AgentPlayer(agent)
+        return players
+
+    # Checkpoints
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the pool, its results, and the state of the draws."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["pool"] = [{"step": snapshot.step, "weights": snapshot.weights} for snapshot in self.pool]
         checkpoint["latest"] = dict(self._latest)
+        checkpoint["outcomes"] = [[*pair, *result] for pair, result in self._outcomes.items()]
         checkpoint["draws"] = None if self._opponents is None else self._opponents.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -182,6 +265,9 @@ class SelfPlay(PPO):
             )
         self.pool[:] = [Snapshot(entry["step"], entry["weights"]) for entry in checkpoint["pool"]]
         self._latest = Counter(checkpoint["latest"])
+        self._outcomes = {
+            (first, second): Outcomes(*counts) for first, second, *counts in checkpoint["outcomes"]
+        }
         self._draws = checkpoint["draws"]
 
 

@@ -216,6 +216,12 @@ class Opponents:
         self._agents = {name: agent for name, agent in self._agents.items() if name in used}
         if step not in self._agents:
             weights = next(snapshot.weights for snapshot in self._pool if snapshot.step == step)
-            self._agents[step] = copy.deepcopy(self._template).requires_grad_(False).eval()
-            self._agents[step].load_state_dict(weights)
+            self._agents[step] = frozen_copy(self._template, weights)
         return self._agents[step]
+
+
+def frozen_copy(agent: ActorCritic, weights: dict[str, Tensor]) -> ActorCritic:
+    """Return a copy of an agent with the weights of a snapshot, without gradients."""
+    frozen = copy.deepcopy(agent).requires_grad_(False).eval()
+    frozen.load_state_dict(weights)
+    return frozen

@@ -17,7 +17,7 @@ def fit(tmp_path, rollouts=6, ckpt_path=None, seed=1, env_id="TicTacToe-v1", dat
     size = {"num_envs": 8, "num_steps": 16}
     settings = {"backend": "envpool", "rollouts_per_epoch": 1} | size | (data or {})
     datamodule = RolloutDataModule(env_id, total_timesteps=8 * 16 * rollouts, **settings)
-    options = {"past_share": 0.5, "snapshot_every": 2, "learning_rate": 1e-3, "agent": small_agent} | model
+    options = {"past_share": 0.5, "snapshot_every": 2, "learning_rate": 1e-3, "agent": small_agent, "rating_games": 0} | model
     module = options.pop("algorithm", SelfPlay)(**options)
     trainer = L.Trainer(
         max_epochs=-1,
@@ -57,8 +57,8 @@ def test_without_a_share_there_is_no_pool(tmp_path):
 
 def test_without_a_pool_self_play_is_ppo(tmp_path):
     module, _ = fit(tmp_path / "selfplay", past_share=0.0)
-    unused = {"past_share": None, "snapshot_every": None}
-    ppo, _ = fit(tmp_path / "ppo", algorithm=lambda past_share, snapshot_every, **model: PPO(**model), **unused)
+    unused = {"past_share": None, "snapshot_every": None, "rating_games": None}
+    ppo, _ = fit(tmp_path / "ppo", algorithm=lambda past_share, snapshot_every, rating_games, **model: PPO(**model), **unused)
     assert torch.equal(flat(module), flat(ppo))
 
 
@@ -105,8 +105,8 @@ def test_a_checkpoint_has_the_pool_and_predicts(tmp_path):
 
 
 def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
-    unused = {"past_share": None, "snapshot_every": None}
-    fit(tmp_path, algorithm=lambda past_share, snapshot_every, **model: PPO(**model), **unused)
+    unused = {"past_share": None, "snapshot_every": None, "rating_games": None}
+    fit(tmp_path, algorithm=lambda past_share, snapshot_every, rating_games, **model: PPO(**model), **unused)
     with pytest.raises(ConfigError, match="no pool of snapshots"):
         SelfPlay.load_from_checkpoint(tmp_path / "last.ckpt")
 
@@ -114,10 +114,12 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"env_id": "CartPole-v1", "data": {"backend": "gymnasium"}}, "one player"),
+        ({"env_id": "CartPole-v1", "data": {"backend": "gymnasium"}}, "has 1 players"),
         ({"agent": lambda *specs: MLPAgent(*specs, norm_obs=True)}, "norm_obs"),
         ({"past_share": 1.5}, "past_share"),
         ({"pool_size": 0}, "pool_size"),
+        ({"rating_opponents": ["grandmaster"], "rating_games": 2}, "'grandmaster' is unknown"),
+        ({"rating_opponents": ["minimax:2"], "rating_games": 2, "env_id": "Hex-v1"}, "minimax plays"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path, options, message):
@@ -140,3 +142,19 @@ def test_means_by_player():
     assert turns["charts/episodic_return-player0"] == 1.5
     assert turns["charts/episodic_return-player1"] == -1.5
     assert episode_means(episodes[:0]) == {}
+
+
+def test_a_validation_rates_the_agent(tmp_path):
+    options = {"rating_games": 20, "rating_opponents": ["minimax:1", "random"], "rated_snapshots": 2}
+    module, trainer = fit(tmp_path, rollouts=12, **options)
+    metrics = trainer.callback_metrics
+    assert metrics["charts/elo_low"] < metrics["charts/elo"] < metrics["charts/elo_high"]
+    names = ["random", "minimax:1", "step=256", "step=1536"]
+    for name in names:
+        assert sum(metrics[f"charts/{outcome}-{name}"] for outcome in ("win", "draw", "loss")) == pytest.approx(1)
+    assert {name for pair in module._outcomes for name in pair} == set(names)
+    # Players that do not change do not play again, and the results are in the checkpoint.
+    loaded = SelfPlay.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert loaded._outcomes == module._outcomes
+    trainer.validate(loaded, datamodule=trainer.datamodule)
+    assert trainer.callback_metrics["charts/elo"] == metrics["charts/elo"]
