@@ -28,6 +28,7 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "details": "list the implementation details of a recipe or a checkpoint; compare two checkpoints",
     "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
     "compare": "test whether the runs of one benchmark are worse than those of another",
+    "tournament": "let checkpoints and scripted players play each other, and rate them",
     "ablate": "train a recipe with implementation details switched off, one at a time",
 }
 DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS

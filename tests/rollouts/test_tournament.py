@@ -1,0 +1,187 @@
+"""Games between two players: minimax, sides, results."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from ppo_lightning import ConfigError, MLPAgent
+from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.rollouts.minimax import BOARDS, Minimax, values
+from ppo_lightning.rollouts.players import AgentPlayer, make_player
+from ppo_lightning.rollouts.tournament import play_games, round_robin
+
+TICTACTOE = EnvFactory("TicTacToe-v1", "envpool")
+CONNECT_FOUR = EnvFactory("ConnectFour-v1", "envpool")
+
+
+def player(name, factory=TICTACTOE):
+    return make_player(name, factory.env_id, factory.specs())
+
+
+def connect_four(*rows):
+    """Return the observation of a position, rows from the top: X moves."""
+    cells = ["." * 7] * (6 - len(rows)) + list(rows)
+    board = np.array([[[cell == "X", cell == "O"] for cell in row] for row in cells], np.float32)
+    return np.concatenate([np.ones(7), board.ravel()])[None].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "moves"),
+    [
+        (["XXX...."], {3}),  # wins
+        (["OOO...."], {3}),  # blocks
+        (["OOO....", "XXX...."], {3}),
+        (["X......", "X......", "X......"], {0}),
+        ([".O.....", ".OX....", ".OX...."], {1}),
+        (["OOO.XXX"], {3}),
+    ],
+)
+def test_minimax_of_depth_2_wins_and_blocks(rows, moves):
+    chosen = {int(player("minimax:2", CONNECT_FOUR)(connect_four(*rows), np.random.default_rng(i))[0]) for i in range(20)}
+    assert chosen == moves
+
+
+def test_minimax_of_depth_1_does_not_block():
+    choices = {int(Minimax("ConnectFour-v1", 1)(connect_four("OOO...."), np.random.default_rng(i))[0]) for i in range(50)}
+    assert choices == set(range(7))
+
+
+def test_the_rules_of_minimax_are_those_of_the_game():
+    """A stone that minimax calls a win ends the real game."""
+    for factory in (TICTACTOE, CONNECT_FOUR):
+        env = factory.make(64, stream="eval")
+        board = BOARDS[factory.env_id]
+        cells = board.rows * board.columns
+        generator = np.random.default_rng(1)
+        observation = env.reset_arrays()
+        wins = 0
+        for _ in range(100):
+            legal = observation[:, : -2 * cells] > 0
+            action = np.array([generator.choice(np.flatnonzero(row)) for row in legal])
+            stones = observation[:, -2 * cells :].reshape(64, cells, 2) > 0
+            expected = []
+            for game in range(64):
+                own, other = (sum(1 << int(c) for c in np.flatnonzero(stones[game, :, i])) for i in (0, 1))
+                cell = dict(board.moves(own | other)).get(int(action[game]))
+                expected.append(cell is not None and board.wins(own | 1 << cell, cell))
+            before = env._ended
+            observation, reward, *_ = env.step_arrays(action)
+            np.testing.assert_array_equal(reward[~before] == 1, np.array(expected)[~before])
+            wins += (reward == 1).sum()
+        assert wins > 50
+        env.close()
+
+
+def test_perfect_players_draw_and_do_not_lose():
+    perfect = player("perfect")
+    assert play_games(TICTACTOE, perfect, perfect, 50) == (0, 50, 0)
+    result = play_games(TICTACTOE, perfect, player("random"), 300)
+    assert result.losses == 0
+    assert result.wins > 200
+    assert max(values(BOARDS["TicTacToe-v1"], 0, 0, 9).values()) == 0
+
+
+def test_random_players_are_equal():
+    random = player("random", CONNECT_FOUR)
+    result = play_games(CONNECT_FOUR, random, random, 600)
+    assert abs(result.score - 0.5) < 0.06
+    assert result.games == 600
+
+
+def test_results_are_from_the_view_of_the_first_player():
+    strong, weak = player("minimax:2", CONNECT_FOUR), player("random", CONNECT_FOUR)
+    first = play_games(CONNECT_FOUR, strong, weak, 101)
+    second = play_games(CONNECT_FOUR, weak, strong, 101)
+    assert first.score > 0.8 > 0.2 > second.score
+    assert first.games == second.games == 101
+
+
+def test_each_pair_plays_once_and_ranks_share_the_pairs():
+    players = {name: player(name) for name in ("random", "minimax:1", "perfect")}
+    whole = round_robin(TICTACTOE, players, 20)
+    assert list(whole) == [("random", "minimax:1"), ("random", "perfect"), ("minimax:1", "perfect")]
+    shares = [round_robin(TICTACTOE, players, 20, rank=rank, world_size=2) for rank in (0, 1)]
+    assert shares[0] | shares[1] == whole
+    assert not shares[0].keys() & shares[1].keys()
+    rest = round_robin(TICTACTOE, players, 20, known={("random", "perfect"): whole["random", "perfect"]})
+    assert rest == {pair: result for pair, result in whole.items() if pair != ("random", "perfect")}
+
+
+def test_an_agent_plays_legal_moves():
+    agent = MLPAgent(*TICTACTOE.specs(), hidden_sizes=(8,))
+    for deterministic in (False, True):
+        result = play_games(TICTACTOE, AgentPlayer(agent, deterministic), player("perfect"), 50)
+        assert result.wins == 0  # an illegal move loses, a legal one cannot win
+        assert result.draws > 0 or deterministic
+
+
+class HigherNumberWins(BatchedEnv):
+    """Both players name a number at each of three steps; the higher one gets the reward 1, the other -1."""
+
+    num_players = 2
+
+    def __init__(self, seeds):
+        super().__init__(spaces.Box(-1, 1, (1,)), spaces.Discrete(5), seeds)
+        self.envs = []
+
+    def reset_arrays(self, mask=None):
+        rows = np.ones(self.num_envs, bool) if mask is None else mask
+        if mask is None:
+            self.steps = np.zeros(self.num_envs, int)
+        self.steps[rows] = 0
+        return (np.arange(self.num_envs) % 2)[:, None].astype(np.float32)
+
+    def _step_arrays(self, action):
+        self.steps += 1
+        own, other = action, action.reshape(-1, 2)[:, ::-1].ravel()
+        done = self.steps == 3 + np.arange(self.num_envs) // 2 % 2
+        return self.reset_arrays(np.zeros(self.num_envs, bool)), np.sign(own - other).astype(float), done, done & False
+
+    def reseed(self, seeds):
+        pass
+
+
+class Factory:
+    def make(self, num_envs, seed=1, first_env=0, stream="eval", render=False):
+        return HigherNumberWins(list(range(num_envs)))
+
+
+def test_simultaneous_games_have_both_sides():
+    seen = []
+
+    def high(observation, generator):
+        seen.extend(observation[:, 0].tolist())
+        return np.full(len(observation), 4)
+
+    def low(observation, generator):
+        return np.zeros(len(observation), int)
+
+    assert play_games(Factory(), high, low, 7) == (7, 0, 0)
+    assert play_games(Factory(), low, high, 7) == (0, 0, 7)
+    assert play_games(Factory(), low, low, 6) == (0, 6, 0)
+    assert set(seen) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "message"),
+    [
+        ("grandmaster", TICTACTOE, "unknown"),
+        ("perfect", CONNECT_FOUR, "unknown"),
+        ("minimax:0", TICTACTOE, "at least 1"),
+        ("minimax:two", TICTACTOE, "unknown"),
+        ("no_such_module.player", TICTACTOE, "cannot be imported"),
+        ("minimax:2", EnvFactory("Hex-v1", "envpool"), "minimax plays TicTacToe-v1 and ConnectFour-v1"),
+        ("random", EnvFactory("Pendulum-v1"), "one discrete action"),
+    ],
+)
+def test_players_that_cannot_play_are_refused(name, factory, message):
+    with pytest.raises(ConfigError, match=message):
+        player(name, factory)
+
+
+def test_an_environment_of_one_player_is_refused():
+    factory = EnvFactory("CartPole-v1")
+    random = player("random", factory)
+    with pytest.raises(ConfigError, match="two players"):
+        play_games(factory, random, random, 2)
