@@ -12,7 +12,7 @@ from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError, first_line
 
-OPTIONS = ("state",)  # of ParallelGamesEnv
+OPTIONS = ("state", "group_map")  # of ParallelGamesEnv
 
 
 def make_games(
