@@ -57,6 +57,9 @@ def test_groups_share_no_parameters():
             gradient = linear.weight.grad.chunk(2, dim=1)[group]
             assert bool(gradient.any()) is expected
             assert bool(gradient[:, -1].any()) is expected  # of the bias
+    owned = [parameter for group in (0, 1) for parameter in group_parameters(agent, group)[0]]
+    expected = {id(parameter) for parameter in [*owned, agent.head.linear.weight, agent.critic.weight]}
+    assert {id(parameter) for parameter in agent.parameters()} == expected
     with torch.no_grad():
         for parameter in [*group_parameters(agent, 1)[0], *group_parameters(agent, 1)[1]]:
             parameter += 0.5
