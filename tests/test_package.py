@@ -88,7 +88,7 @@ def test_the_extras_are_there():
         "dm-control",
         "video",
         "procgen",
-        "pettingzoo",
+        "selfplay",
         "wandb",
         "notebook",
         "benchmark",

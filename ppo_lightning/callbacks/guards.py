@@ -72,7 +72,8 @@ def print_faults(data: Any, rollout: TensorDictBase) -> None:
     if data.num_players > 1:  # a game may start from one position, whose player to move differs
         return
     flags_time_limits = getattr(data.env, "flags_time_limits", True)
-    for finding in check_rollout(recording_of(rollout), data.specs.action, flags_time_limits):
+    recording = recording_of(rollout, rows_per_game=getattr(data.env, "rows_per_game", 1))
+    for finding in check_rollout(recording, data.specs.action, flags_time_limits):
         if finding.severity != "note":
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 

@@ -101,6 +101,11 @@ class BatchedEnv(EnvBase):
         """Whether the players of a game act one after the other."""
         return self.mover is not None
 
+    @property
+    def rows_per_game(self) -> int:
+        """Adjacent rows that are the players of one game."""
+        return 1 if self.turn_based else self.num_players
+
     def empty_rows(self) -> np.ndarray:
         """Return zeros with the shape and dtype of the observations, [N, ...]."""
         spec = self.observation_spec_unbatched["observation"]

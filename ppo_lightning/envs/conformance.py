@@ -151,12 +151,17 @@ def check_time_limits(recording: Recording, flags_time_limits: bool = True) -> F
 
 
 def check_initial_observations(recording: Recording) -> Findings:
-    """Check that environments with different seeds have different episodes."""
-    num_envs = recording.over.shape[1]
-    first = recording.observation[recording.first]
+    """Check that environments with different seeds have different episodes.
+
+    The players of a game may share its observations. The first player stands for the game.
+    """
+    players = slice(None, None, recording.rows_per_game)
+    is_first = recording.first[:, players]
+    num_envs = is_first.shape[1]
+    first = recording.observation[:, players][is_first]
     rows = first.reshape(len(first), -1)
     starts, later = rows[:num_envs], rows[num_envs:]
-    if num_envs < 2 or len(later) < 3 or (starts != starts[0]).any():
+    if num_envs < 2 or len(later) < 3 or not is_first[0].all() or (starts != starts[0]).any():
         return
     if (later != starts[0]).any(axis=1).mean() >= 0.9:
         yield Finding(

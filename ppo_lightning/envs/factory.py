@@ -9,17 +9,15 @@ from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import torch
-from torchrl.data import Categorical, Composite, TensorSpec
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from ppo_lightning.envs.atari import ATARI_ID, check_options
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.spaces.entries import PRIVILEGED
-from ppo_lightning.spaces.specs import MASK, stored
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
-Backend = Literal["gymnasium", "vectorized", "envpool", "ale", "procgen"]
+Backend = Literal["gymnasium", "vectorized", "envpool", "ale", "procgen", "pettingzoo"]
 
 
 class Adapter(NamedTuple):
@@ -43,19 +41,8 @@ BACKENDS: dict[str, Adapter] = {
     "envpool": Adapter("envpool:EnvPoolEnv", "gymnasium", "atari_backends:EnvPoolAtari"),
     "ale": Adapter(None, "gymnasium", "atari_backends:AleAtari"),
     "procgen": Adapter("procgen:ProcgenEnv", "procgen"),
+    "pettingzoo": Adapter("games:make_games", "pettingzoo"),
 }
-
-
-class Specs(NamedTuple):
-    """Specs of one environment, part by part.
-
-    Attributes:
-        observation: Spec of the observations.
-        action: Spec of the actions.
-    """
-
-    observation: TensorSpec
-    action: TensorSpec
 
 
 @dataclass(frozen=True)
@@ -63,11 +50,11 @@ class EnvFactory:
     """Factory of environments for training, evaluation, video and export.
 
     Args:
-        env_id: Id of the environment as the backend spells it, or a function that creates a new Gymnasium or
-            TorchRL environment, or a new ``gymnasium.vector.VectorEnv``, at each call. A function with the
-            parameters ``num_envs``, ``seed`` or ``first_env`` gets the number of environments that step
-            together, the seed of the first one and the global index of the first one. These values are the
-            same at each call of a function that creates single environments.
+        env_id: Id of the environment as the backend spells it, or a function that creates a new environment
+            of Gymnasium, TorchRL or PettingZoo, or a new ``gymnasium.vector.VectorEnv``, at each call. A
+            function with the parameters ``num_envs``, ``seed`` or ``first_env`` gets the number of
+            environments that step together, the seed of the first one and the global index of the first one.
+            These values are the same at each call of a function that creates single environments.
         backend: A key of ``BACKENDS``.
         env_kwargs: Arguments of the backend's own ``make``, including ``max_episode_steps``. For Atari games,
             options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments, which take
@@ -99,7 +86,8 @@ class EnvFactory:
         """Make N environments as one TorchRL environment of batch size [N].
 
         Args:
-            num_envs: Number of environments N.
+            num_envs: Number of environments N. In PettingZoo's games of players who act at once, each player
+                is a row, and the stream ``eval`` completes the last game.
             seed: Seed of the run, from which each environment gets its own seed, see
                 :func:`~ppo_lightning.utils.seeding.derive_seed`.
             first_env: Global index of the first environment, for runs with several ranks.
@@ -122,8 +110,12 @@ class EnvFactory:
         if stream == "eval" and num_workers == 1:
             num_workers = 0
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
-        if isinstance(self.env_id, str):
-            env: EnvBase = self._from_id(seeds, first_env, render, num_workers)
+        if self.backend == "pettingzoo":
+            self._refuse_workers("games of PettingZoo")
+            make_games = _import_class("games:make_games")
+            env: EnvBase = make_games(self.env_id, seeds, stream == "eval", render, **self.env_kwargs)
+        elif isinstance(self.env_id, str):
+            env = self._from_id(seeds, first_env, render, num_workers)
         else:
             env = self._from_function(self.env_id, seeds, first_env, stream, render, num_workers)
         return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
@@ -199,6 +191,12 @@ class EnvFactory:
             self._refuse_workers("vectorized environments")
             any_number = stream == "eval" and not render
             return _import_class("vector:GymnasiumVectorEnv")(env, seeds, any_number)
+        if _import_class("games:is_game")(env):
+            self._refuse_workers("games of PettingZoo")
+            created = [env]
+            return _import_class("games:make_games")(
+                lambda: created.pop() if created else make(), seeds, stream == "eval"
+            )
         if not isinstance(env, EnvBase):
             created = [env]  # reuse the environment that revealed the type
             gymnasium_env = _gymnasium_class(num_workers)
@@ -259,63 +257,6 @@ def make_env(
     env = EnvFactory(env_id, backend, env_kwargs or {}).make(num_envs, seed, first_env, stream)
     assert isinstance(env, BatchedEnv)
     return env
-
-
-def specs_of(env: EnvBase) -> Specs:
-    """Return the specs of one environment of a batch.
-
-    Args:
-        env: A batch of environments.
-
-    Raises:
-        ConfigError: The environment has no ``observation``, or transforms would hide a part of its spaces.
-    """
-    if isinstance(env, BatchedEnv):
-        return Specs(*env.agent_specs)
-    spec = env.observation_spec_unbatched
-    base = getattr(env, "base_env", None)
-    has_parts = False
-    if isinstance(base, BatchedEnv):
-        observations, actions = base.agent_specs
-        sizes = getattr(observations, "entry_sizes", {})
-        transformed = spec.get("observation", None)
-        if sizes and transformed is not None and transformed.shape == observations.shape:
-            transformed.entry_sizes = sizes
-            sizes = {}
-        has_parts = (
-            stored(observations) is not observations
-            or isinstance(actions, Composite)
-            or any(name.startswith(PRIVILEGED) for name in sizes)
-        )
-    if has_parts or MASK in spec or isinstance(spec.get("observation", None), Categorical | Composite):
-        raise ConfigError(
-            "Discrete observations, observations and actions of several parts and an action_mask need a"
-            " Gymnasium environment without data.transforms: elsewhere they would be ignored."
-        )
-    if "observation" not in spec:
-        raise ConfigError(
-            f"env_id makes an environment with the keys {list(spec.keys())}: it needs the key 'observation'"
-            f"{suggest_transforms(spec)}"
-        )
-    return Specs(spec["observation"], env.action_spec_unbatched)
-
-
-def suggest_transforms(spec: Composite) -> str:
-    """Return the end of an error message: transforms that join the floats of a spec as ``observation``."""
-    leaves = {key: part for key, part in spec.items() if not isinstance(part, Composite)}
-    floats = {key: part for key, part in leaves.items() if part.dtype.is_floating_point and part.ndim < 2}
-    if not floats:
-        return "."
-    scalars = [key for key, part in floats.items() if part.ndim == 0]
-    vectors = [f"{key}_1" if key in scalars else key for key in floats]
-    lines = [
-        f"UnsqueezeTransform(-1, in_keys={scalars}, out_keys={[f'{key}_1' for key in scalars]})"
-        if scalars
-        else "",
-        f"CatTensors({vectors}, 'observation', del_keys=False)",
-        "StepCounter(200)  # an episode's time limit",
-    ]
-    return ". These data.transforms make it:" + "".join(f"\n    {line}" for line in lines if line)
 
 
 def require_maker(env_id: Any) -> None:

@@ -28,6 +28,8 @@ class Recording(NamedTuple):
             terminates learning.
         final: Final observations of the K steps that are done, [K, ...], ordered by step.
         seconds: Duration of a step of one environment, resets included, seconds. NaN: not measured.
+        skipped: Steps that do not count, such as those of a dead player, [T, N] bool. None: all steps count.
+        rows_per_game: Adjacent environments that are the players of one game.
     """
 
     observation: np.ndarray
@@ -37,6 +39,8 @@ class Recording(NamedTuple):
     over: np.ndarray
     final: np.ndarray
     seconds: float = float("nan")
+    skipped: np.ndarray | None = None
+    rows_per_game: int = 1
 
     @property
     def done(self) -> np.ndarray:
@@ -47,7 +51,9 @@ class Recording(NamedTuple):
     def first(self) -> np.ndarray:
         """Whether an observation is the first of an episode, [T, N] bool."""
         start = np.ones((1, self.over.shape[1]), bool)
-        return np.concatenate([start, self.over[:-1]])
+        if self.skipped is None:
+            return np.concatenate([start, self.over[:-1]])
+        return np.concatenate([start, (self.over | self.skipped)[:-1]]) & ~self.skipped
 
 
 class Episodes(NamedTuple):
@@ -71,13 +77,16 @@ class Episodes(NamedTuple):
 def episodes_of(recording: Recording) -> Episodes:
     """Return the whole episodes of a recording, ordered by their last step."""
     num_steps, num_envs = recording.over.shape
-    ends = np.where(recording.over, np.arange(num_steps)[:, None], -1)
+    separate = recording.over if recording.skipped is None else recording.over | recording.skipped
+    ends = np.where(separate, np.arange(num_steps)[:, None], -1)
     ends = np.concatenate([np.full((1, num_envs), -1), np.maximum.accumulate(ends)])
     previous_end = ends[:-1]  # last step of the episode before, -1 for the first one
     sums = np.concatenate([np.zeros((1, num_envs)), np.cumsum(recording.reward, axis=0)])
     lengths = np.arange(num_steps)[:, None] - previous_end
     totals = sums[1:] - np.take_along_axis(sums, previous_end + 1, axis=0)
     over = recording.over & recording.done
+    if recording.skipped is not None:
+        over &= ~recording.skipped
     row = np.cumsum(recording.done).reshape(recording.over.shape) - 1  # index into `final`
     return Episodes(
         lengths[over],
@@ -88,13 +97,14 @@ def episodes_of(recording: Recording) -> Episodes:
     )
 
 
-def recording_of(rollout: TensorDictBase, seconds: float = float("nan")) -> Recording:
+def recording_of(rollout: TensorDictBase, seconds: float = float("nan"), rows_per_game: int = 1) -> Recording:
     """Convert a rollout [N, T] with TorchRL's keys.
 
     Args:
         rollout: Keys ``observation`` and, under ``next``, ``observation``, ``reward`` and flags. A rollout of
             this package also has ``episode_done``.
         seconds: Duration of a step of one environment, seconds.
+        rows_per_game: Adjacent environments that are the players of one game.
     """
     following = rollout["next"]
 
@@ -104,6 +114,11 @@ def recording_of(rollout: TensorDictBase, seconds: float = float("nan")) -> Reco
         return following[key].reshape(rollout.shape).transpose(0, 1).numpy(force=True)
 
     done = following["done"].reshape(rollout.shape).transpose(0, 1)
+    skipped = None
+    if "valid" in rollout.keys():  # noqa: SIM118  (a TensorDict)
+        # The collector ends the advantages at a skipped step, which ends no episode.
+        valid = rollout["valid"].transpose(0, 1).numpy(force=True)
+        skipped = ~valid & flag("done") & ~flag("episode_done")
     return Recording(
         rollout["observation"].transpose(0, 1).numpy(force=True),
         following["reward"].reshape(rollout.shape).transpose(0, 1).numpy(force=True),
@@ -112,6 +127,8 @@ def recording_of(rollout: TensorDictBase, seconds: float = float("nan")) -> Reco
         flag("episode_done", default="done"),
         following["observation"].transpose(0, 1)[done].numpy(force=True),
         seconds,
+        skipped,
+        rows_per_game,
     )
 
 
@@ -137,7 +154,7 @@ def _record_arrays(env: BatchedEnv, num_steps: int, generator: np.random.Generat
     mask = mask_columns(observation_spec)
     shape = (num_steps, env.num_envs)
     rewards = np.zeros(shape)
-    terminateds, truncateds, overs = np.zeros((3, *shape), bool)
+    terminateds, truncateds, overs, skipped = np.zeros((4, *shape), bool)
     finals: list[np.ndarray] = []
     start = time.perf_counter()
     observation = env.reset_arrays()
@@ -151,6 +168,8 @@ def _record_arrays(env: BatchedEnv, num_steps: int, generator: np.random.Generat
         observation, rewards[step], terminateds[step], truncateds[step] = env.step_arrays(action)
         done = terminateds[step] | truncateds[step]
         overs[step] = env.episodes_over(done)
+        if env.skipped is not None:
+            skipped[step] = env.skipped
         if done.any():
             finals.extend(observation[done])
             observation = env.reset_arrays(done)
@@ -164,6 +183,8 @@ def _record_arrays(env: BatchedEnv, num_steps: int, generator: np.random.Generat
         overs,
         np.array(finals, observations.dtype).reshape(-1, *observations.shape[2:]),
         elapsed / rewards.size,
+        skipped,
+        env.rows_per_game,
     )
 
 

@@ -65,7 +65,7 @@ def record_video(
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         observation = env.reset_arrays()
-        memory = agent.initial_memory(1)
+        memory = agent.initial_memory(env.num_envs)
         returns = []
         values: list[float] = []  # of the running episode
         frame = _frame(env, agent, observation, memory, 0.0, overlay, values)
@@ -74,7 +74,7 @@ def record_video(
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
                     observation = env.reset_arrays()
-                    memory = agent.initial_memory(1)
+                    memory = agent.initial_memory(env.num_envs)
                     values.clear()
                     frame = _frame(env, agent, observation, memory, 0.0, overlay, values)
                 video.append_data(frame)
@@ -90,7 +90,7 @@ def record_video(
                         break
                     if done[0]:
                         observation = env.reset_arrays(done)  # the next life
-                        memory = agent.initial_memory(1)
+                        memory = agent.initial_memory(env.num_envs)
                 returns.append(total)
     finally:
         env.close()

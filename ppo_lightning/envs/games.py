@@ -1,0 +1,103 @@
+"""Choice of the adapter for a game of PettingZoo."""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.pettingzoo import ParallelGamesEnv, import_pettingzoo
+from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
+from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
+from ppo_lightning.errors import ConfigError, first_line
+
+OPTIONS = ("state", "group_map")  # of ParallelGamesEnv
+
+
+def make_games(
+    env_id: str | Callable[..., Any],
+    seeds: list[int],
+    any_number: bool = False,
+    render: bool = False,
+    **env_kwargs: Any,
+) -> BatchedEnv:
+    """Make copies of a game of PettingZoo.
+
+    Args:
+        env_id: ``atari/game_v3``, ``mpe2/game_v3``, the import path of another module with ``parallel_env``
+            or ``env``, or a function that makes a new game at each call.
+        seeds: One seed per row.
+        any_number: Add rows if the last game is incomplete, for evaluation.
+        render: Make the first game able to render.
+        **env_kwargs: Options of :class:`~ppo_lightning.envs.pettingzoo.ParallelGamesEnv`, and arguments of
+            the game. For Atari, options of :class:`~ppo_lightning.envs.pettingzoo_atari.PettingZooAtari`.
+
+    Raises:
+        ConfigError: The game does not exist, a package is missing, an argument does not fit, or as for the
+            adapters.
+
+    Example:
+        >>> make_games("mpe2/simple_spread_v3", [1, 2, 3], N=3).num_players
+        3
+    """
+    if isinstance(env_id, str) and env_id.startswith("atari/"):
+        return PettingZooAtari(env_id, seeds, any_number=any_number, **env_kwargs)
+    options = {name: env_kwargs.pop(name) for name in OPTIONS if name in env_kwargs}
+    if isinstance(env_id, str) and render:
+        env_kwargs["render_mode"] = "rgb_array"
+    function = find_maker(env_id) if isinstance(env_id, str) else env_id
+    make = functools.partial(_call, function, env_kwargs, str(env_id))
+    created = [make()]  # reuse the game that reveals the type
+    if not is_game(created[0]):
+        raise ConfigError(f"env_id makes a {type(created[0]).__name__}: it must make a game of PettingZoo.")
+    turn_based = isinstance(created[0], import_pettingzoo().AECEnv)
+
+    def next_game() -> Any:
+        return created.pop() if created else make()
+
+    if not turn_based:
+        return ParallelGamesEnv(next_game, seeds, any_number=any_number, **options)
+    if options:
+        raise ConfigError(
+            f"data.env_kwargs.{next(iter(options))} is an option of games whose players act at once."
+        )
+    return TurnBasedGamesEnv(next_game, seeds)
+
+
+def is_game(env: Any) -> bool:
+    """Return whether an object is a game of PettingZoo, which is imported only if it is loaded."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    return pettingzoo is not None and isinstance(env, pettingzoo.AECEnv | pettingzoo.ParallelEnv)
+
+
+def find_maker(env_id: str) -> Callable[..., Any]:
+    """Return the function ``parallel_env`` of a module, or ``env`` if its game is turn-based.
+
+    Args:
+        env_id: Import path of the module, with dots or slashes.
+
+    Raises:
+        ConfigError: The module or its package is missing, or has neither function.
+    """
+    path = env_id.replace("/", ".")
+    package = path.partition(".")[0]
+    import_pettingzoo(package if package == "mpe2" else "pettingzoo")
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        raise ConfigError(
+            f"env_id {env_id!r} cannot be imported ({first_line(error)}): write atari/pong_v3,"
+            " mpe2/simple_spread_v3 or the import path of a module with parallel_env or env."
+        ) from error
+    maker = getattr(module, "parallel_env", None) or getattr(module, "env", None)
+    if maker is None:
+        raise ConfigError(f"env_id {env_id!r} is a module without parallel_env and env.")
+    return maker
+
+
+def _call(function: Callable[..., Any], env_kwargs: dict[str, Any], name: str) -> Any:
+    try:
+        return function(**env_kwargs)
+    except (TypeError, AssertionError) as error:
+        raise ConfigError(f"data.env_kwargs does not fit env_id {name!r}: {first_line(error)}.") from error

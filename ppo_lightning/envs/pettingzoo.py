@@ -1,0 +1,335 @@
+"""PettingZoo games in which all players act at once."""
+
+import functools
+import importlib.metadata
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from ppo_lightning.envs.answers import check_observation, check_step, reraise
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.groups import PlayerGroups
+from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.spaces.entries import PRIVILEGED
+from ppo_lightning.spaces.rows import from_row, to_row
+from ppo_lightning.spaces.specs import MASK, join_vectors
+from ppo_lightning.utils.seeding import derive_seed
+
+STATE = f"{PRIVILEGED}state"  # entry of the game's state
+
+
+class ParallelGamesEnv(BatchedEnv):
+    """Copies of a PettingZoo game of P players who act at once, with one row per player.
+
+    A player who dies before the game ends is flagged at this step. Until the game ends, the row of the dead
+    player repeats the last observation, its reward is 0, its action is ignored, and its steps are
+    ``skipped``. At the step that ends the game, this row returns the first observation of the next game.
+
+    Args:
+        make: Makes a new ``ParallelEnv`` at each call.
+        seeds: One seed per row. A game uses that of its first row.
+        any_number: Complete the last game, for evaluation.
+        state: Add ``env.state()`` to the observations as the entry ``privileged_state``, which only the
+            critic reads.
+        group_map: Name of each group -> its players, for players with different spaces or separate
+            parameters, see :class:`~ppo_lightning.envs.groups.PlayerGroups` and
+            :class:`~ppo_lightning.models.groups.GroupAgent`. None: all players are equal.
+
+    Raises:
+        ConfigError: The number of rows is not a multiple of the number of players, the players have different
+            spaces, the game is turn-based, or it has no state.
+
+    Example:
+        >>> from ppo_lightning.envs.pettingzoo import import_pettingzoo
+        >>> make = import_pettingzoo("mpe2.simple_spread_v3").parallel_env
+        >>> env = ParallelGamesEnv(make, list(range(6)), state=True)
+        >>> env.reset_arrays().shape, env.spaces[0].entry_sizes
+        ((6, 72), {'observation': 18, 'privileged_state': 54})
+    """
+
+    skips_steps = True
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        seeds: list[int],
+        /,
+        *,
+        any_number: bool = False,
+        state: bool = False,
+        group_map: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        first = make()
+        self._name = first.metadata.get("name", type(first.unwrapped).__name__)
+        refuse_turn_based(first, self._name)
+        self._players = list(first.possible_agents)
+        self.num_players = len(self._players)
+        seeds = whole_games(seeds, self.num_players, any_number)
+        num_games = len(seeds) // self.num_players
+        space: Any
+        self._groups = None if group_map is None else PlayerGroups(first, group_map, self._name)
+        if self._groups is None:
+            space, actions = common_spaces(first, self._name)
+        else:
+            space, actions = self._groups.space, self._groups.actions
+        self._has_state = state
+        self._in_dict = isinstance(space, spaces.Dict)
+        self._has_mask = self._in_dict and MASK in space.spaces
+        if state:
+            parts = space.spaces if self._in_dict else {"observation": space}
+            space = spaces.Dict({**parts, STATE: state_space(first, self._name)})
+        self._space = space
+        self.envs = [first, *(make() for _ in range(num_games - 1))]
+        if len({id(env.unwrapped) for env in self.envs}) < num_games:
+            raise ConfigError(
+                f"{self._name}: env_id makes the same game at each call: it must make a new one."
+            )
+        super().__init__(join_vectors(space), actions, seeds)
+        self._to_row = None if isinstance(space, spaces.Box) else functools.partial(to_row, space)
+        is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
+        self._from_row = None if is_simple else functools.partial(from_row, actions)
+        self._observation = self.empty_rows()
+        self._fresh = self.empty_rows()  # first observations of games that were just reset
+        # Rows whose player ended the game, and gets the first observation of the next one by a reset.
+        self._waiting = np.zeros(self.num_envs, bool)
+        self._alive = np.zeros(self.num_envs, bool)
+        self._reward = np.zeros(self.num_envs)
+        self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
+        self._checked = False  # whether the first step was validated
+        self.render_fps = min(first.metadata.get("render_fps", 30), 60)
+        self.reseed(seeds)
+
+    def reseed(self, seeds: list[int]) -> None:
+        """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
+        self._seeds_to_use: list[int] | None = list(seeds)[:: self.num_players]
+
+    def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Reset the games whose players are all masked or have finished, see :meth:`BatchedEnv.reset_arrays`.
+
+        The row of a player who died in a running game keeps its observation.
+        """
+        seeds, self._seeds_to_use = self._seeds_to_use, None
+        for g in range(len(self.envs)):
+            rows = self._rows(g)
+            if mask is not None and not mask[rows].any():
+                continue
+            waiting = self._waiting[rows]  # a view
+            in_the_middle = mask is None or (mask[rows].all() and not waiting.any())
+            if in_the_middle or not self._alive[rows].any():
+                self._reset_game(g, None if seeds is None else seeds[g])
+                waiting[:] = waiting | in_the_middle
+            chosen = waiting.copy() if mask is None else mask[rows] & waiting
+            self._observation[rows][chosen] = self._fresh[rows][chosen]
+            waiting[chosen] = False
+        return self._observation
+
+    def _rows(self, g: int) -> slice:
+        return slice(g * self.num_players, (g + 1) * self.num_players)
+
+    def _reset_game(self, g: int, seed: int | None = None) -> None:
+        """Start a game, and write the first observations to ``_fresh``."""
+        env = self.envs[g]
+        try:
+            observations, infos = env.reset(seed=seed)
+            state = env.state() if self._has_state else None
+            for row, player in enumerate(self._players, start=g * self.num_players):
+                self._alive[row] = player in observations and player in env.agents
+                if self._alive[row]:
+                    self._write(self._fresh, row, observations[player], state, check=True)
+                    if not self._has_mask and MASK in infos.get(player, {}):
+                        raise ConfigError(
+                            f"the {MASK} of its info would be ignored: a wrapper can make it an entry of a"
+                            " dictionary of observations."
+                        )
+        except (Exception, SystemExit) as error:
+            reraise(error, self._location(g), "reset")
+
+    def _location(self, g: int) -> str:
+        return f"{self._name}, game {g}"
+
+    def _write(
+        self,
+        target: np.ndarray,
+        row: int,
+        observation: Any,
+        state: Any,
+        over: bool = False,
+        check: bool = False,
+    ) -> None:
+        """Write an observation to a row of an array.
+
+        Args:
+            target: Observations, [N, ...].
+            row: Index of the player.
+            observation: The observation, as the game returned it.
+            state: State of the game. None: not used.
+            over: Whether the player has finished. Otherwise the mask must allow an action.
+            check: Validate the observation against the space.
+        """
+        if self._groups is not None:
+            observation = self._groups.pad(self._players[row % self.num_players], observation)
+        if state is not None:
+            parts = observation if self._in_dict else {"observation": observation}
+            observation = {**parts, STATE: state}
+        if check:
+            check_observation(observation, self._space)
+        if self._has_mask and not over and not np.any(observation[MASK]):
+            raise ConfigError(f"its {MASK} allows no action before the player has finished.")
+        target[row] = observation if self._to_row is None else self._to_row(observation)
+
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step all games, see :meth:`BatchedEnv._step_arrays`."""
+        chosen = action.tolist() if action.ndim == 1 else action
+        if self._from_row is not None:
+            chosen = [self._from_row(row) for row in action]
+        self.skipped = ~self._alive
+        self._reward[:] = 0
+        self._terminated[:] = False
+        self._truncated[:] = False
+        for g in range(len(self.envs)):
+            try:
+                self._step_game(g, chosen)
+            except (Exception, SystemExit) as error:
+                reraise(error, self._location(g), "step")
+            rows = self._rows(g)
+            if not self._alive[rows].any():
+                dead = self.skipped[rows]
+                self._waiting[rows] = ~dead
+                if dead.any():
+                    self._reset_game(g)
+                    self._observation[rows][dead] = self._fresh[rows][dead]
+        self._checked = True
+        return self._observation, self._reward, self._terminated, self._truncated
+
+    def _step_game(self, g: int, actions: Any) -> None:
+        """Step one game with the actions [N] of all rows, and write its results to the rows."""
+        env = self.envs[g]
+        players = list(enumerate(self._players, start=g * self.num_players))
+        chosen = {player: actions[row] for row, player in players if self._alive[row]}
+        observations, rewards, terminated, truncated, _ = env.step(chosen)
+        state = env.state() if self._has_state else None
+        for row, player in players:
+            over = False
+            if self._alive[row]:
+                if player not in terminated:
+                    raise ConfigError(f"the player {player!r} left the game without a termination.")
+                if not self._checked:
+                    check_step((None, rewards[player], terminated[player], truncated[player], None))
+                self._reward[row] = rewards[player]
+                self._terminated[row] = terminated[player]
+                self._truncated[row] = truncated[player]
+                over = bool(terminated[player] or truncated[player])
+            was_alive, self._alive[row] = self._alive[row], player in env.agents and not over
+            if player in observations and (was_alive or self._alive[row]):
+                check = not self._checked
+                self._write(self._observation, row, observations[player], state, not self._alive[row], check)
+
+    def render(self) -> np.ndarray | None:
+        """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
+        frame: Any = self.envs[0].render()
+        return None if frame is None else np.asarray(frame)
+
+
+def refuse_turn_based(env: Any, name: str) -> None:
+    """Check that the players of a game act at once.
+
+    Raises:
+        ConfigError: The game is turn-based.
+    """
+    if not hasattr(env, "agent_selection") and env.metadata.get("is_parallelizable", True):
+        return
+    if env.metadata.get("is_parallelizable", False):
+        raise ConfigError(
+            f"{name} is an AECEnv whose players act at once: make a ParallelEnv, with"
+            " pettingzoo.utils.aec_to_parallel for example."
+        )
+    raise ConfigError(
+        f"{name} is a turn-based game and needs the adapter TurnBasedGamesEnv: let env_id make its AECEnv."
+    )
+
+
+def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
+    """Return the observation and action space of all players of a game.
+
+    Raises:
+        ConfigError: The players have different spaces. The message names two of them.
+    """
+    first, *others = env.possible_agents
+    for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
+        for other in others:
+            if space_of(first) != space_of(other):
+                raise ConfigError(
+                    f"{name} has players with different spaces and shared parameters: the {kind} space of"
+                    f" {first!r} is {space_of(first)} and that of {other!r} is {space_of(other)}. Set"
+                    " data.env_kwargs.group_map, or pad the spaces with a wrapper."
+                )
+    return env.observation_space(first), env.action_space(first)
+
+
+def state_space(env: Any, name: str) -> spaces.Space:
+    """Return the space of a game's state, by the shape of a state if the game does not declare one.
+
+    Raises:
+        ConfigError: The game has no state.
+    """
+    try:
+        declared = getattr(env, "state_space", None)
+        if declared is not None:
+            return declared
+        env.reset()
+        return spaces.Box(-np.inf, np.inf, np.shape(env.state()), np.float32)
+    except (NotImplementedError, AttributeError) as error:
+        raise ConfigError(
+            f"data.env_kwargs.state is true, and {name} has no state(): set it to false."
+        ) from error
+
+
+def import_pettingzoo(module: str = "pettingzoo") -> ModuleType:
+    """Import a module of PettingZoo, or of another package of the extra ``selfplay``.
+
+    Raises:
+        ConfigError: The package is missing, or the packages pygame and pygame-ce are both installed.
+    """
+    if all(map(_is_installed, ("pygame", "pygame-ce"))):
+        raise ConfigError(
+            "The packages pygame and pygame-ce are both installed and overwrite each other's files: run pip"
+            " uninstall pygame pygame-ce, and then pip install pygame-ce."
+        )
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame greets at import
+    return import_extra(module, extra="selfplay")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def whole_games(seeds: list[int], num_players: int, any_number: bool = False) -> list[int]:
+    """Return the seeds of a whole number of games, one per row.
+
+    Args:
+        seeds: One seed per row.
+        num_players: Rows of a game.
+        any_number: Add rows if the last game is incomplete.
+
+    Raises:
+        ConfigError: The last game is incomplete, and ``any_number`` is false.
+
+    Example:
+        >>> len(whole_games([7], num_players=2, any_number=True))
+        2
+    """
+    missing = -len(seeds) % num_players
+    if missing and not any_number:
+        raise ConfigError(
+            f"data.num_envs: {len(seeds)} rows are not a multiple of the {num_players} players of a game,"
+            f" each of which needs a row: set data.num_envs to a multiple of {num_players} on each rank."
+        )
+    return list(seeds) + [derive_seed(seeds[-1], "eval", index) for index in range(missing)]

@@ -1,0 +1,446 @@
+"""Games of PettingZoo: players as rows, deaths, ends, seeds, turns, and settings that do not fit."""
+
+import importlib.metadata
+import sys
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from mpe2 import simple_spread_v3, simple_tag_v3
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.classic import connect_four_v3, rps_v2, tictactoe_v3
+from pettingzoo.utils.conversions import parallel_to_aec, turn_based_aec_to_parallel
+
+from ppo_lightning import MLPAgent
+from ppo_lightning.algorithms.losses import gae
+from ppo_lightning.envs import EnvFactory, check_environment, make_env
+from ppo_lightning.envs.conformance import check_rollout
+from ppo_lightning.envs.pettingzoo import ParallelGamesEnv, import_pettingzoo
+from ppo_lightning.envs.recording import episodes_of, record, recording_of
+from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.rollouts.storage import perspective
+
+
+class Mortals(ParallelEnv):
+    """Players who die at fixed steps. They observe the number of the game, the step and themselves."""
+
+    metadata = {"name": "mortals_v0"}  # noqa: RUF012
+    entry = None  # of a dictionary of observations
+
+    def __init__(self, deaths, truncates=False):
+        self.possible_agents = [f"player_{i}" for i in range(len(deaths))]
+        self.deaths = dict(zip(self.possible_agents, deaths, strict=True))
+        self.truncates = truncates
+        self.game = -1
+        self.seeds = []
+
+    def observation_space(self, agent):
+        return spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        self.game += 1
+        self.time = 0
+        self.seeds.append(seed)
+        return self.observe(self.agents), {agent: {} for agent in self.agents}
+
+    def observe(self, agents):
+        return {
+            agent: np.array([self.game, self.time, self.possible_agents.index(agent)], np.float32)
+            for agent in agents
+        }
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)  # no action of a dead player
+        self.time += 1
+        acted = self.agents
+        over = {agent: self.time >= self.deaths[agent] for agent in acted}
+        self.agents = [agent for agent in acted if not over[agent]]
+        never = dict.fromkeys(acted, False)
+        rewards = {agent: 1.0 + self.possible_agents.index(agent) for agent in acted}
+        flags = (never, over) if self.truncates else (over, never)
+        return self.observe(acted), rewards, *flags, {agent: {} for agent in acted}
+
+
+class Script(AECEnv):
+    """A game whose moves are forced: who moves, and the rewards of both players after the move."""
+
+    metadata = {"name": "script_v0", "is_parallelizable": False}  # noqa: RUF012
+
+    def __init__(self, moves, last="terminated", players=2):
+        super().__init__()
+        self.moves = moves
+        self.last = last
+        self.possible_agents = [f"player_{i}" for i in range(players)]
+
+    def observation_space(self, agent):
+        return spaces.Dict(
+            observation=spaces.Box(0, 9, (2, 1), np.int8), action_mask=spaces.Box(0, 1, (3,), np.int8)
+        )
+
+    def action_space(self, agent):
+        return spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        self.time = 0
+        self.agent_selection = self.agents[self.moves[0][0]]
+        zeros = dict.fromkeys(self.agents, 0)
+        self.rewards, self._cumulative_rewards = dict(zeros), dict(zeros)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+
+    def observe(self, agent):
+        mask = np.array([0, int(self.time < len(self.moves)), 0], np.int8)
+        view = np.array([[self.time], [self.possible_agents.index(agent)]], np.int8)
+        return {"observation": view, "action_mask": mask}
+
+    def step(self, action):
+        assert action == 1
+        _, rewards = self.moves[self.time]
+        self.rewards = dict(zip(self.possible_agents, rewards, strict=True))
+        self.time += 1
+        if self.time < len(self.moves):
+            self.agent_selection = self.agents[self.moves[self.time][0]]
+            return
+        self.agent_selection = self.agents[1 - self.moves[-1][0]]
+        if self.last == "one player":
+            self.terminations[self.agents[0]] = True
+        else:
+            flags = self.terminations if self.last == "terminated" else self.truncations
+            flags.update(dict.fromkeys(self.agents, True))
+
+
+def mortals(*deaths, **options):
+    """Return a function that makes games in turn, and the list of the games that it made."""
+    made = []
+
+    def make():
+        made.append(Mortals(deaths[len(made) % len(deaths)], **options))
+        return made[-1]
+
+    return make, made
+
+
+def collect(env, num_steps, seed=1):
+    torch.manual_seed(seed)
+    agent = MLPAgent(*env.agent_specs, hidden_sizes=(8,))
+    return RolloutCollector(env, agent, num_steps, seed=seed).rollout()
+
+
+def cells(values, num_games, num_players):
+    """Return one row of numbers per player, [game][player][step]."""
+    return values.reshape(num_games, num_players, -1).int().tolist()
+
+
+def test_players_who_die_at_different_steps_in_two_games():
+    make, games = mortals((1, 3, 3), (2, 2, 4))
+    env = ParallelGamesEnv(make, list(range(6)))
+    rollout = collect(env, 6)
+    following = rollout["next"]
+    seen = rollout["observation"]
+    # The game and the step that each player sees: a dead one keeps the last observation.
+    assert cells(seen[..., 0], 2, 3) == [
+        [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]],
+        [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]],
+    ]
+    assert cells(seen[..., 1], 2, 3) == [
+        [[0, 1, 1, 0, 1, 1], [0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, 2]],
+        [[0, 1, 2, 2, 0, 1], [0, 1, 2, 2, 0, 1], [0, 1, 2, 3, 0, 1]],
+    ]
+    assert (seen[..., 2] == torch.tensor([0, 1, 2, 0, 1, 2])[:, None]).all()
+    # Final observations at deaths and ends, first observations after the steps of the dead.
+    assert cells(following["observation"][..., 0], 2, 3) == [
+        [[0, 0, 1, 1, 1, 2], [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]],
+        [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]],
+    ]
+    assert cells(following["observation"][..., 1], 2, 3) == [
+        [[1, 1, 0, 1, 1, 0], [1, 2, 3, 1, 2, 3], [1, 2, 3, 1, 2, 3]],
+        [[1, 2, 2, 0, 1, 2], [1, 2, 2, 0, 1, 2], [1, 2, 3, 4, 1, 2]],
+    ]
+    dead = [
+        [[0, 1, 1, 0, 1, 1], [0] * 6, [0] * 6],
+        [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0], [0] * 6],
+    ]
+    ends = [
+        [[1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 0, 1]],
+        [[0, 1, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0]],
+    ]
+    assert cells(~rollout["valid"], 2, 3) == dead
+    assert cells(following["episode_done"], 2, 3) == ends
+    # The collector ends the advantages at the steps of the dead.
+    assert torch.equal(
+        following["terminated"].squeeze(-1), ~rollout["valid"] | following["episode_done"].squeeze(-1)
+    )
+    assert not following["truncated"].any()
+    assert cells(following["reward"], 2, 3) == [
+        [[1, 0, 0, 1, 0, 0], [2] * 6, [3] * 6],
+        [[1, 1, 0, 0, 1, 1], [2, 2, 0, 0, 2, 2], [3] * 6],
+    ]
+    assert cells(following["step_count"], 2, 3) == [
+        [[1, 0, 0, 1, 0, 0], [1, 2, 3, 1, 2, 3], [1, 2, 3, 1, 2, 3]],
+        [[1, 2, 0, 0, 1, 2], [1, 2, 0, 0, 1, 2], [1, 2, 3, 4, 1, 2]],
+    ]
+    # One seed per game, at the first reset only. The second game is still in its second round.
+    assert [game.seeds for game in games] == [[0, None, None], [3, None]]
+
+
+def test_a_time_limit_truncates():
+    env = ParallelGamesEnv(mortals((2, 3), truncates=True)[0], [1, 2])
+    following = collect(env, 3)["next"]
+    assert cells(following["truncated"], 1, 2) == [[[0, 1, 0], [0, 0, 1]]]
+    assert cells(following["terminated"], 1, 2) == [[[0, 0, 1], [0, 0, 0]]]  # the step of the dead
+
+
+def test_a_reset_in_the_middle_needs_all_players_of_a_game():
+    env = ParallelGamesEnv(mortals((9, 9))[0], [1, 2, 3, 4])
+    env.reset_arrays()
+    env.step_arrays(np.zeros(4, int))
+    observation = env.reset_arrays(np.array([True, True, True, False]))
+    assert observation[:, :2].tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
+
+
+def test_observations_rewards_and_seeds_are_those_of_pettingzoo():
+    seeds = [11, 12, 13, 14, 15, 16]
+    env = ParallelGamesEnv(simple_spread_v3.parallel_env, seeds, state=True)
+    games = [simple_spread_v3.parallel_env() for _ in range(2)]
+    observation = env.reset_arrays()
+    expected = [game.reset(seed=seed)[0] for game, seed in zip(games, (11, 14), strict=True)]
+    generator = np.random.default_rng(0)
+    for step in range(26):
+        for g, game in enumerate(games):
+            rows = observation[3 * g : 3 * g + 3]
+            np.testing.assert_array_equal(rows[:, :18], np.stack(list(expected[g].values())))
+            np.testing.assert_array_equal(rows[:, 18:], np.tile(game.state(), (3, 1)))
+        if step == 25:
+            break
+        action = generator.integers(0, 5, 6)
+        observation, reward, terminated, truncated = env.step_arrays(action)
+        for g, game in enumerate(games):
+            chosen = dict(zip(game.agents, action[3 * g : 3 * g + 3].tolist(), strict=True))
+            expected[g], rewards, *_ = game.step(chosen)
+            np.testing.assert_array_equal(reward[3 * g : 3 * g + 3], list(rewards.values()))
+        assert not terminated.any()
+        assert truncated.tolist() == [step == 24] * 6
+    # Later resets continue the random numbers of the game.
+    fresh = env.reset_arrays(truncated)
+    np.testing.assert_array_equal(fresh[3:, :18], np.stack(list(games[1].reset()[0].values())))
+
+
+def test_only_the_critic_reads_the_state():
+    env = make_env("mpe2/simple_spread_v3", 3, "pettingzoo", env_kwargs={"state": True})
+    agent = MLPAgent(*env.agent_specs)
+    observation = torch.from_numpy(env.reset_arrays())
+    other = observation.clone()
+    other[:, 18:] += 1
+    assert torch.equal(agent.explain(observation, None)[1], agent.explain(other, None)[1])
+    assert not torch.equal(agent.value(observation), agent.value(other))
+
+
+def test_continuous_actions_and_options_of_the_game():
+    options = {"continuous_actions": True, "N": 2, "max_cycles": 3}
+    env = make_env("mpe2/simple_spread_v3", 4, "pettingzoo", env_kwargs=options)
+    assert env.num_players == 2
+    assert env.spaces[1].shape == (5,)
+    rollout = collect(env, 6)
+    assert rollout["next", "truncated"].squeeze(-1).sum(1).tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "pettingzoo"])
+def test_functions_make_games(backend):
+    parallel = make_env(simple_spread_v3.parallel_env, 3, backend)
+    assert isinstance(parallel, ParallelGamesEnv)
+    turn_based = make_env(connect_four_v3.env, 3, backend)
+    assert isinstance(turn_based, TurnBasedGamesEnv)
+    assert turn_based.num_envs == 3
+
+
+def test_evaluation_completes_the_last_game():
+    env = EnvFactory("mpe2/simple_spread_v3", "pettingzoo").make(4, stream="eval")
+    assert env.num_envs == 6
+    assert len(np.unique(env.reset_arrays(), axis=0)) == 6
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
+    """A hand-computed game: the last move decides, and one player moves twice in a row."""
+    rewards = (1, -1) if winner == 0 else (-1, 1)
+    moves = [(0, (0, 0)), (1, (0, 0)), (1, (0, 0)), (0, rewards)]
+    env = TurnBasedGamesEnv(lambda: Script(moves), [1])
+    rollout = collect(env, 8)
+    following = rollout["next"]
+    assert rollout["player"].flatten().tolist() == [0, 1, 1, 0] * 2
+    assert rollout["observation"][0, :, -1].tolist() == [0, 1, 1, 0] * 2  # seen by the player to move
+    assert following["terminated"].flatten().tolist() == [False, False, False, True] * 2
+    final = rewards[0]
+    assert following["reward"].flatten().tolist() == [0, 0, 0, final] * 2
+    zero = torch.zeros(1, 8)
+    advantage, _ = gae(
+        following["reward"].squeeze(-1),
+        zero,
+        zero,
+        following["terminated"].squeeze(-1),
+        following["done"].squeeze(-1),
+        1.0,
+        1.0,
+        perspective(rollout),
+    )
+    assert advantage.flatten().tolist() == [final, -final, -final, final] * 2
+    assert following["episode_reward"].flatten().tolist()[3::4] == [final] * 2
+
+
+def test_every_player_of_tictactoe_learns_the_result():
+    env = TurnBasedGamesEnv(tictactoe_v3.env, [1, 2])
+    rollout = collect(env, 200)
+    following = rollout["next"]
+    reward, terminated = following["reward"].squeeze(-1), following["terminated"].squeeze(-1)
+    zero = torch.zeros(2, 200)
+    advantage, _ = gae(reward, zero, zero, terminated, terminated, 1.0, 1.0, perspective(rollout))
+    wins = 0
+    for row in range(2):
+        start = 0
+        for end in terminated[row].nonzero().flatten().tolist():
+            players = rollout["player"][row, start : end + 1, 0]
+            assert players.tolist() == [step % 2 for step in range(len(players))]
+            last = reward[row, end]
+            assert last in (0, 1)
+            wins += int(last)
+            signs = torch.where(players == players[-1], 1.0, -1.0)
+            assert torch.equal(advantage[row, start : end + 1], last * signs)
+            start = end + 1
+    assert wins > 10
+    assert (rollout["observation"][..., :9].gather(-1, rollout["action"].unsqueeze(-1)) == 1).all()  # legal
+
+
+def test_a_truncated_turn_based_game_has_a_usable_mask():
+    env = TurnBasedGamesEnv(lambda: Script([(0, (0, 0))], last="truncated"), [1])
+    env.reset_arrays()
+    observation, _, terminated, truncated = env.step_arrays(np.array([1]))
+    assert (terminated.tolist(), truncated.tolist()) == ([False], [True])
+    assert observation[0].tolist() == [1, 1, 1, 1, 1]
+    assert env.mover.tolist() == [1]
+    assert env.reset_arrays(truncated)[0].tolist() == [0, 1, 0, 0, 0]
+    assert env.mover.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("moves", "last", "message"),
+    [
+        ([(0, (1, 0))], "terminated", "do not sum to 0"),
+        ([(0, (0, 0))], "one player", "'player_0' ended in the middle"),
+    ],
+)
+def test_turn_based_games_are_zero_sum_and_end_for_both(moves, last, message):
+    env = TurnBasedGamesEnv(lambda: Script(moves, last), [1])
+    env.reset_arrays()
+    with pytest.raises(ConfigError, match=message):
+        env.step_arrays(np.array([1]))
+
+
+class Unmasked(Script):
+    def observation_space(self, agent):
+        return super().observation_space(agent)["observation"]
+
+
+@pytest.mark.parametrize(
+    ("make", "num_envs", "options", "message"),
+    [
+        (simple_spread_v3.parallel_env, 4, {}, "not a multiple of the 3 players"),
+        (simple_tag_v3.parallel_env, 4, {}, "different spaces.*'adversary_0'.*'agent_0'"),
+        (lambda: turn_based_aec_to_parallel(connect_four_v3.env()), 2, {}, "TurnBasedGamesEnv.*AECEnv"),
+        (rps_v2.env, 2, {}, "act at once: let env_id make a ParallelEnv"),
+        (lambda: parallel_to_aec(Mortals((1, 2))), 2, {}, "act at once"),
+        (lambda: Script([(0, (0, 0, 0))], players=3), 2, {}, "3 players"),
+        (lambda: Unmasked([(0, (0, 0))]), 2, {}, "'action_mask'"),
+        (lambda: Mortals((1, 2)), 2, {"state": True}, "has no state"),
+        (tictactoe_v3.env, 2, {"state": True}, "state is an option of games whose players act at once"),
+        ("mpe2/simple_spread_v9", 3, {}, "cannot be imported"),
+        ("mpe2/simple_spread_v3", 3, {"agents": 3}, "does not fit"),
+        ("json/tool", 3, {}, "without parallel_env"),
+        (dict, 3, {}, "makes a dict"),
+    ],
+)
+def test_wrong_settings(make, num_envs, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_env(make, num_envs, "pettingzoo", env_kwargs=options)
+
+
+def test_a_turn_based_game_does_not_pass_the_simultaneous_adapter():
+    with pytest.raises(ConfigError, match="turn-based game and needs the adapter TurnBasedGamesEnv"):
+        ParallelGamesEnv(tictactoe_v3.env, [1, 2])
+    with pytest.raises(ConfigError, match="need ParallelGamesEnv"):
+        TurnBasedGamesEnv(simple_spread_v3.parallel_env, [1, 2])
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpe2", None)
+    with pytest.raises(ConfigError, match=r"ppo-lightning\[selfplay\]"):
+        make_env("mpe2/simple_spread_v3", 3, "pettingzoo")
+
+
+def test_pygame_beside_pygame_ce_is_refused(tmp_path, monkeypatch):
+    for name in ("pygame", "pygame-ce"):
+        folder = tmp_path / f"{name.replace('-', '_')}-2.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.metadata.version("pygame") == "2.0"
+    with pytest.raises(ConfigError, match="pip install pygame-ce"):
+        import_pettingzoo()
+
+
+class SharedView(Mortals):
+    """All players see the same, and the first observations of later games differ."""
+
+    def observe(self, agents):
+        return dict.fromkeys(agents, np.array([self.game, self.time, 0], np.float32))
+
+
+def test_the_checks_find_nothing_in_players_of_one_game():
+    """The players of a game share its first observation, and the dead repeat their last one."""
+    env = ParallelGamesEnv(lambda: SharedView((4, 7)), [1, 2])
+    rollout = collect(env, 70)
+    recording = recording_of(rollout, rows_per_game=env.rows_per_game)
+    findings = [str(finding) for finding in check_rollout(recording, env.agent_specs[1])]
+    assert not [finding for finding in findings if finding.startswith("seed")]
+    assert len(recording_of(rollout).skipped.nonzero()[0]) == 30
+
+
+@pytest.mark.parametrize("by_collector", [True, False])
+def test_episodes_of_a_recording_leave_out_the_steps_of_the_dead(by_collector):
+    env = ParallelGamesEnv(mortals((1, 3, 3), (2, 2, 4))[0], list(range(6)))
+    recording = recording_of(collect(env, 6)) if by_collector else record(env, 6)
+    first, second = [1, 0, 0, 1, 0, 0], [1, 0, 0, 0, 1, 0]
+    assert recording.first.T.astype(int).tolist() == [first] * 3 + [second] * 3
+    episodes = episodes_of(recording)
+    # Ordered by the last step: one player after 1 step, two after 2, two after 3, and so on.
+    assert episodes.length.tolist() == [1, 2, 2, 3, 3, 1, 4, 3, 3, 2, 2]
+    assert episodes.final[:, 1].tolist() == episodes.length.tolist()
+
+
+def test_a_dead_player_is_no_autoreset():
+    class Walk(Mortals):
+        def reset(self, seed=None, options=None):
+            self.generator = np.random.default_rng(seed if seed is not None else self.game)
+            self.place = self.generator.normal(size=3)
+            return super().reset(seed, options)
+
+        def observe(self, agents):
+            return dict.fromkeys(agents, (self.place + 5 * self.time).astype(np.float32))
+
+    env = ParallelGamesEnv(lambda: Walk((4, 7, 7)), list(range(6)))
+    recording = recording_of(collect(env, 70), rows_per_game=3)
+    assert [finding.check for finding in check_rollout(recording, env.agent_specs[1])] == []
+
+
+@pytest.mark.parametrize("env_id", ["mpe2/simple_spread_v3", "pettingzoo/classic/connect_four_v3"])
+def test_check_env_finds_no_error(env_id):
+    findings = check_environment(EnvFactory(env_id, "pettingzoo"), 6, 200, seconds=2).findings
+    assert [str(finding) for finding in findings if finding.severity != "note"] == []
