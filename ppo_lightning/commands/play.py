@@ -8,8 +8,11 @@ from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
+from ppo_lightning.commands.play_game import HUMAN, play_game
+from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.factory import BACKENDS, Backend, EnvFactory
+from ppo_lightning.rollouts.players import Player
 from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.video.record import record_video
 
@@ -24,7 +27,7 @@ def main(args: Sequence[str]) -> None:
         ConfigError: The checkpoint cannot be read, or the environment cannot be recorded.
     """
     parser = argparse.ArgumentParser(
-        prog="ppo-lightning play", description="Record a video of a trained agent.", allow_abbrev=False
+        prog="ppo-lightning play", description="Record a video of a trained agent, or play a game.", allow_abbrev=False
     )
     parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
     parser.add_argument(
@@ -40,9 +43,23 @@ def main(args: Sequence[str]) -> None:
         action="store_true",
         help="draw action probabilities (or means), value and return beside the picture",
     )
+    parser.add_argument(
+        "--opponent",
+        help="second player of a game of two: a checkpoint, random, minimax:2, an import path, or human"
+        " (board games are played in the terminal)",
+    )
     parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
     parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     options = parser.parse_args(args)
+    if options.opponent is not None:
+        is_human = options.opponent == HUMAN
+        factory, players = make_players([options.ckpt_path, *([] if is_human else [options.opponent])], args)
+        sides: dict[str, Player | None] = {**players}
+        if len(sides) == 1:  # a person, or the same checkpoint again
+            (name,) = players
+            sides[HUMAN if is_human else f"{name} again"] = None if is_human else players[name]
+        play_game(factory, sides, options.seed, options.output, options.max_frames)
+        return
     checkpoint = read_checkpoint(options.ckpt_path)
     env_id = environment_of(checkpoint, args, options.env_id)
     agent = trained_agent(checkpoint)

@@ -46,13 +46,9 @@ def record_video(
         ConfigError: The environment cannot be created or rendered on this machine, the agent was built for
             other spaces, or a video package is missing.
     """
-    path = Path(path)
-    if path.suffix not in (".mp4", ".gif"):
-        raise ConfigError(f"--output is {str(path)!r}: it must end in .mp4 or .gif.")
     if episodes < 1:
         raise ConfigError(f"--episodes is {episodes}: it must be at least 1.")
-    imageio = import_extra("imageio.v2", extra="video")
-    import_extra("imageio_ffmpeg", extra="video")
+    check_output(path)
     if sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco and dm_control read it at import
     env = factory.make(1, seed, stream="eval", render=True)
@@ -62,14 +58,13 @@ def record_video(
             " data.transforms."
         )
     check_same_spaces(agent, env)
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         observation = env.reset_arrays()
         memory = agent.initial_memory(env.num_envs)
         returns = []
         values: list[float] = []  # of the running episode
         frame = _frame(env, agent, observation, memory, 0.0, overlay, values)
-        with imageio.get_writer(path, fps=env.render_fps, **_options(path)) as video:
+        with open_video(path, env.render_fps) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
@@ -130,5 +125,30 @@ def _frame(
     return draw(picture, lines, names, lengths, texts, chosen, values)
 
 
-def _options(path: Path) -> dict[str, Any]:
-    return {"macro_block_size": 2} if path.suffix == ".mp4" else {"loop": 0}
+def check_output(path: str | Path) -> None:
+    """Check the type of a video file, and the packages that write it.
+
+    Raises:
+        ConfigError: The suffix is another one than ``.mp4`` and ``.gif``, or a package is missing.
+    """
+    if Path(path).suffix not in (".mp4", ".gif"):
+        raise ConfigError(f"--output is {str(path)!r}: it must end in .mp4 or .gif.")
+    import_extra("imageio.v2", extra="video")
+    import_extra("imageio_ffmpeg", extra="video")
+
+
+def open_video(path: str | Path, fps: float) -> Any:
+    """Return a writer with ``append_data``, to be used in a ``with`` statement.
+
+    Args:
+        path: Video file, whose folder is created.
+        fps: Frames per second.
+
+    Raises:
+        ConfigError: As for :func:`check_output`.
+    """
+    check_output(path)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"macro_block_size": 2} if path.suffix == ".mp4" else {"loop": 0}
+    return import_extra("imageio.v2", extra="video").get_writer(path, fps=fps, **options)
