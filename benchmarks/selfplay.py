@@ -58,7 +58,9 @@ def train(recipe: str, folder: Path, seed: int, flags: dict, code: str = "") -> 
         flags = {"seed_everything": seed, "num_threads": 1, "model.rating_games": 0} | flags
         arguments = ["fit", "--config", str(ROOT / f"configs/selfplay/{recipe}.yaml")]
         arguments += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-        program = "import sys\nfrom ppo_lightning.algorithms import ppo\nfrom ppo_lightning.commands import cli\n"
+        program = (
+            "import sys\nfrom ppo_lightning.algorithms import ppo\nfrom ppo_lightning.commands import cli\n"
+        )
         program += f"{code}\ncli.main(sys.argv[1:])"
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         started = time.perf_counter()
@@ -85,7 +87,9 @@ def connect_four(work: Path, seeds: list[int], steps: int, games: int) -> None:
                 for entry in (pool[0], pool[len(pool) // 2]):
                     frozen = frozen_copy(agents[arm, seed], entry["weights"])
                     snapshots[f"snapshot_{entry['step']}"] = AgentPlayer(frozen)
-    others = {name: make_player(name, "ConnectFour-v1", specs) for name in ("random", "minimax:2")} | snapshots
+    others = {
+        name: make_player(name, "ConnectFour-v1", specs) for name in ("random", "minimax:2")
+    } | snapshots
     rows = []
     for (arm, seed), agent in agents.items():
         for deterministic in (False, True):
@@ -106,7 +110,9 @@ def sign(work: Path, seeds: list[int], games: int) -> None:
     rows = []
     for arm, code in SIGNS.items():
         for seed in seeds:
-            agent = trained_agent(read_checkpoint(str(train("tictactoe", work / f"sign-{arm}-{seed}", seed, {}, code))))
+            agent = trained_agent(
+                read_checkpoint(str(train("tictactoe", work / f"sign-{arm}-{seed}", seed, {}, code)))
+            )
             for deterministic in (True, False):
                 result = play_games(factory, AgentPlayer(agent, deterministic), perfect, games, seed)
                 rows.append(row(arm, seed, "perfect", deterministic, result))
@@ -134,7 +140,8 @@ def write(path: Path, rows: list[dict]) -> None:
         groups.setdefault(key, []).append((line["wins"] + line["draws"] / 2) / games)
     print("| agent | opponent | deterministic | score | runs |\n|---|---|---|---|---|")
     for (arm, opponent, deterministic), scores in groups.items():
-        print(f"| {arm} | {opponent} | {deterministic} | {np.mean(scores):.3f} ± {np.std(scores):.3f} | {len(scores)} |")
+        score = f"{np.mean(scores):.3f} ± {np.std(scores):.3f}"
+        print(f"| {arm} | {opponent} | {deterministic} | {score} | {len(scores)} |")
 
 
 def curve(path: Path) -> None:
@@ -144,7 +151,9 @@ def curve(path: Path) -> None:
     with path.open() as file:
         rated = [line for line in csv.DictReader(file) if line.get("charts/elo")]
     names = ["step", "charts/elo", "charts/elo_low", "charts/elo_high"]
-    names += sorted(key for key in rated[0] if key.startswith(("charts/win-", "charts/draw-", "charts/loss-")))
+    names += sorted(
+        key for key in rated[0] if key.startswith(("charts/win-", "charts/draw-", "charts/loss-"))
+    )
     rows = [{name: line.get(name, "") for name in names} for line in rated]
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / "elo.csv").open("w", newline="") as file:
@@ -159,17 +168,23 @@ def curve(path: Path) -> None:
     axes.set(xlabel="environment steps [millions]", ylabel="Elo", title="Connect Four by self-play")
     axes.legend()
     figure.savefig(ROOT / "docs/images/connectfour_elo.png", dpi=120)
-    print(json.dumps({"elo": elo.round().tolist(), "low": low.round().tolist(), "high": high.round().tolist()}))
+    print(
+        json.dumps({"elo": elo.round().tolist(), "low": low.round().tolist(), "high": high.round().tolist()})
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["connectfour", "sign", "curve"])
     parser.add_argument("metrics", nargs="?", type=Path, help="metrics.csv of a run, for curve")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=2_000_000)
     parser.add_argument("--games", type=int, default=1000)
-    parser.add_argument("--work", type=Path, default=Path("runs/selfplay"), help="folder of the training runs")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/selfplay"), help="folder of the training runs"
+    )
     options = parser.parse_args()
     if options.what == "curve":
         curve(options.metrics)

@@ -49,8 +49,8 @@ class SelfPlay(PPO):
         **hyperparameters: Those of :class:`~ppo_lightning.PPO`.
 
     Raises:
-        ConfigError: The environment is not a game of two players, the agent has a memory or running statistics, or a
-            number is out of its range.
+        ConfigError: The environment is not a game of two players, the agent has a memory or running
+            statistics, or a number is out of its range.
 
     Example:
         >>> data = RolloutDataModule("ConnectFour-v1", "envpool", num_envs=64, total_timesteps=2_000_000)

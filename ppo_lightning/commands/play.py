@@ -27,7 +27,9 @@ def main(args: Sequence[str]) -> None:
         ConfigError: The checkpoint cannot be read, or the environment cannot be recorded.
     """
     parser = argparse.ArgumentParser(
-        prog="ppo-lightning play", description="Record a video of a trained agent, or play a game.", allow_abbrev=False
+        prog="ppo-lightning play",
+        description="Record a video of a trained agent, or play a game.",
+        allow_abbrev=False,
     )
     parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
     parser.add_argument(

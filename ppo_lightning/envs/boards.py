@@ -13,8 +13,8 @@ from ppo_lightning.spaces.specs import MASK
 class BoardGameEnv(BatchedEnv):
     """N copies of an EnvPool board or card game (TicTacToe, ConnectFour, KuhnPoker, Backgammon, ...).
 
-    Each row is a game, seen by the player to move. The observation has the entries
-    ``action_mask``, the legal moves, and ``board``, flattened. The reward is that of the player who moved. The game chooses the first
+    Each row is a game, seen by the player to move. The observation has the entries ``action_mask``, the legal
+    moves, and ``board``, flattened. The reward is that of the player who moved. The game chooses the first
     player at random.
 
     EnvPool cannot reset some of several games of two players (version 1.2.5 hangs), so that a finished game
@@ -62,9 +62,8 @@ class BoardGameEnv(BatchedEnv):
             )
         board = self.envs.observation_space
         size = int(np.prod(board.shape))
-        flat = spaces.MultiBinary(size)
-        if isinstance(board, spaces.Box):
-            flat = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        is_box = isinstance(board, spaces.Box)
+        flat = spaces.Box(-np.inf, np.inf, (size,), np.float32) if is_box else spaces.MultiBinary(size)
         num_actions = int(self.envs.action_space.n)
         super().__init__(
             spaces.Dict({MASK: spaces.MultiBinary(num_actions), "board": flat}),  # in alphabetical order

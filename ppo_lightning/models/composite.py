@@ -179,7 +179,7 @@ class CompositeHead(Head):
             noises = [
                 row.unflatten(-1, part.noise_shape) for row, part in zip(rows, self._heads, strict=True)
             ]
-        parts = zip(self._heads, noises, self.masks(mask), strict=True)
+        parts = zip(self._heads, noises, self._masks(mask), strict=True)
         samples = [part.sample(features, part_noise, allowed) for part, part_noise, allowed in parts]
         log_probs = torch.stack([log_prob for _, log_prob in samples])
         return self._row([action for action, _ in samples]), log_probs.sum(0)
@@ -192,7 +192,7 @@ class CompositeHead(Head):
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
         """Evaluate actions, see :meth:`Head.evaluate`. The parameters of all entries are concatenated."""
-        parts = zip(self._heads, self._split(action), self.masks(mask), strict=True)
+        parts = zip(self._heads, self._split(action), self._masks(mask), strict=True)
         evaluated = [part.evaluate(features, chosen, allowed) for part, chosen, allowed in parts]
         log_probs, entropies, parameters = zip(*evaluated, strict=True)
         return (
@@ -213,7 +213,7 @@ class CompositeHead(Head):
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the concatenated bars of all entries, see :meth:`Head.bars`."""
-        parts = zip(self._heads, self.masks(mask), strict=True)
+        parts = zip(self._heads, self._masks(mask), strict=True)
         bars = [part.bars(features, part_mask) for part, part_mask in parts]
         numbers, lengths = zip(*bars, strict=True)
         return torch.cat(numbers, dim=-1), torch.cat(lengths, dim=-1)

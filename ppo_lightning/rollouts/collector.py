@@ -225,7 +225,9 @@ class RolloutCollector(BaseCollector):
         if opponents is not None:
             opponents.draw(self.num_steps)
         players, next_players = (
-            (store["player"][..., 0], store["next", "player"][..., 0]) if env.num_players > 1 else (None, None)
+            (store["player"][..., 0], store["next", "player"][..., 0])
+            if env.num_players > 1
+            else (None, None)
         )
         ends: list[EpisodeEnds] = []
         # detail 1
@@ -239,8 +241,7 @@ class RolloutCollector(BaseCollector):
             action, log_prob, value = policy(row, None if noise is None else noise[t], memory)
             if players is not None and env.mover is not None:
                 players[t] = env.mover
-            if opponents is not None:
-                assert players is not None
+            if opponents is not None and players is not None:
                 foreign[t] = opponents.rows(players[t])
                 action = opponents.replace(action, row, foreign[t])
             actions[t] = action
@@ -252,7 +253,7 @@ class RolloutCollector(BaseCollector):
             truncateds[t] = truncated
             if next_players is not None and env.mover is not None:
                 next_players[t] = env.mover
-            if opponents is not None:
+            if opponents is not None and players is not None:
                 opponents.observe(rewards[t], terminated | truncated, players[t], env.skipped)
             if env.broken is not None:
                 broken[t] = env.broken

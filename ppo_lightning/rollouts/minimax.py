@@ -67,7 +67,9 @@ def lines_through(board: Board, cell: int) -> list[int]:
         for row in range(board.rows):
             for column in range(board.columns):
                 places = [(row + i * down, column + i * right) for i in range(board.length)]
-                cells = [r * board.columns + c for r, c in places if r < board.rows and 0 <= c < board.columns]
+                cells = [
+                    r * board.columns + c for r, c in places if r < board.rows and 0 <= c < board.columns
+                ]
                 if len(cells) == board.length and cell in cells:
                     lines.append(sum(1 << place for place in cells))
     return lines
@@ -115,7 +117,9 @@ class Minimax:
 
     def __init__(self, env_id: str, depth: int) -> None:
         if env_id not in BOARDS:
-            raise ConfigError(f"minimax plays {' and '.join(BOARDS)}, not {env_id!r}: choose another opponent.")
+            raise ConfigError(
+                f"minimax plays {' and '.join(BOARDS)}, not {env_id!r}: choose another opponent."
+            )
         if depth < 1:
             raise ConfigError(f"The depth of minimax is {depth}: it must be at least 1.")
         self.board = BOARDS[env_id]

@@ -98,7 +98,8 @@ def make_player(name: str, env_id: str, specs: Specs) -> Player:
 
     Example:
         >>> from torchrl.data import Categorical, Unbounded
-        >>> make_player("minimax:2", "ConnectFour-v1", Specs(Unbounded((91,)), Categorical(7, shape=()))).depth
+        >>> specs = Specs(Unbounded((91,)), Categorical(7, shape=()))
+        >>> make_player("minimax:2", "ConnectFour-v1", specs).depth
         2
     """
     kind, _, depth = name.partition(":")

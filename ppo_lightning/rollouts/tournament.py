@@ -17,9 +17,7 @@ MAX_STEPS = 30_000
 MAX_GAMES_AT_ONCE = 256
 
 
-def play_games(
-    factory: EnvFactory, first: Player, second: Player, num_games: int, seed: int = 1
-) -> Outcomes:
+def play_games(factory: EnvFactory, first: Player, second: Player, num_games: int, seed: int = 1) -> Outcomes:
     """Play whole games between two players, who change sides after each game.
 
     The winner has the higher sum of the game's own rewards. A game that has not ended after 30 000 steps is
@@ -85,7 +83,9 @@ def _play(
             for rows, choose in ((is_first, players[0]), (~is_first, players[1])):
                 if rows.any():
                     chosen = choose(observation[rows], generator)
-                    action = np.zeros((len(game), *chosen.shape[1:]), chosen.dtype) if action is None else action
+                    action = (
+                        np.zeros((len(game), *chosen.shape[1:]), chosen.dtype) if action is None else action
+                    )
                     action[rows] = chosen
             assert action is not None
             observation, reward, terminated, truncated = env.step_arrays(action)
@@ -102,7 +102,8 @@ def _play(
                 observation = np.array(env.reset_arrays(done))
         else:
             warnings.warn(
-                f"{int((~over).sum())} games have not ended after {MAX_STEPS} steps and count by their rewards.",
+                f"{int((~over).sum())} rows have not ended after {MAX_STEPS} steps: their games count by the"
+                " rewards so far.",
                 stacklevel=3,
             )
     finally:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning import ConfigError, MLPAgent, PPO, RolloutDataModule, SelfPlay
+from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, SelfPlay
 from ppo_lightning.algorithms.episodes import episode_means
 
 
@@ -17,7 +17,13 @@ def fit(tmp_path, rollouts=6, ckpt_path=None, seed=1, env_id="TicTacToe-v1", dat
     size = {"num_envs": 8, "num_steps": 16}
     settings = {"backend": "envpool", "rollouts_per_epoch": 1} | size | (data or {})
     datamodule = RolloutDataModule(env_id, total_timesteps=8 * 16 * rollouts, **settings)
-    options = {"past_share": 0.5, "snapshot_every": 2, "learning_rate": 1e-3, "agent": small_agent, "rating_games": 0} | model
+    options = {
+        "past_share": 0.5,
+        "snapshot_every": 2,
+        "learning_rate": 1e-3,
+        "agent": small_agent,
+        "rating_games": 0,
+    } | model
     module = options.pop("algorithm", SelfPlay)(**options)
     trainer = L.Trainer(
         max_epochs=-1,
@@ -58,7 +64,11 @@ def test_without_a_share_there_is_no_pool(tmp_path):
 def test_without_a_pool_self_play_is_ppo(tmp_path):
     module, _ = fit(tmp_path / "selfplay", past_share=0.0)
     unused = {"past_share": None, "snapshot_every": None, "rating_games": None}
-    ppo, _ = fit(tmp_path / "ppo", algorithm=lambda past_share, snapshot_every, rating_games, **model: PPO(**model), **unused)
+    ppo, _ = fit(
+        tmp_path / "ppo",
+        algorithm=lambda past_share, snapshot_every, rating_games, **model: PPO(**model),
+        **unused,
+    )
     assert torch.equal(flat(module), flat(ppo))
 
 
@@ -70,7 +80,9 @@ def test_returns_of_both_players_are_logged(tmp_path):
     assert metrics["charts/episodic_length-player1"] == metrics["charts/episodic_length"]
 
 
-@pytest.mark.parametrize(("results", "added"), [(Counter(win=8, loss=2), True), (Counter(win=5, draw=2, loss=3), False)])
+@pytest.mark.parametrize(
+    ("results", "added"), [(Counter(win=8, loss=2), True), (Counter(win=5, draw=2, loss=3), False)]
+)
 def test_a_snapshot_may_depend_on_the_score_against_the_latest_one(tmp_path, results, added):
     module, _ = fit(tmp_path, rollouts=3, snapshot_every=3, snapshot_win_rate=0.7)
     assert len(module.pool) == 1  # the first one has nothing to beat
@@ -83,7 +95,9 @@ def test_a_snapshot_may_depend_on_the_score_against_the_latest_one(tmp_path, res
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.integration)])
 def test_a_resumed_run_has_its_pool(tmp_path, compiled):
     whole, _ = fit(tmp_path / "run", rollouts=8, compile=compiled)
-    part, _ = fit(tmp_path / "resumed", rollouts=8, ckpt_path=checkpoint_at(tmp_path / "run", 128 * 5), compile=compiled)
+    part, _ = fit(
+        tmp_path / "resumed", rollouts=8, ckpt_path=checkpoint_at(tmp_path / "run", 128 * 5), compile=compiled
+    )
     assert [snapshot.step for snapshot in part.pool] == [snapshot.step for snapshot in whole.pool]
     for name, tensor in part.pool[0].weights.items():
         assert torch.equal(tensor, whole.pool[0].weights[name])
@@ -92,7 +106,9 @@ def test_a_resumed_run_has_its_pool(tmp_path, compiled):
 
 
 def checkpoint_at(folder, step):
-    return next(path for path in folder.glob("*.ckpt") if torch.load(path, weights_only=True)["env_steps"] == step)
+    return next(
+        path for path in folder.glob("*.ckpt") if torch.load(path, weights_only=True)["env_steps"] == step
+    )
 
 
 def test_a_checkpoint_has_the_pool_and_predicts(tmp_path):
@@ -151,7 +167,9 @@ def test_a_validation_rates_the_agent(tmp_path):
     assert metrics["charts/elo_low"] < metrics["charts/elo"] < metrics["charts/elo_high"]
     names = ["random", "minimax:1", "step=256", "step=1536"]
     for name in names:
-        assert sum(metrics[f"charts/{outcome}-{name}"] for outcome in ("win", "draw", "loss")) == pytest.approx(1)
+        assert sum(
+            metrics[f"charts/{outcome}-{name}"] for outcome in ("win", "draw", "loss")
+        ) == pytest.approx(1)
     assert {name for pair in module._outcomes for name in pair} == set(names)
     # Players that do not change do not play again, and the results are in the checkpoint.
     loaded = SelfPlay.load_from_checkpoint(tmp_path / "last.ckpt")

@@ -9,7 +9,15 @@ from ppo_lightning.algorithms import losses
 from ppo_lightning.rollouts import RolloutCollector
 from ppo_lightning.rollouts.storage import perspective
 
-GAMES = ["TicTacToe-v1", "ConnectFour-v1", "KuhnPoker-v1", "LeducHoldem-v1", "Othello-v1", "Hex-v1", "Backgammon-v1"]
+GAMES = [
+    "TicTacToe-v1",
+    "ConnectFour-v1",
+    "KuhnPoker-v1",
+    "LeducHoldem-v1",
+    "Othello-v1",
+    "Hex-v1",
+    "Backgammon-v1",
+]
 
 
 def legal_moves(env, observation, generator):
@@ -78,13 +86,13 @@ def test_advantages_of_a_game_computed_by_hand():
     assert rollout["next", "reward"][0, :6, 0].tolist() == [0, 0, 0, 0, 1, 0]
     assert rollout["next", "episode_reward"][0, 4].item() == (1 if first == 0 else -1)
     assert rollout["valid"][0].tolist() == [True] * 5 + [False] + [True] * 5 + [False]
-    reward, terminated, done = (
-        rollout["next", key].squeeze(-1) for key in ("reward", "terminated", "done")
-    )
+    reward, terminated, done = (rollout["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
 
     def advantages(gamma, gae_lambda, value):
         next_value = value.roll(-1, dims=1)
-        return losses.gae(reward, value, next_value, terminated, done, gamma, gae_lambda, perspective(rollout))
+        return losses.gae(
+            reward, value, next_value, terminated, done, gamma, gae_lambda, perspective(rollout)
+        )
 
     # Without discount and critic, each step gets the result of the game from its player's view.
     advantage, _ = advantages(1.0, 1.0, torch.zeros(1, 12))
@@ -101,7 +109,9 @@ def test_advantages_of_a_game_computed_by_hand():
     env.close()
 
 
-@pytest.mark.parametrize("env_id, message", [("SparrowMahjong-v1", "3 players"), ("TicTacTo-v1", "TicTacToe-v1")])
+@pytest.mark.parametrize(
+    "env_id, message", [("SparrowMahjong-v1", "3 players"), ("TicTacTo-v1", "TicTacToe-v1")]
+)
 def test_unplayable_games_are_refused(env_id, message):
     with pytest.raises(ConfigError, match=message):
         make_env(env_id, 2, backend="envpool")

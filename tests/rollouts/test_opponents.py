@@ -146,7 +146,11 @@ def test_openings_are_random_legal_moves_with_weight_0():
                 assert valid[opening:].all()
                 legal = game["observation"][steps, COLUMN] > 0
                 assert (game["action"][steps][opening:] == COLUMN)[legal[opening:]].all()
-                assert game["observation"][steps][:opening].gather(1, game["action"][steps][:opening, None]).all()
+                assert (
+                    game["observation"][steps][:opening]
+                    .gather(1, game["action"][steps][:opening, None])
+                    .all()
+                )
                 lengths.append(opening)
                 moves += game["action"][steps][:opening].tolist()
     assert set(lengths) == {0, 1, 2, 3, 4}

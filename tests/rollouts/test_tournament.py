@@ -38,12 +38,18 @@ def connect_four(*rows):
     ],
 )
 def test_minimax_of_depth_2_wins_and_blocks(rows, moves):
-    chosen = {int(player("minimax:2", CONNECT_FOUR)(connect_four(*rows), np.random.default_rng(i))[0]) for i in range(20)}
+    chosen = {
+        int(player("minimax:2", CONNECT_FOUR)(connect_four(*rows), np.random.default_rng(i))[0])
+        for i in range(20)
+    }
     assert chosen == moves
 
 
 def test_minimax_of_depth_1_does_not_block():
-    choices = {int(Minimax("ConnectFour-v1", 1)(connect_four("OOO...."), np.random.default_rng(i))[0]) for i in range(50)}
+    choices = {
+        int(Minimax("ConnectFour-v1", 1)(connect_four("OOO...."), np.random.default_rng(i))[0])
+        for i in range(50)
+    }
     assert choices == set(range(7))
 
 
@@ -136,7 +142,12 @@ class HigherNumberWins(BatchedEnv):
         self.steps += 1
         own, other = action, action.reshape(-1, 2)[:, ::-1].ravel()
         done = self.steps == 3 + np.arange(self.num_envs) // 2 % 2
-        return self.reset_arrays(np.zeros(self.num_envs, bool)), np.sign(own - other).astype(float), done, done & False
+        return (
+            self.reset_arrays(np.zeros(self.num_envs, bool)),
+            np.sign(own - other).astype(float),
+            done,
+            done & False,
+        )
 
     def reseed(self, seeds):
         pass
