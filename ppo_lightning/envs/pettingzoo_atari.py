@@ -46,6 +46,9 @@ class PettingZooAtari(BatchedEnv):
     """
 
     render_fps = 60 / FRAME_SKIP
+    frame_skip = FRAME_SKIP
+    # Without this flag, TorchRL sees the attribute frame_skip and adds a frame-skip transform.
+    _has_frame_skip = True
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class PettingZooAtari(BatchedEnv):
                 f" {FRAME_SKIP}."
             )
         self._cv2 = import_extra("cv2", extra="atari")
-        self._limit = max_episode_frames
+        self.max_episode_frames = max_episode_frames
         first = make_game(env_id, env_kwargs)
         players = first.possible_agents
         count = len(players)
@@ -109,7 +112,7 @@ class PettingZooAtari(BatchedEnv):
         buttons = self._buttons[action.reshape(-1, self.num_players)]
         over = list(map(self._step_game, range(len(self.envs)), buttons))
         self._terminated[:] = np.repeat(over, self.num_players)
-        self._truncated[:] = np.repeat(self._frames >= self._limit, self.num_players)
+        self._truncated[:] = np.repeat(self._frames >= self.max_episode_frames, self.num_players)
         return self._observation, self._reward.ravel(), self._terminated, self._truncated
 
     def _step_game(self, g: int, buttons: np.ndarray) -> bool:

@@ -35,7 +35,7 @@ def run_cli(tmp_path, monkeypatch, capsys):
 def short(recipe):
     data = yaml.safe_load((ROOT / recipe).read_text())["data"]
     options = ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
-    if "/atari" in recipe:
+    if "/atari" in recipe or "/selfplay/" in recipe:
         options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
         options[1] //= 8
     if "/procgen/" in recipe:
@@ -116,6 +116,11 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
         "atari_lstm": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
         "procgen": (procgen, (64, 256, 25_000_000)),
+        "selfplay": (reference | {"clip_coef": 0.1}, (16, 128, 20_000_000)),  # ppo_pettingzoo_ma_atari.py
+        "multiagent": (
+            {"learning_rate": 1e-3, "gamma": 0.9, "clip_vloss": False, "norm_reward": True},
+            (48, 50, 900_000),
+        ),
         "memory": (
             reference | {"learning_rate": 1e-3, "num_minibatches": 16, "ent_coef": 0.015, "target_kl": 0.02},
             (64, 64, 1_000_000),
