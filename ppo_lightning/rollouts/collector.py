@@ -170,7 +170,7 @@ class RolloutCollector(BaseCollector):
             env.learning_reward(self._raw_rewards), done, ~skipped if skips else None
         )
         if not self._evaluated:
-            add_evaluation(self.agent, self._rollout)
+            self._evaluate()
         next_observation = store["next", "observation"]
         next_observation[:-1] = store["observation"][1:]
         next_observation[-1] = self._observation
@@ -331,6 +331,9 @@ class RolloutCollector(BaseCollector):
         scaled = self.reward_scaler.scale_array(moments, rewards, dones, self._discounted, counted)
         self.reward_scaler.store(moments)
         return scaled
+
+    def _evaluate(self) -> None:
+        add_evaluation(self.agent, self._rollout)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield the remaining rollouts of the run."""
