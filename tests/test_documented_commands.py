@@ -138,7 +138,9 @@ class Reader:
             yaml.safe_load(Path(recipe).read_text())["data"] if recipe else {}
         )
         sizes = {name: int(value(args, f"--data.{name}", data[name])) for name in ("num_envs", "num_steps")}
-        if "/atari" in recipe:
+        if "/selfplay/" in recipe:
+            flags += ["--model.rating_games", "2"]
+        if "/atari" in recipe or str(data.get("env_id")).startswith("atari/"):
             sizes["num_steps"] = 16
             flags += ["--data.env_kwargs.max_episode_frames", "400"]
         if "/procgen/" in recipe:

@@ -35,9 +35,11 @@ def run_cli(tmp_path, monkeypatch, capsys):
 def short(recipe):
     data = yaml.safe_load((ROOT / recipe).read_text())["data"]
     options = ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
-    if "/atari" in recipe or "/selfplay/" in recipe:
+    if "/atari" in recipe or data["env_id"].startswith("atari/"):
         options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
         options[1] //= 8
+    if "/selfplay/" in recipe:
+        options += ["--model.rating_games", 2]
     if "/procgen/" in recipe:
         options += ["--data.num_envs", 16, "--data.num_steps", 8]
         options[1] = 2 * 16 * 8
