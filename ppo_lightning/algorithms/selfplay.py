@@ -80,10 +80,20 @@ class SelfPlay(PPO):
         self._outcomes: dict[tuple[str, str], Outcomes] = {}  # of players that do not change
 
     def setup(self, stage: str) -> None:
-        """Empty the pool for a new run."""
+        """Empty the pool for a new run.
+
+        Raises:
+            ConfigError: The run ends before its first snapshot.
+        """
         super().setup(stage)
         if stage == "fit":
             self._opponents = None
+            if self.hparams.past_share and self.data.num_rollouts < self.hparams.snapshot_every:
+                raise ConfigError(
+                    f"model.snapshot_every ({self.hparams.snapshot_every}) is more than the"
+                    f" {self.data.num_rollouts} rollouts of the run, so that the pool would have no snapshots:"
+                    " lower it, or set model.past_share to 0."
+                )
             if self.trainer.ckpt_path is None:
                 self.pool.clear()
                 self._latest.clear()

@@ -148,6 +148,8 @@ class EnvFactory:
         assert adapter.path is not None
         if self.backend != "gymnasium":
             self._refuse_workers(f"the backend {self.backend!r}")
+        if self.backend == "envpool" and _import_class("envpool:is_board_game")(self.env_id):
+            return _import_class("boards:BoardGameEnv")(self.env_id, seeds, **env_kwargs)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
         if self.backend == "gymnasium" and _import_class("registered:is_vector_only")(self.env_id):
@@ -159,8 +161,6 @@ class EnvFactory:
         if num_workers:
             return _gymnasium_class(num_workers)(self.env_id, seeds, first_env, **env_kwargs)
         env_class = _import_class(adapter.path)
-        if self.backend == "envpool" and _import_class("envpool:is_board_game")(self.env_id):
-            env_class = _import_class("boards:BoardGameEnv")
         if env_class.numbers_its_envs:
             return env_class(self.env_id, seeds, first_env, **env_kwargs)
         return env_class(self.env_id, seeds, **env_kwargs)

@@ -110,7 +110,10 @@ def _frame(
             " or, for MuJoCo, libegl1 with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
         ) from error
     if picture is None:
-        raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
+        raise ConfigError(
+            "The environment cannot be rendered: it has no picture for render_mode rgb_array."
+            " play --opponent shows board games as text."
+        )
     if not overlay:
         return picture
     value, numbers, lengths = (

@@ -134,6 +134,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
         ({"agent": lambda *specs: MLPAgent(*specs, norm_obs=True)}, "norm_obs"),
         ({"past_share": 1.5}, "past_share"),
         ({"pool_size": 0}, "pool_size"),
+        ({"snapshot_every": 7}, "no snapshots"),
         ({"rating_opponents": ["grandmaster"], "rating_games": 2}, "'grandmaster' is unknown"),
         ({"rating_opponents": ["minimax:2"], "rating_games": 2, "env_id": "Hex-v1"}, "minimax plays"),
     ],

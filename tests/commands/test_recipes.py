@@ -39,7 +39,7 @@ def short(recipe):
         options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
         options[1] //= 8
     if "/selfplay/" in recipe:
-        options += ["--model.rating_games", 2]
+        options += ["--model.rating_games", 2, "--model.snapshot_every", 1]
     if "/procgen/" in recipe:
         options += ["--data.num_envs", 16, "--data.num_steps", 8]
         options[1] = 2 * 16 * 8

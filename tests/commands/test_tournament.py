@@ -5,7 +5,10 @@ import re
 import shutil
 
 import lightning as L
+import numpy as np
+import onnxruntime
 import pytest
+import torch
 
 from ppo_lightning import MLPAgent, RolloutDataModule, SelfPlay
 from ppo_lightning.commands import cli
@@ -17,7 +20,7 @@ def checkpoint(folder, env_id, backend="envpool", **data):
     """Train for two rollouts and return the path of a checkpoint."""
     L.seed_everything(1, verbose=False)
     datamodule = RolloutDataModule(env_id, backend, num_envs=8, num_steps=16, total_timesteps=256, **data)
-    module = SelfPlay(rating_games=0, agent=small_agent)
+    module = SelfPlay(rating_games=0, snapshot_every=1, agent=small_agent)
     trainer = L.Trainer(
         max_epochs=-1,
         accelerator="cpu",
@@ -117,6 +120,27 @@ def test_the_end_of_the_input_ends_the_game(tictactoe, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     cli.main(["play", "--ckpt_path", str(tictactoe), "--opponent", "human"])
     assert "was not finished" in capsys.readouterr().out
+
+
+def test_a_board_has_no_video(tictactoe, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["play", "--ckpt_path", str(tictactoe), "--output", str(tmp_path / "video.mp4")])
+    assert "play --opponent" in capsys.readouterr().err
+
+
+@pytest.mark.integration
+def test_an_agent_with_a_pool_is_exported(tictactoe, tmp_path, capsys):
+    """The export has the agent without the snapshots, and respects the mask."""
+    path = tmp_path / "agent.onnx"
+    cli.main(["export", "--ckpt_path", str(tictactoe), "--onnx", str(path)])
+    session = onnxruntime.InferenceSession(path)
+    observation = np.random.default_rng(1).integers(0, 2, (50, 27)).astype(np.float32)
+    observation[:, 4] = 1
+    actions, *_ = session.run(None, {session.get_inputs()[0].name: observation})
+    module = SelfPlay.load_from_checkpoint(tictactoe)
+    assert len(module.pool) == 2
+    assert actions.tolist() == module.predict(torch.from_numpy(observation)).tolist()
+    assert observation[np.arange(50), actions].all()
 
 
 def test_short_names_differ():
