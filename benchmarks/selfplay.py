@@ -70,15 +70,15 @@ def train(recipe: str, folder: Path, seed: int, flags: dict, code: str = "") -> 
     return max(folder.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)
 
 
-def connect_four(work: Path, seeds: list[int], steps: int, games: int) -> None:
+def connect_four(work: Path, arms: list[str], seeds: list[int], steps: int, games: int) -> None:
     """Train and compare the parts of the Connect Four recipe."""
     factory = EnvFactory("ConnectFour-v1", "envpool")
     specs = factory.specs()
     agents = {}
     snapshots = {}
-    for arm, part in PARTS.items():
+    for arm in arms:
         for seed in seeds:
-            flags = {"data.total_timesteps": steps, "data.rollouts_per_epoch": 10**6} | part
+            flags = {"data.total_timesteps": steps, "data.rollouts_per_epoch": 10**6} | PARTS[arm]
             path = train("connectfour", work / f"{arm}-{steps}-seed{seed}", seed, flags)
             checkpoint = read_checkpoint(str(path))
             agents[arm, seed] = trained_agent(checkpoint)
@@ -182,6 +182,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=2_000_000)
     parser.add_argument("--games", type=int, default=1000)
+    parser.add_argument("--arms", nargs="+", choices=PARTS, default=list(PARTS), help="of connectfour")
     parser.add_argument(
         "--work", type=Path, default=Path("runs/selfplay"), help="folder of the training runs"
     )
@@ -191,4 +192,4 @@ if __name__ == "__main__":
     elif options.what == "sign":
         sign(options.work, options.seeds, options.games)
     else:
-        connect_four(options.work, options.seeds, options.steps, options.games)
+        connect_four(options.work, options.arms, options.seeds, options.steps, options.games)
