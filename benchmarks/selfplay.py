@@ -151,9 +151,8 @@ def curve(path: Path) -> None:
     with path.open() as file:
         rated = [line for line in csv.DictReader(file) if line.get("charts/elo")]
     names = ["step", "charts/elo", "charts/elo_low", "charts/elo_high"]
-    names += sorted(
-        key for key in rated[0] if key.startswith(("charts/win-", "charts/draw-", "charts/loss-"))
-    )
+    opponents = ("random", "minimax:2")
+    names += [f"charts/{what}-{name}" for name in opponents for what in ("win", "draw", "loss")]
     rows = [{name: line.get(name, "") for name in names} for line in rated]
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / "elo.csv").open("w", newline="") as file:

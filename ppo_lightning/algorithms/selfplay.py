@@ -22,6 +22,7 @@ from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.ratings import Outcomes, rate
 
 AGENT = "agent"  # name of the agent among the players of a round robin
+SNAPSHOT = "step="  # start of the names of snapshots
 
 
 class SelfPlay(PPO):
@@ -210,8 +211,8 @@ class SelfPlay(PPO):
 
         Returns:
             ``charts/elo`` of the agent with the ends of its 95 % interval, ``charts/elo_low`` and
-            ``charts/elo_high``, and its shares of wins, draws and losses against each opponent, as in
-            ``charts/win-random``.
+            ``charts/elo_high``, and its shares of wins, draws and losses against each scripted opponent, as
+            in ``charts/win-random``, and against all snapshots, as in ``charts/win-snapshots``.
         """
         data = self.data
         players = self._players()
@@ -233,10 +234,14 @@ class SelfPlay(PPO):
             "charts/elo_low": rating.low,
             "charts/elo_high": rating.high,
         }
+        against: dict[str, np.ndarray] = {}
         for (first, second), result in outcomes.items():
             if first == AGENT:
-                for name, count in zip(("win", "draw", "loss"), result, strict=True):
-                    metrics[f"charts/{name}-{second}"] = count / result.games
+                name = "snapshots" if second.startswith(SNAPSHOT) else second
+                against[name] = against.get(name, 0) + np.array(result)
+        for opponent, counts in against.items():
+            for name, count in zip(("win", "draw", "loss"), counts, strict=True):
+                metrics[f"charts/{name}-{opponent}"] = float(count / counts.sum())
         return metrics
 
     def _players(self) -> dict[str, Player]:
@@ -248,7 +253,7 @@ class SelfPlay(PPO):
         for index in np.linspace(0, len(self.pool) - 1, count).round().astype(int):
             snapshot = self.pool[index]
             agent = frozen_copy(self.agent, snapshot.weights)
-            players[f"step={snapshot.step}"] = AgentPlayer(agent)
+            players[f"{SNAPSHOT}{snapshot.step}"] = AgentPlayer(agent)
         return players
 
     # Checkpoints
