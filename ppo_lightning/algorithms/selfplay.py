@@ -92,8 +92,8 @@ class SelfPlay(PPO):
             if self.hparams.past_share and self.data.num_rollouts < self.hparams.snapshot_every:
                 raise ConfigError(
                     f"model.snapshot_every ({self.hparams.snapshot_every}) is more than the"
-                    f" {self.data.num_rollouts} rollouts of the run, so that the pool would have no snapshots:"
-                    " lower it, or set model.past_share to 0."
+                    f" {self.data.num_rollouts} rollouts of the run: the pool would have no snapshots. Lower"
+                    " it, or set model.past_share to 0."
                 )
             if self.trainer.ckpt_path is None:
                 self.pool.clear()
@@ -122,7 +122,6 @@ class SelfPlay(PPO):
                 "model.agent.norm_obs changes what snapshots would see: set it to false, or"
                 " model.past_share to 0."
             )
-
         if self.hparams.opening_moves and not isinstance(self.agent.head, CategoricalHead):
             raise ConfigError(
                 f"model.opening_moves is {self.hparams.opening_moves}, and the game has no single discrete"

@@ -1,14 +1,23 @@
 """Self-play: the pool of snapshots, its checkpoints, and what is refused."""
 
+import functools
 from collections import Counter
+from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
+import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, SelfPlay
+from ppo_lightning.algorithms import ppo
 from ppo_lightning.algorithms.episodes import episode_means
+from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.rollouts.players import AgentPlayer, make_player
+from ppo_lightning.rollouts.tournament import play_games
+
+ROOT = Path(__file__).parents[2]
 
 
 def fit(tmp_path, rollouts=6, ckpt_path=None, seed=1, env_id="TicTacToe-v1", data=None, **model):
@@ -178,3 +187,49 @@ def test_a_validation_rates_the_agent(tmp_path):
     assert loaded._outcomes == module._outcomes
     trainer.validate(loaded, datamodule=trainer.datamodule)
     assert trainer.callback_metrics["charts/elo"] == metrics["charts/elo"]
+
+
+def strength(tmp_path, opponent, steps=60_000, games=500, recipe=None):
+    """Train on TicTacToe and return the outcomes against a scripted opponent."""
+    settings = {
+        "learning_rate": 1e-3,
+        "gamma": 1.0,
+        "ent_coef": 0.05,
+        "past_share": 0.2,
+        "snapshot_every": 20,
+    }
+    agent = functools.partial(MLPAgent, hidden_sizes=(64, 64))
+    data = {"num_envs": 64, "num_steps": 32, "rollouts_per_epoch": 10_000}
+    rollouts = steps // (8 * 16)
+    module, _ = fit(tmp_path, rollouts=rollouts, data=data, agent=agent, **settings | (recipe or {}))
+    factory = EnvFactory("TicTacToe-v1", "envpool")
+    player = make_player(opponent, "TicTacToe-v1", factory.specs())
+    return play_games(factory, AgentPlayer(module.agent, deterministic=True), player, games)
+
+
+@pytest.mark.integration
+def test_the_sign_of_the_advantages_is_needed_to_learn(tmp_path, monkeypatch):
+    assert strength(tmp_path / "right", "random").score > 0.75
+    monkeypatch.setattr(ppo, "perspective", lambda rollout: None)
+    assert strength(tmp_path / "wrong", "random").score < 0.65
+
+
+@pytest.mark.integration
+def test_the_reward_is_needed_by_the_player_who_moved(tmp_path, monkeypatch):
+    advantages = PPO.advantages
+
+    def give_to_the_other(self, rollout):
+        rollout["next", "reward"] = -rollout["next", "reward"]
+        return advantages(self, rollout)
+
+    monkeypatch.setattr(PPO, "advantages", give_to_the_other)
+    assert strength(tmp_path, "random").score < 0.4
+
+
+@pytest.mark.slow
+def test_the_tictactoe_recipe_does_not_lose_against_perfect_play(tmp_path):
+    recipe = yaml.safe_load((ROOT / "configs/selfplay/tictactoe.yaml").read_text())
+    settings = recipe["model"]["init_args"]
+    settings |= {"agent": functools.partial(MLPAgent, **settings["agent"]["init_args"])}
+    steps = recipe["data"]["total_timesteps"]
+    assert strength(tmp_path, "perfect", steps, games=1000, recipe=settings).losses == 0
