@@ -5,14 +5,17 @@ from collections import Counter
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 import yaml
+from gymnasium import spaces
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, SelfPlay
 from ppo_lightning.algorithms import ppo
 from ppo_lightning.algorithms.episodes import episode_means
+from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.rollouts.players import AgentPlayer, make_player
 from ppo_lightning.rollouts.tournament import play_games
@@ -189,41 +192,57 @@ def test_a_validation_rates_the_agent(tmp_path):
     assert trainer.callback_metrics["charts/elo"] == metrics["charts/elo"]
 
 
-def strength(tmp_path, opponent, steps=60_000, games=500, recipe=None):
-    """Train on TicTacToe and return the outcomes against a scripted opponent."""
-    settings = {
-        "learning_rate": 1e-3,
-        "gamma": 1.0,
-        "ent_coef": 0.05,
-        "past_share": 0.2,
-        "snapshot_every": 20,
+class GiftGame(BatchedEnv):
+    """Player 0 gives the game to itself (action 0) or the opponent (1). Player 1 moves without effect."""
+
+    num_players = 2
+
+    def __init__(self, num_envs):
+        super().__init__(spaces.Box(0, 1, (2,)), spaces.Discrete(2), list(range(num_envs)))
+        self.envs = []
+        self.mover = np.zeros(num_envs, np.int64)
+        self.gift = np.zeros(num_envs)
+
+    def reset_arrays(self, mask=None):
+        rows = slice(None) if mask is None else mask
+        self.mover[rows] = self.gift[rows] = 0
+        return self.observation()
+
+    def observation(self):
+        return np.stack([self.mover, self.gift], axis=1).astype(np.float32)
+
+    def _step_arrays(self, action):
+        ends = self.mover == 1
+        reward = np.where(ends, np.where(self.gift == 1, 1.0, -1.0), 0.0)
+        self.gift = np.where(ends, self.gift, action)
+        self.mover = np.ones_like(self.mover)
+        return self.observation(), reward, ends, np.zeros_like(ends)
+
+    def reseed(self, seeds):
+        pass
+
+
+def share_of_gifts(tmp_path):
+    """Train on the game and return the probability that player 0 gives it to the opponent."""
+    data = {"backend": "gymnasium", "rollouts_per_epoch": 1000}
+    options = {"algorithm": lambda past_share, snapshot_every, rating_games, **model: PPO(**model)}
+    options |= {
+        "past_share": None,
+        "snapshot_every": None,
+        "rating_games": None,
+        "ent_coef": 0.0,
+        "learning_rate": 5e-3,
     }
-    agent = functools.partial(MLPAgent, hidden_sizes=(64, 64))
-    data = {"num_envs": 64, "num_steps": 32, "rollouts_per_epoch": 10_000}
-    rollouts = steps // (8 * 16)
-    module, _ = fit(tmp_path, rollouts=rollouts, data=data, agent=agent, **settings | (recipe or {}))
-    factory = EnvFactory("TicTacToe-v1", "envpool")
-    player = make_player(opponent, "TicTacToe-v1", factory.specs())
-    return play_games(factory, AgentPlayer(module.agent, deterministic=True), player, games)
+    module, _ = fit(tmp_path, rollouts=20, env_id=lambda num_envs: GiftGame(num_envs), data=data, **options)
+    observation = torch.zeros(1, 2)
+    return module.agent.evaluate(observation, torch.ones(1, dtype=torch.int64)).log_prob.exp().item()
 
 
-@pytest.mark.integration
-def test_the_sign_of_the_advantages_is_needed_to_learn(tmp_path, monkeypatch):
-    assert strength(tmp_path / "right", "random").score > 0.75
+def test_a_player_learns_from_the_reward_of_the_opponents_last_step(tmp_path, monkeypatch):
+    assert share_of_gifts(tmp_path / "right") < 0.1
+    # Without the sign, the opponent's reward counts as one's own.
     monkeypatch.setattr(ppo, "perspective", lambda rollout: None)
-    assert strength(tmp_path / "wrong", "random").score < 0.65
-
-
-@pytest.mark.integration
-def test_the_reward_is_needed_by_the_player_who_moved(tmp_path, monkeypatch):
-    advantages = PPO.advantages
-
-    def give_to_the_other(self, rollout):
-        rollout["next", "reward"] = -rollout["next", "reward"]
-        return advantages(self, rollout)
-
-    monkeypatch.setattr(PPO, "advantages", give_to_the_other)
-    assert strength(tmp_path, "random").score < 0.4
+    assert share_of_gifts(tmp_path / "wrong") > 0.9
 
 
 @pytest.mark.slow
@@ -231,5 +250,8 @@ def test_the_tictactoe_recipe_does_not_lose_against_perfect_play(tmp_path):
     recipe = yaml.safe_load((ROOT / "configs/selfplay/tictactoe.yaml").read_text())
     settings = recipe["model"]["init_args"]
     settings |= {"agent": functools.partial(MLPAgent, **settings["agent"]["init_args"])}
-    steps = recipe["data"]["total_timesteps"]
-    assert strength(tmp_path, "perfect", steps, games=1000, recipe=settings).losses == 0
+    data = {name: recipe["data"][name] for name in ("num_envs", "num_steps", "rollouts_per_epoch")}
+    module, _ = fit(tmp_path, rollouts=recipe["data"]["total_timesteps"] // (8 * 16), data=data, **settings)
+    factory = EnvFactory("TicTacToe-v1", "envpool")
+    perfect = make_player("perfect", "TicTacToe-v1", factory.specs())
+    assert play_games(factory, AgentPlayer(module.agent, deterministic=True), perfect, 1000).losses == 0
