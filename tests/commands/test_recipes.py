@@ -145,6 +145,8 @@ def test_the_recipes_have_the_reference_hyperparameters():
     }
     pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
     for recipe in RECIPES:
+        if Path(recipe).stem in ("tictactoe", "connectfour"):  # there are no published settings
+            continue
         hyperparameters, sizes = expected[Path(recipe).parent.name]
         config = yaml.safe_load((ROOT / recipe).read_text())
         if recipe.endswith("masked_velocity.yaml"):
