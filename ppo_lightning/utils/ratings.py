@@ -63,7 +63,7 @@ def rate(results: Results, anchor: str, seed: int = 0) -> dict[str, Rating]:
 
     The ratings are the most probable ones in the model of Bradley and Terry, in which a draw counts as half a
     win. Each pair that met has one drawn game more, which keeps the rating of a player who won all games
-    finite.
+    finite. The bootstrap draws from these games too, so that the interval of such a player has a width.
 
     Args:
         results: Outcomes by the names of two players. Each pair appears once.
@@ -85,7 +85,7 @@ def rate(results: Results, anchor: str, seed: int = 0) -> dict[str, Rating]:
     ratings = _elo(pairs, counts, len(names), index[anchor])
     generator = np.random.default_rng(seed)
     games = counts.sum(1)
-    shares = counts / games[:, None]
+    shares = (counts + np.array([0, 1, 0])) / (games[:, None] + 1)
     resampled = np.array(
         [
             _elo(pairs, generator.multinomial(games, shares), len(names), index[anchor])

@@ -56,3 +56,10 @@ def test_the_rating_of_a_player_who_won_all_games_is_finite():
     ratings = rate({("a", "b"): Outcomes(1000, 0, 0), ("b", "c"): Outcomes(1000, 0, 0)}, "c")
     assert ratings["a"].elo > ratings["b"].elo > 1000
     assert np.isfinite(ratings["a"].high)
+
+
+@pytest.mark.parametrize("games", [10, 1000])
+def test_the_interval_of_a_player_who_won_all_games_has_a_width(games):
+    rating = rate({("a", "b"): Outcomes(games, 0, 0)}, "b")["a"]
+    assert rating.low < rating.elo - 50
+    assert rating.low <= rating.elo <= rating.high
