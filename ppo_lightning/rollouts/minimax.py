@@ -75,7 +75,7 @@ def lines_through(board: Board, cell: int) -> list[int]:
     return lines
 
 
-@functools.lru_cache(maxsize=1_000_000)
+@functools.lru_cache(maxsize=100_000)  # about 70 MB
 def values(board: Board, own: int, other: int, depth: int) -> dict[int, float]:
     """Return the value of each legal action for the player to move, from -1 (lost) to 1 (won).
 
