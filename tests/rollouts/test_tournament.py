@@ -174,6 +174,31 @@ def test_simultaneous_games_have_both_sides():
     assert set(seen) == {0.0, 1.0}
 
 
+def test_the_players_change_sides_after_each_game():
+    sides = []
+
+    def first(observation, generator):
+        sides.append(observation[:, 0].tolist())
+        return np.zeros(len(observation), int)
+
+    play_games(Factory(), first, lambda observation, generator: np.zeros(len(observation), int), 5)
+    assert sides[0] == [0.0, 1.0, 0.0, 1.0, 0.0]
+
+
+def test_each_game_counts_once():
+    """Games last 3 and 4 steps: only the longer ones reach the step that the late player wins."""
+    calls = []
+
+    def late(observation, generator):
+        calls.append(1)
+        return np.full(len(observation), 4 * (len(calls) > 3))
+
+    def low(observation, generator):
+        return np.zeros(len(observation), int)
+
+    assert play_games(Factory(), late, low, 7) == (3, 4, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "factory", "message"),
     [
