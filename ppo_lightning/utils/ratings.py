@@ -78,6 +78,7 @@ def rate(results: Results, anchor: str, seed: int = 0) -> dict[str, Rating]:
         >>> round(ratings["a"].elo)  # 10.5 of 11 points
         529
     """
+    results = dict(sorted(results.items()))  # the draws do not depend on the order of the pairs
     names = sorted({name for pair in results for name in pair})
     index = {name: i for i, name in enumerate(names)}
     pairs = np.array([[index[first], index[second]] for first, second in results])

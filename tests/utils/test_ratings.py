@@ -63,3 +63,8 @@ def test_the_interval_of_a_player_who_won_all_games_has_a_width(games):
     rating = rate({("a", "b"): Outcomes(games, 0, 0)}, "b")["a"]
     assert rating.low < rating.elo - 50
     assert rating.low <= rating.elo <= rating.high
+
+
+def test_the_order_of_the_pairs_does_not_change_the_intervals():
+    results = {("a", "b"): Outcomes(7, 1, 2), ("b", "c"): Outcomes(6, 2, 2), ("a", "c"): Outcomes(9, 0, 1)}
+    assert rate(results, "c") == rate(dict(reversed(results.items())), "c")
