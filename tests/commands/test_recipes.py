@@ -119,9 +119,21 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "atari_lstm": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
         "procgen": (procgen, (64, 256, 25_000_000)),
         "selfplay": (reference | {"clip_coef": 0.1}, (16, 128, 20_000_000)),  # ppo_pettingzoo_ma_atari.py
-        "multiagent": (
-            {"learning_rate": 1e-3, "gamma": 0.9, "clip_vloss": False, "norm_reward": True},
-            (48, 50, 900_000),
+        "multiagent": (  # TorchRL's tutorial on PPO with several agents, with normalized rewards
+            reference
+            | {
+                "learning_rate": 3e-4,
+                "anneal_lr": False,
+                "gamma": 0.9,
+                "gae_lambda": 0.9,
+                "num_minibatches": 15,
+                "update_epochs": 30,
+                "clip_vloss": False,
+                "ent_coef": 1e-4,
+                "max_grad_norm": 1.0,
+                "norm_reward": True,
+            },
+            (60, 300, 900_000),
         ),
         "memory": (
             reference | {"learning_rate": 1e-3, "num_minibatches": 16, "ent_coef": 0.015, "target_kl": 0.02},
