@@ -18,13 +18,34 @@ def equal_parts(minibatch: Minibatch, rows: int | None) -> Sequence[Minibatch]:
 
     The minibatch is not split if ``rows`` is None, or if equal parts need more than twice the minimum number.
     """
-    size = len(minibatch["action"])
+    size = len(next(iter(minibatch.values())))
     fewest = -(-size // (rows or size))
     count = next((more for more in range(fewest, 2 * fewest + 1) if size % more == 0), 1)
     if count == 1:
         return [minibatch]
     split = zip(*(tensor.chunk(count) for tensor in minibatch.values()), strict=True)
     return [dict(zip(minibatch, tensors, strict=True)) for tensors in split]
+
+
+def deal_sequences(keys: Tensor, count: int) -> Tensor:
+    """Return a random order of N sequences that deals them out to ``count`` minibatches.
+
+    Each minibatch gets one of every ``count`` neighbouring sequences, so that the minibatches of several
+    ranks, which have consecutive sequences, are together the minibatch of one rank.
+
+    Args:
+        keys: Independent random numbers, [N].
+        count: Number of minibatches, a divisor of N.
+
+    Returns:
+        Indices of the sequences, [N]: those of the first minibatch, of the second, and so on.
+
+    Example:
+        >>> deal_sequences(torch.tensor([0.1, 0.2, 0.9, 0.8]), count=2).tolist()
+        [0, 3, 1, 2]
+    """
+    first = torch.arange(0, len(keys), count)[:, None]
+    return (keys.view(-1, count).argsort(dim=1) + first).T.flatten()
 
 
 def take(rows: Tensor, order: np.ndarray) -> Tensor:

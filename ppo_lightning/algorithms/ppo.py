@@ -195,7 +195,7 @@ class PPO(AgentModule):
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
         keys = with_valid(rollout, self.minibatch_keys)
         epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
-        yield from split_epoch(epoch, self.hparams.num_minibatches, self.hparams.norm_adv)
+        yield from split_epoch(epoch, self.hparams.num_minibatches, self.normalizes_minibatches)
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the total loss of a minibatch and its detached parts.
@@ -372,6 +372,11 @@ class PPO(AgentModule):
         """Number of optimizer steps per iteration, or None if it varies."""
         varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
+
+    @property
+    def normalizes_minibatches(self) -> bool:
+        """Whether the advantages of each minibatch are normalized."""
+        return self.hparams.norm_adv
 
     @property
     def rows_at_once(self) -> int | None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.algorithms.checks import check_minibatch_size
-from ppo_lightning.algorithms.minibatches import Minibatch, split_epoch, with_valid
+from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, split_epoch, with_valid
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.storage import episode_starts
@@ -51,20 +50,15 @@ class RecurrentPPO(PPO):
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield the sequences in random minibatches [n, T, ...], with normalized advantages.
 
-        Each minibatch gets one of every ``num_minibatches`` neighbouring environments, so that the
-        minibatches of N ranks together are the minibatch of one rank.
+        The minibatches of N ranks together are the minibatch of one rank.
         """
-        num_envs = rollout.batch_size[0]
         count = self.hparams.num_minibatches
         # detail 35
-        groups = (
-            self.uniform(num_envs).view(-1, count).argsort(dim=1) + torch.arange(0, num_envs, count)[:, None]
-        )
-        order = groups.T.flatten().to(rollout["action"].device)
+        order = deal_sequences(self.uniform(rollout.batch_size[0]), count).to(rollout["action"].device)
         sequences = {key: rollout[key] for key in with_valid(rollout, self.minibatch_keys)}
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
         epoch = {key: tensor[order] for key, tensor in sequences.items()}
-        yield from split_epoch(epoch, count, self.hparams.norm_adv)
+        yield from split_epoch(epoch, count, self.normalizes_minibatches)
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of whole sequences, see :meth:`PPO.loss`."""

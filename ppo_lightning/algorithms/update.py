@@ -63,19 +63,21 @@ class EagerUpdate:
     """Take one optimizer step on a minibatch through Lightning: backward, clipping, step.
 
     Args:
-        module: A PPO module, whose ``loss`` maps a minibatch to the loss and its detached parts.
+        module: A PPO module.
         compile_loss: Compile the loss. This is for several ranks and for memories, where the whole update
             cannot be one graph.
+        loss: Method of the module that maps a minibatch to the loss and its detached parts. None:
+            ``module.loss``.
     """
 
-    def __init__(self, module: Any, compile_loss: bool = False) -> None:
+    def __init__(self, module: Any, compile_loss: bool = False, loss: Loss | None = None) -> None:
         self.module = module
+        self.loss: Loss = module.loss if loss is None else loss
         self._compile_loss = compile_loss
 
     @functools.cached_property
     def _loss(self) -> Loss:
-        module = self.module
-        return compile_per_instance(module.loss, module.whole_graph) if self._compile_loss else module.loss
+        return compile_per_instance(self.loss, self.module.whole_graph) if self._compile_loss else self.loss
 
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Update the weights.
@@ -118,8 +120,8 @@ class CompiledUpdate:
     continues eagerly, with a warning.
 
     Args:
-        module: A PPO module. In its ``loss``, only tensors may depend on the iteration.
-        eager: The same update without a compiler.
+        module: A PPO module.
+        eager: The same update without a compiler. In its loss, only tensors may depend on the iteration.
 
     Raises:
         ConfigError: The optimizer is not a plain Adam.
@@ -138,7 +140,7 @@ class CompiledUpdate:
             )
         self._optimizer = optimizer
         self._max_grad_norm = module.hparams.max_grad_norm
-        self._holder = _Holder(module)
+        self._holder = _Holder(module, eager.loss)
         self._params = [parameter for parameter in group["params"] if parameter.requires_grad]
         self._detached = [parameter.detach() for parameter in self._params]
         names = {parameter: name for name, parameter in self._holder.named_parameters()}
@@ -247,9 +249,10 @@ class CompiledUpdate:
 class _Holder(nn.Module):
     """Module whose ``forward`` is the loss, so that ``functional_call`` can replace the parameters."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, loss: Loss) -> None:
         super().__init__()
         self.module = module
+        self.loss = loss
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.module.loss(minibatch)
+        return self.loss(minibatch)

@@ -37,6 +37,8 @@ class Evaluation(NamedTuple):
         entropy: Entropy of the distribution, [B], in nats.
         value: Value of the observation, [B].
         features: Input of the head, [B, F].
+        critic_features: Input of the last layer of the value function, [B, F]. The same tensor if policy and
+            value share a body.
         parameters: Parameters of the distribution, each [B, ...], as the head's ``kl`` expects them.
 
     Example:
@@ -51,6 +53,7 @@ class Evaluation(NamedTuple):
     entropy: Tensor
     value: Tensor
     features: Tensor
+    critic_features: Tensor
     parameters: Parameters
 
 
@@ -291,9 +294,8 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
             assert is_init is not None
             actor_features, critic_features = self._sequences(observation, memory, is_init)
         log_prob, entropy, parameters = self.head.evaluate(actor_features, action, self._allowed(observation))
-        return Evaluation(
-            log_prob, entropy, self.critic(critic_features).squeeze(-1), actor_features, parameters
-        )
+        value = self.critic(critic_features).squeeze(-1)
+        return Evaluation(log_prob, entropy, value, actor_features, critic_features, parameters)
 
     def explain(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return values and a description of the policy for videos.
