@@ -138,8 +138,15 @@ class AgentModule(L.LightningModule):
             if self.agent is None:
                 self.agent = self.make_agent(observation_spec, action_spec)
                 self._recipe = agent_to_plain(self.agent, observation_spec, action_spec)
+                self.add_networks()
             else:
                 check_same_agent(self._recipe, agent_to_plain(self.agent, observation_spec, action_spec))
+
+    def add_networks(self) -> None:
+        """Build the networks of a variant beside the agent, which exists. By default, there are none.
+
+        A variant returns their parameters in :meth:`trainable_parameters`.
+        """
 
     # Checkpoints
 
@@ -178,6 +185,7 @@ class AgentModule(L.LightningModule):
         if self.agent is None:
             self.agent = trained_agent(checkpoint).train()
             self._recipe = checkpoint["agent"]
+            self.add_networks()
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict())
         if self.fitting:
@@ -360,5 +368,6 @@ class AgentModule(L.LightningModule):
         if RETURNED in state:
             self._recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
             self.agent = trained_agent({"agent": self._recipe, "state_dict": state}).train()
+            self.add_networks()
             self.episode_returns.extend(returns)
         return super().load_state_dict(state, *args, **kwargs)

@@ -76,3 +76,23 @@ def check_minibatch_size(hparams: Any, size: int) -> None:
             f"model.num_minibatches = {hparams.num_minibatches} makes minibatches of one step, whose"
             " advantage cannot be normalized: lower it, or collect more steps."
         )
+
+
+def check_phases(hparams: Any, data: Any, world_size: int) -> None:
+    """Check that a run has an auxiliary phase, and that its sequences can be split into equal minibatches.
+
+    Raises:
+        ConfigError: The message names the fields to change.
+    """
+    if hparams.n_iteration > data.num_rollouts:
+        raise ConfigError(
+            f"model.n_iteration ({hparams.n_iteration}) is more than the {data.num_rollouts} rollouts of the"
+            " run, which would have no auxiliary phase: lower it."
+        )
+    size = hparams.num_aux_rollouts
+    num_sequences = data.num_envs * hparams.n_iteration
+    if num_sequences % size or size % world_size:
+        raise ConfigError(
+            f"model.num_aux_rollouts ({size}) must divide data.num_envs * model.n_iteration ="
+            f" {num_sequences} and be a multiple of the number of ranks ({world_size})."
+        )

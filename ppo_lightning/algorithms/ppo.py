@@ -21,7 +21,7 @@ from ppo_lightning.algorithms.schedule import (
     override_restored_settings,
     remaining,
 )
-from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, Loss
 from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
@@ -318,9 +318,18 @@ class PPO(AgentModule):
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
         self.ent_coef = torch.tensor(float(self.hparams.ent_coef), device=self.device)
+        self.optimize = self.make_update(self.loss)
+
+    def make_update(self, loss: Loss) -> EagerUpdate | CompiledUpdate:
+        """Return the update of a minibatch for a loss, compiled if the settings say so.
+
+        Args:
+            loss: Method of this module, with the arguments and results of :meth:`loss`.
+        """
+        compiled = self.hparams.compile
         whole = self.trainer.world_size == 1 and self.whole_graph
-        eager = EagerUpdate(self, compile_loss=self.hparams.compile and not whole)
-        self.optimize = CompiledUpdate(self, eager) if self.hparams.compile and whole else eager
+        eager = EagerUpdate(self, compile_loss=compiled and not whole, loss=loss)
+        return CompiledUpdate(self, eager) if compiled and whole else eager
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Set the clipping range and the entropy weight of the iteration."""
@@ -329,13 +338,17 @@ class PPO(AgentModule):
         self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
         self.ent_coef.fill_(self.hparams.ent_coef * (share if self.hparams.anneal_ent_coef else 1.0))
 
-    def on_train_end(self) -> None:
+    def release_updates(self) -> None:
         """Release compiled graphs."""
         self.optimize = EagerUpdate(self)
 
+    def on_train_end(self) -> None:
+        """Release compiled graphs."""
+        self.release_updates()
+
     def on_exception(self, exception: BaseException) -> None:
         """Release compiled graphs."""
-        self.optimize = EagerUpdate(self)
+        self.release_updates()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the state of the shuffles."""

@@ -56,7 +56,13 @@ class Preemption(L.Callback):
         self.requested = True
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Save a checkpoint and end the process if any rank received a signal.
+        """End the process after an iteration if any rank received a signal."""
+        self.end_if_requested(trainer, pl_module)
+
+    def end_if_requested(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Save a checkpoint and end the process if any rank received a signal. This is a collective.
+
+        An algorithm with long iterations calls this method at each point at which it can resume.
 
         Raises:
             SystemExit: With code 143.

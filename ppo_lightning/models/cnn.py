@@ -12,7 +12,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.heads import HeadName
-from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.init import normed, orthogonal
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -132,6 +132,21 @@ class ImpalaCNN(nn.Module):
         size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
         self.linear = nn.Linear(size, self.out_features)
 
+    def use_normed_weights(self) -> None:
+        """Initialize the weights of each output with one norm, see :func:`~ppo_lightning.models.init.normed`.
+
+        The norm is 1 for the first convolution of a stage and 1.4 for the linear layer. The outputs of all
+        residual blocks together have about the size of their input.
+        """
+        blocks = [block for block in self.convolutions if isinstance(block, Residual)]
+        for layer in self.convolutions:
+            if isinstance(layer, nn.Conv2d):
+                normed(layer, 1.0)
+        for block in blocks:
+            for convolution in (block.first, block.second):
+                normed(convolution, len(blocks) ** -0.25)
+        normed(self.linear, 1.4)
+
     def forward(self, observation: Tensor) -> Tensor:
         """Map byte pictures [B, C, H, W] to features [B, 256]."""
         return self.linear(self.convolutions(scaled(observation))).relu()
@@ -149,9 +164,11 @@ class CNNAgent(ActorCritic):
         head: As for :class:`~ppo_lightning.models.MLPAgent`.
         memory: As for :class:`~ppo_lightning.models.MLPAgent`.
         memory_size: As for :class:`~ppo_lightning.models.MLPAgent`.
+        normed_init: Initialize the weights of each output with one norm, as PPG's authors do for ``impala``.
 
     Raises:
-        ConfigError: The observations are not byte pictures, or too small for the network.
+        ConfigError: The observations are not byte pictures, or too small for the network, or ``normed_init``
+            is true for another body.
 
     Example:
         >>> from torchrl.data import Categorical, Unbounded
@@ -169,6 +186,7 @@ class CNNAgent(ActorCritic):
         head: HeadName | None = None,
         memory: MemoryName | None = None,
         memory_size: Annotated[int, Range(1, 8192)] = 128,
+        normed_init: bool = False,
     ) -> None:
         check_arguments(CNNAgent.__init__, locals(), "model.agent")
         shape = tuple(observation_spec.shape)
@@ -189,4 +207,16 @@ class CNNAgent(ActorCritic):
         }
         shared = shared is None or shared
         super().__init__(action_spec, bodies[body], shared, head, memory=memory, memory_size=memory_size)
+        if normed_init:
+            self._use_normed_weights()
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+
+    def _use_normed_weights(self) -> None:
+        for network in (self.actor_body, self.critic_body):
+            if network is not None and not isinstance(network, ImpalaCNN):
+                raise ConfigError("model.agent.normed_init is true: set model.agent.body to impala.")
+            if network is not None:
+                network.use_normed_weights()
+        for layer in (*self.head.modules(), self.critic):
+            if isinstance(layer, nn.Linear):
+                normed(layer, 0.1)

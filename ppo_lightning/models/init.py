@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -17,6 +18,23 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
     """
     # detail 2
     nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def normed(layer: Layer, norm: float) -> Layer:
+    """Scale a layer's initial weights in place to one norm per output, with zero bias, and return it.
+
+    Source: the program of Cobbe et al., "Phasic Policy Gradient" (2020).
+
+    Args:
+        layer: A linear or convolutional layer.
+        norm: Norm of the weights of each output.
+    """
+    with torch.no_grad():
+        dims = tuple(range(1, layer.weight.ndim))
+        layer.weight *= norm / layer.weight.norm(dim=dims, keepdim=True)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer
