@@ -33,8 +33,8 @@ def normed(layer: Layer, norm: float) -> Layer:
         norm: Norm of the weights of each output.
     """
     with torch.no_grad():
-        dims = tuple(range(1, layer.weight.ndim))
-        layer.weight *= norm / layer.weight.norm(dim=dims, keepdim=True)
+        norms = layer.weight.flatten(1).norm(dim=1)  # a copy for weights in the layout channels last
+        layer.weight *= (norm / norms).view(-1, *[1] * (layer.weight.ndim - 1))
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer
