@@ -15,6 +15,7 @@ from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase
 from ppo_lightning.algorithms.checks import check_phases
 from ppo_lightning.algorithms.minibatches import Minibatch, all_ranks, mean_of
 from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.callbacks.preemption import save_beside_checkpoints
 from ppo_lightning.models import Evaluation
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
@@ -151,6 +152,10 @@ class PPG(PPO):
         if self.auxiliary.epochs_done:
             with self.trainer.precision_plugin.train_step_context():
                 self.step_schedule([{"approx_kl": torch.tensor(self._approx_kl)}])
+            if self.trainer.should_stop:  # only this phase was missing, and Lightning saves nothing
+                print(
+                    f"Finished the last auxiliary phase: {save_beside_checkpoints(self.trainer, 'finished')}"
+                )
 
     def release_updates(self) -> None:
         """Release compiled graphs."""

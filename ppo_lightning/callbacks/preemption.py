@@ -69,12 +69,7 @@ class Preemption(L.Callback):
         """
         if not collectives.gather(torch.tensor(self.requested)).any():
             return
-        folder = getattr(trainer.checkpoint_callback, "dirpath", None)
-        saved = "no checkpoint, because there is no ModelCheckpoint"
-        if folder is not None:
-            path = Path(folder) / "preempted.ckpt"
-            trainer.save_checkpoint(path)
-            saved = str(path)
+        saved = save_beside_checkpoints(trainer, "preempted")
         if trainer.is_global_zero:
             print(f"\nPreempted after {pl_module.env_steps} environment steps: {saved}", flush=True)
         raise SystemExit(EXIT_CODE)
@@ -87,3 +82,21 @@ class Preemption(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Restore the handlers."""
         self.on_train_end(trainer, pl_module)
+
+
+def save_beside_checkpoints(trainer: L.Trainer, name: str) -> str:
+    """Save a checkpoint in the folder of ``ModelCheckpoint``. This is a collective.
+
+    Args:
+        trainer: Trainer in a fit.
+        name: Name of the file, without suffix.
+
+    Returns:
+        The path, or why nothing was saved.
+    """
+    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+    if folder is None:
+        return "no checkpoint, because there is no ModelCheckpoint"
+    path = Path(folder) / f"{name}.ckpt"
+    trainer.save_checkpoint(path)
+    return str(path)

@@ -138,8 +138,8 @@ class ImpalaCNN(nn.Module):
         The norm is 1 for the first convolution of a stage and 1.4 for the linear layer. The outputs of all
         residual blocks together have about the size of their input.
         """
-        blocks = [block for block in self.convolutions if isinstance(block, Residual)]
-        for layer in self.convolutions:
+        blocks = [block for block in self.convolutions.children() if isinstance(block, Residual)]
+        for layer in self.convolutions.children():
             if isinstance(layer, nn.Conv2d):
                 normed(layer, 1.0)
         for block in blocks:

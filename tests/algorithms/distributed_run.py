@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torchrl.envs import InitTracker
 
 import ppo_lightning
-from ppo_lightning import RecurrentPPO, SelfPlay
+from ppo_lightning import PPG, RecurrentPPO, SelfPlay
 from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks import Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
@@ -70,6 +70,10 @@ class RecurrentRun(Recorded, RecurrentPPO):
 
 
 class SelfPlayRun(Recorded, SelfPlay):
+    pass
+
+
+class PPGRun(Recorded, PPG):
     pass
 
 
@@ -130,6 +134,8 @@ if __name__ == "__main__":
     algorithm = RecurrentRun if options["agent"].get("memory") else Run
     if "past_share" in options["model"]:
         algorithm = SelfPlayRun
+    if "n_iteration" in options["model"]:
+        algorithm = PPGRun
     module = algorithm(**{"learning_rate": 1e-3} | options["model"], agent=agent)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
     trainer = L.Trainer(

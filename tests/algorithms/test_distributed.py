@@ -186,6 +186,23 @@ def test_ranks_with_a_pool_of_snapshots_do_what_one_rank_does(tmp_path, compiled
     assert two[0]["metrics"] == pytest.approx(metrics, rel=1e-2, abs=1e-3)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ranks_with_auxiliary_phases_do_what_one_rank_does(tmp_path, compiled):
+    """Sequences are dealt out for all ranks, past the third phase and rollout 10. Weights count invalid steps."""
+    model = {"n_iteration": 3, "e_auxiliary": 2, "num_aux_rollouts": 2, "compile": compiled}
+    options = HOPPER | {"model": model, "rollouts": 11, "invalid": [[2, 14], [3, 12]]}
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options)
+    assert difference(two, one, "first") < 0.001
+    assert difference(two, one) < 0.05
+    assert torch.equal(two[0]["weights"], two[1]["weights"])
+    metrics = one["metrics"]
+    assert metrics["losses/aux/kl_loss"] > 0
+    names = [name for name in metrics if name.startswith("losses/aux/")]
+    for name in names:
+        assert two[0]["metrics"][name] == pytest.approx(metrics[name], rel=0.02), name
+
+
 def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
     """All buffers are compared, 0-dimensional ones too, and training continues afterwards."""
     model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}

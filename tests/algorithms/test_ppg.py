@@ -1,0 +1,431 @@
+"""Phasic Policy Gradient: both phases by hand, the order of the phases, resumed runs, and refusals."""
+
+import functools
+import math
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tensordict import TensorDict
+from torchrl.data import Categorical, Unbounded
+
+from ppo_lightning import PPG, CNNAgent, ConfigError, MLPAgent
+from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase
+from ppo_lightning.callbacks.preemption import Preemption
+from ppo_lightning.models.init import normed
+
+DATA = {"num_envs": 4, "num_steps": 16, "total_timesteps": 64 * 7}
+SHARED = functools.partial(MLPAgent, shared=True)
+# Two auxiliary phases and one rollout more.
+MODEL = {
+    "n_iteration": 3,
+    "e_auxiliary": 2,
+    "num_aux_rollouts": 2,
+    "num_minibatches": 2,
+    "learning_rate": 1e-3,
+    "agent": SHARED,
+}
+
+
+class Traced(PPG):
+    """Recorder of the learning rate and the losses of each update, in both phases."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.updates = []
+
+    def record(self, phase, update, minibatch):
+        parts = update(minibatch)
+        self.updates.append((phase, self.optimizers().param_groups[0]["lr"], parts, minibatch))
+        return parts
+
+    def update(self, minibatch):
+        return self.record("policy", super().update, minibatch)
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.auxiliary.optimize = functools.partial(self.record, "auxiliary", self.auxiliary.optimize)
+
+
+@pytest.fixture
+def by_hand():
+    """Return a PPG module in float64: one hidden unit, tanh(w x) with w = atanh(1/2), no biases.
+
+    At x = 1 the feature is 1/2, the action probabilities are 3/4 and 1/4, V is 1 and the auxiliary value 3.
+    At x = -1, the feature and both values are negative, and the probabilities are exchanged.
+    """
+    module = PPG(beta_clone=2.0, vf_coef=0.5, ent_coef=0.0)
+    module.agent = MLPAgent(Unbounded((1,)), Categorical(2, shape=()), hidden_sizes=(1,), shared=True)
+    module.add_networks()
+    module.double()
+    with torch.no_grad():
+        module.agent.actor_body.layers[0].weight.fill_(math.atanh(0.5))
+        module.agent.head.linear.weight.copy_(
+            torch.tensor([[math.log(3)], [-math.log(3)]], dtype=torch.float64)
+        )
+        module.agent.critic.weight.fill_(2)
+        module.auxiliary_critic.weight.fill_(6)
+    return module
+
+
+def gradients(module, loss):
+    parameters = {
+        "body": module.agent.actor_body.layers[0].weight,
+        "critic": module.agent.critic.weight,
+        "auxiliary": module.auxiliary_critic.weight,
+    }
+    grads = torch.autograd.grad(loss, list(parameters.values()))
+    return {name: grad.item() for name, grad in zip(parameters, grads, strict=True)}
+
+
+OBSERVATION = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+TARGET = torch.tensor([[2.0], [-2.0]], dtype=torch.float64)
+
+
+def test_the_auxiliary_phase_by_hand(by_hand):
+    """The old policy is uniform, and the targets are 2 and -2: all errors are 1."""
+    minibatch = {
+        "observation": OBSERVATION,
+        "action": torch.tensor([0, 0]),
+        "value_target": TARGET,
+        f"{POLICY}0": torch.full((2, 2), math.log(0.5), dtype=torch.float64),
+    }
+    loss, parts = by_hand.auxiliary_loss(minibatch)
+    kl = 0.5 * math.log(4 / 3)  # of (1/2, 1/2) to (3/4, 1/4)
+    assert parts["kl_loss"].item() == pytest.approx(kl, abs=1e-12)
+    assert parts["aux_value_loss"].item() == pytest.approx(0.5, abs=1e-12)
+    assert parts["real_value_loss"].item() == pytest.approx(0.5, abs=1e-12)
+    assert loss.item() == pytest.approx(1 + 2 * kl, abs=1e-12)
+    # V - R = -1 and 1, the auxiliary value - R = 1 and -1, the slope of tanh is 3/4 at both.
+    expected = {
+        "critic": -0.5,
+        "auxiliary": 0.5,
+        "body": 1 * 6 * 0.75 + 2 * (0.25 * 2 * math.log(3)) * 0.75,  # the value's 2 * 0.75 is not in it
+    }
+    assert gradients(by_hand, loss) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_policy_phase_by_hand(by_hand, monkeypatch):
+    """Advantages of 3 and 1 are normalized over the rollout, not over its minibatches of one step."""
+    monkeypatch.setattr(PPG, "fitting", False)
+    rollout = TensorDict(
+        {
+            "observation": OBSERVATION[None],
+            "action": torch.tensor([[0, 0]]),
+            "action_log_prob": torch.tensor([[0.75, 0.25]], dtype=torch.float64).log(),
+            "state_value": torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64),
+            "next": {
+                "observation": OBSERVATION[None],
+                "reward": torch.tensor([[[4.0], [0.0]]], dtype=torch.float64),
+                **{key: torch.ones(1, 2, 1, dtype=torch.bool) for key in ("done", "terminated")},
+            },
+        },
+        batch_size=(1, 2),
+    )
+    rollout = by_hand.advantages(rollout)
+    assert rollout["value_target"].flatten().tolist() == [4, 0]
+    half = 1 / math.sqrt(2)
+    assert rollout["advantage"].flatten().tolist() == pytest.approx([half, -half], abs=1e-7)
+    minibatch = {key: rollout[key][0] for key in by_hand.minibatch_keys}
+    loss, parts = by_hand.loss(minibatch)
+    assert parts["policy_loss"].item() == pytest.approx(0, abs=1e-12)  # the ratios are 1
+    assert parts["value_loss"].item() == pytest.approx(0.5 * (9 + 1) / 2, abs=1e-12)
+    assert loss.item() == pytest.approx(0.5 * 2.5, abs=1e-12)
+    # Of log pi(0), the derivative by the feature is 2 ln 3 times the probability of the other action.
+    slopes = (2 * math.log(3) * 0.25 * 0.75, 2 * math.log(3) * 0.75 * 0.75 * -1)
+    expected = {
+        "critic": 0.5 * (-3 * 0.5 + -1 * -0.5) / 2,
+        "auxiliary": 0.0,
+        "body": -(half * slopes[0] - half * slopes[1]) / 2,
+    }
+    assert gradients(by_hand, loss) == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_value_gradients_do_not_reach_the_body_of_the_policy(shared):
+    module = PPG()
+    module.agent = MLPAgent(Unbounded((3,)), Categorical(2, shape=()), shared=shared)
+    module.add_networks()
+    torch.nn.init.normal_(module.agent.critic.weight)
+    minibatch = {"observation": torch.randn(8, 3), "action": torch.zeros(8, dtype=torch.int64)}
+    module.evaluate(minibatch).value.sum().backward()
+    assert all(parameter.grad is None for parameter in module.agent.actor_body.parameters())
+    if not shared:
+        assert all(parameter.grad.any() for parameter in module.agent.critic_body.parameters())
+    minibatch |= {"value_target": torch.ones(8, 1), f"{POLICY}0": torch.zeros(8, 2)}
+    module.auxiliary_loss(minibatch)[0].backward()
+    assert module.agent.actor_body.layers[0].weight.grad.any()
+
+
+def test_phases_alternate_and_the_learning_rate_falls_with_the_iterations(fit):
+    module = fit(DATA, MODEL, ppo=Traced)
+    phases = [phase for phase, *_ in module.updates]
+    policy, auxiliary = ["policy"] * (3 * 2), ["auxiliary"] * (2 * 6)  # 12 sequences, 2 in a minibatch
+    assert phases == policy + auxiliary + policy + auxiliary + ["policy"] * 2
+    rates = [lr for _, lr, *_ in module.updates]
+    # The auxiliary phase has the learning rate of the iteration before it.
+    iterations = [*(i for i in (0, 1, 2) for _ in range(2)), *[2] * 12]
+    iterations += [i + 3 for i in iterations] + [6, 6]
+    assert rates == pytest.approx([1e-3 * (1 - i / 7) for i in iterations])
+    assert module.trainer.fit_loop.epoch_loop.global_step == 2 * 7 + 2 * 12
+
+
+def test_each_pass_sees_every_stored_sequence_once_and_whole(fit):
+    module = fit(DATA | {"env_id": "Script-v0"}, MODEL, ppo=Traced)
+    seen = [minibatch for phase, *_, minibatch in module.updates if phase == "auxiliary"]
+    assert len(seen) == 2 * 2 * 6
+    stored = torch.cat([minibatch["observation"] for minibatch in seen[:6]])
+    for start in (0, 6):
+        rows = torch.cat([minibatch["observation"] for minibatch in seen[start : start + 6]])
+        assert rows.unique(dim=0).shape == (3 * 64, 3), "environment, episode and step name each observation"
+        assert torch.equal(rows.unique(dim=0), stored.unique(dim=0))
+    assert not torch.equal(seen[0]["observation"], seen[6]["observation"]), "the order is drawn anew"
+    for minibatch in seen:
+        for sequence in minibatch["observation"].split(16):
+            assert len(sequence[:, 0].unique()) == 1, "one environment"
+            episode, step = sequence[:, 1], sequence[:, 2]
+            assert bool(((episode[1:] > episode[:-1]) | (step[1:] == step[:-1] + 1)).all()), "in order"
+
+
+def test_the_old_policy_is_that_before_the_auxiliary_phase(fit):
+    """Before the first auxiliary update, the divergence is 0; the updates after it change the policy."""
+    module = fit(DATA, MODEL | {"beta_clone": 0.1}, ppo=Traced)
+    for first in (6, 6 + 12 + 6):
+        divergences = [parts["kl_loss"].item() for _, _, parts, _ in module.updates[first : first + 12]]
+        assert abs(divergences[0]) < 1e-7 < min(divergences[2:])
+
+
+def test_no_gradient_is_left_over_between_the_phases(fit, monkeypatch):
+    """Of each update, the optimizer gets the gradient of its minibatch alone."""
+    made = []
+    step = torch.optim.Adam.step
+
+    def recorded(self, *args, **kwargs):
+        made.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", recorded)
+
+    class Alone(Traced):
+        def record(self, phase, update, minibatch):
+            loss = self.loss if phase == "policy" else self.auxiliary_loss
+            expected = torch.autograd.grad(loss(minibatch)[0], list(self.trainable_parameters()))
+            parts = super().record(phase, update, minibatch)
+            for ours, its in zip(expected, made[-1], strict=True):
+                torch.testing.assert_close(its, ours, atol=1e-6, rtol=1e-5)
+            return parts
+
+    fit(DATA, MODEL | {"max_grad_norm": 1e6}, ppo=Alone)
+    assert len(made) == 2 * 7 + 2 * 12
+
+
+def test_a_phase_stores_bytes_and_only_what_it_needs():
+    phase = AuxiliaryPhase(None)
+    rollout = TensorDict(
+        {
+            "observation": torch.zeros(2, 4, 3, 64, 64, dtype=torch.uint8),
+            "action": torch.zeros(2, 4, dtype=torch.int64),
+            "value_target": torch.zeros(2, 4, 1),
+            "advantage": torch.zeros(2, 4, 1),
+        },
+        batch_size=(2, 4),
+    )
+    phase.store(rollout)
+    rollout["observation"].fill_(1)  # the collector overwrites its storage
+    (stored,) = phase.rollouts
+    assert not stored["observation"].any()
+    assert sum(tensor.nbytes for tensor in stored.values()) == 8 * (3 * 64 * 64 + 8 + 4)
+
+
+def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
+    """The loss of a minibatch with weights is that of its valid rows."""
+    torch.manual_seed(0)
+    minibatch = {
+        "observation": torch.randn(6, 1, dtype=torch.float64),
+        "action": torch.zeros(6, dtype=torch.int64),
+        "value_target": torch.randn(6, 1, dtype=torch.float64),
+        f"{POLICY}0": torch.randn(6, 2, dtype=torch.float64).log_softmax(-1),
+    }
+    valid = torch.tensor([True, False, True, True, False, True])
+    alone = by_hand.auxiliary_loss({key: tensor[valid] for key, tensor in minibatch.items()})
+    weighted = by_hand.auxiliary_loss(minibatch | {"weight": valid * (6 / 4)})
+    torch.testing.assert_close(weighted, alone, atol=1e-12, rtol=0)
+
+
+def test_steps_that_only_reset_do_not_enter_the_auxiliary_phase(fit):
+    data = DATA | {"env_id": "tests.environments.NextStepVector", "env_kwargs": {"env_id": "Hopper-v5"}}
+    module = fit(data, MODEL, ppo=Traced)
+    weights = [m["weight"] for phase, *_, m in module.updates if phase == "auxiliary"]
+    assert any((weight == 0).any() for weight in weights)
+    for weight in weights:
+        assert weight.mean().item() == pytest.approx(1, abs=1e-6)
+
+
+RUNS = {
+    "discrete, shared": ({}, SHARED),
+    "discrete, dual": ({}, MLPAgent),
+    "continuous": ({"env_id": "Pendulum-v1"}, functools.partial(MLPAgent, shared=True, norm_obs=True)),
+}
+
+
+def state(module):
+    return torch.cat([tensor.double().flatten() for tensor in module.state_dict().values()])
+
+
+class Save(L.Callback):
+    """Callback that saves after some rollouts."""
+
+    def __init__(self, folder, *rollouts):
+        self.folder, self.rollouts = folder, rollouts
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if pl_module.rollouts_done in self.rollouts:
+            trainer.save_checkpoint(self.folder / f"{pl_module.rollouts_done}.ckpt")
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_resumes_in_the_middle_of_a_policy_phase_to_the_bit(kind, fit, tmp_path):
+    data, agent = RUNS[kind]
+    model = MODEL | {"agent": agent}
+    whole = fit(DATA | data, model, ppo=PPG, callbacks=[Save(tmp_path, 2, 3, 5)])
+    sizes = []
+    for rollouts, stored in ((2, 2), (3, 0), (5, 2)):
+        path = tmp_path / f"{rollouts}.ckpt"
+        sizes.append(path.stat().st_size)
+        assert len(torch.load(path, weights_only=True)["auxiliary"]["rollouts"]) == stored
+        assert torch.equal(state(fit(DATA | data, model, ppo=PPG, ckpt_path=path)), state(whole)), rollouts
+    assert sizes[1] < sizes[0], "after an auxiliary phase, a checkpoint has no rollouts"
+
+
+class PreemptedIn(PPG):
+    """PPG whose process gets the signal in pass ``at`` over the rollouts of phase ``phase``."""
+
+    def __init__(self, at, phase, **kwargs):
+        super().__init__(**kwargs)
+        self.at, self.when, self.phases = at, phase, 0
+
+    def step_schedule(self, metrics):
+        self.phases += len(self.auxiliary.rollouts) >= 3
+        super().step_schedule(metrics)
+
+    def auxiliary_loss(self, minibatch):
+        if self.phases == self.when and self.auxiliary.epochs_done == self.at:
+            (callback,) = (c for c in self.trainer.callbacks if isinstance(c, Preemption))
+            callback.requested = True
+        return super().auxiliary_loss(minibatch)
+
+
+@pytest.mark.parametrize("desired_kl", [None, 1e-4])
+@pytest.mark.parametrize(("at", "phase"), [(0, 1), (2, 2)])
+def test_a_run_resumes_in_the_middle_of_an_auxiliary_phase_to_the_bit(fit, tmp_path, at, phase, desired_kl):
+    """With ``desired_kl``, the learning rate depends on the iteration before the auxiliary phase."""
+    model = MODEL | {"e_auxiliary": 4, "desired_kl": desired_kl, "anneal_lr": desired_kl is None}
+    whole = fit(DATA, model, ppo=PPG)
+    options = {
+        "callbacks": [Preemption(), ModelCheckpoint(tmp_path)],
+        "enable_checkpointing": True,
+    }
+    preempted = functools.partial(PreemptedIn, at, phase)
+    with pytest.raises(SystemExit):
+        fit(DATA, model, ppo=preempted, **options)
+    path = tmp_path / "preempted.ckpt"
+    saved = torch.load(path, weights_only=True)["auxiliary"]
+    assert saved["epochs_done"] == at + 1
+    assert len(saved["rollouts"]) == 3
+    resumed = fit(DATA, model, ppo=PPG, ckpt_path=path)
+    assert resumed.env_steps == whole.env_steps
+    assert torch.equal(state(resumed), state(whole))
+    assert resumed.lr_schedulers().state_dict() == whole.lr_schedulers().state_dict()
+
+
+def test_the_last_auxiliary_phase_of_a_preempted_run_is_finished_and_saved(fit, tmp_path, capsys):
+    """The resumed run collects no rollout, after which Lightning would save."""
+    data = DATA | {"total_timesteps": 64 * 6}
+    whole = fit(data, MODEL, ppo=PPG)
+    saving = {"callbacks": [Preemption(), ModelCheckpoint(tmp_path)], "enable_checkpointing": True}
+    with pytest.raises(SystemExit):
+        fit(data, MODEL, ppo=functools.partial(PreemptedIn, 0, 2), **saving)
+    resumed = fit(data, MODEL, ppo=PPG, ckpt_path=tmp_path / "preempted.ckpt", **saving)
+    assert torch.equal(state(resumed), state(whole))
+    path = tmp_path / "finished.ckpt"
+    assert f"Finished the last auxiliary phase: {path}" in capsys.readouterr().out
+    assert torch.equal(state(PPG.load_from_checkpoint(path)), state(whole))
+    again = fit(data, MODEL, ppo=PPG, ckpt_path=path)
+    assert torch.equal(state(again), state(whole)), "nothing is left to do"
+
+
+@pytest.mark.parametrize("env_id", ["Parts-v0", "Reach-v0"])
+def test_actions_of_several_parts_and_masks(fit, env_id):
+    module = fit(DATA | {"env_id": env_id}, MODEL | {"beta_clone": 10.0}, ppo=Traced)
+    divergences = [parts["kl_loss"].item() for phase, _, parts, _ in module.updates if phase == "auxiliary"]
+    assert abs(divergences[0]) < 1e-6
+    assert 0 < max(divergences) < 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", RUNS)
+def test_eager_and_compiled_runs_agree(fit, kind):
+    """Past the second auxiliary phase."""
+    data, agent = RUNS[kind]
+    model = MODEL | {"agent": agent, "learning_rate": 1e-4}
+    eager, compiled = (fit(DATA | data, model | {"compile": on}, ppo=Traced) for on in (False, True))
+    assert len(eager.updates) == len(compiled.updates)
+    for (phase, lr, one, _), (other_phase, other_lr, other, _) in zip(
+        eager.updates, compiled.updates, strict=True
+    ):
+        assert (phase, lr) == (other_phase, other_lr)
+        torch.testing.assert_close(other, one, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(state(compiled), state(eager), atol=1e-4, rtol=1e-3)
+
+
+def test_a_second_run_starts_without_rollouts(make_trainer):
+    from ppo_lightning import RolloutDataModule
+
+    L.seed_everything(1, verbose=False)
+    module = PPG(**MODEL)
+    for _ in range(2):
+        make_trainer().fit(module, RolloutDataModule(**DATA))
+        assert len(module.auxiliary.rollouts) == 1  # 7 rollouts, 3 of them in each phase
+
+
+def test_a_checkpoint_predicts_without_an_environment(fit, tmp_path):
+    module = fit(DATA, MODEL, ppo=PPG, callbacks=[Save(tmp_path, 7)])
+    loaded = PPG.load_from_checkpoint(tmp_path / "7.ckpt")
+    assert torch.equal(state(loaded), state(module))
+    assert loaded.hparams.n_iteration == 3
+    observation = torch.randn(5, 4)
+    assert torch.equal(loaded.predict(observation), module.predict(observation))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"n_iteration": 8}, r"model.n_iteration \(8\) is more than the 7 rollouts .* lower it"),
+        ({"num_aux_rollouts": 5}, r"model.num_aux_rollouts \(5\) must divide .* = 12"),
+        ({"e_auxiliary": 0}, "model.e_auxiliary is 0: it must be"),
+        ({"beta_clone": -1.0}, "model.beta_clone is -1.0"),
+        ({"agent": functools.partial(MLPAgent, shared=True, memory="gru")}, "model.agent has a memory"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(fit, model, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(DATA, MODEL | model, ppo=PPG)
+
+
+def test_normed_weights_have_one_norm_per_output():
+    spec = Unbounded((3, 64, 64), dtype=torch.uint8), Categorical(15, shape=())
+    agent = CNNAgent(*spec, body="impala", normed_init=True, shared=False)
+    for body in (agent.actor_body, agent.critic_body):
+        norms = [layer.weight.flatten(1).norm(dim=1) for layer in body.modules() if hasattr(layer, "weight")]
+        for norm, expected in zip(norms, [1.0, *[6**-0.25] * 4] * 3 + [1.4], strict=True):
+            torch.testing.assert_close(norm, torch.full_like(norm, expected))
+    torch.testing.assert_close(agent.head.linear.weight.norm(dim=1), torch.full((15,), 0.1))
+    assert not any(p.any() for name, p in agent.named_parameters() if name.endswith("bias"))
+    assert agent.actor_body.convolutions[0].weight.is_contiguous(memory_format=torch.channels_last)
+    linear = torch.nn.Linear(3, 2)
+    weight = linear.weight.detach().clone()
+    cosine = torch.nn.functional.cosine_similarity(normed(linear, 2.0).weight, weight)
+    torch.testing.assert_close(cosine, torch.ones(2))
+    with pytest.raises(ConfigError, match=r"normed_init is true: set model.agent.body to impala"):
+        CNNAgent(*spec, normed_init=True)
