@@ -188,7 +188,7 @@ def test_ranks_with_a_pool_of_snapshots_do_what_one_rank_does(tmp_path, compiled
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_ranks_with_auxiliary_phases_do_what_one_rank_does(tmp_path, compiled):
-    """Sequences are dealt out for all ranks, past the third phase and rollout 10. Weights count invalid steps."""
+    """Sequences are dealt out for all ranks, past the third phase and rollout 10. Some steps are invalid."""
     model = {"n_iteration": 3, "e_auxiliary": 2, "num_aux_rollouts": 2, "compile": compiled}
     options = HOPPER | {"model": model, "rollouts": 11, "invalid": [[2, 14], [3, 12]]}
     (one,) = run(tmp_path / "one", 1, **options)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+import ppo_lightning
 from ppo_lightning import MLPAgent
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.commands import cli
@@ -17,6 +18,7 @@ from ppo_lightning.commands import cli
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
 QUICK = ("configs/classic/", "configs/spaces/")
+PPG_PHASES = {"n_iteration": 32, "e_auxiliary": 6, "beta_clone": 1.0, "num_aux_rollouts": 4}
 
 
 @pytest.fixture
@@ -40,7 +42,9 @@ def short(recipe):
         options[1] //= 8
     if "/selfplay/" in recipe:
         options += ["--model.rating_games", 2, "--model.snapshot_every", 1]
-    if "/procgen/" in recipe:
+    if "/ppg/" in recipe:
+        options += ["--model.n_iteration", 2]
+    if data["backend"] == "procgen":
         options += ["--data.num_envs", 16, "--data.num_steps", 8]
         options[1] = 2 * 16 * 8
     # RPO's noise moves the ratio from 1; without it, RPO is PPO.
@@ -52,7 +56,7 @@ def short(recipe):
     [pytest.param(it, marks=() if it.startswith(QUICK) else pytest.mark.integration) for it in RECIPES],
 )
 def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_path):
-    if "/procgen/" in recipe:
+    if "backend: procgen" in (ROOT / recipe).read_text():
         pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
     metrics_of_updates = []
     update = PPO.update
@@ -118,6 +122,8 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
         "atari_lstm": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
         "procgen": (procgen, (64, 256, 25_000_000)),
+        # ppg_procgen.py, whose update_epochs are e_policy
+        "ppg": (procgen | {"update_epochs": 1, "adam_eps": 1e-8} | PPG_PHASES, (64, 256, 25_000_000)),
         "selfplay": (reference | {"clip_coef": 0.1}, (16, 128, 20_000_000)),  # ppo_pettingzoo_ma_atari.py
         "multiagent": (  # TorchRL's tutorial on PPO with several agents, with normalized rewards
             reference
@@ -157,7 +163,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
     }
     pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
     for recipe in RECIPES:
-        if Path(recipe).stem in ("tictactoe", "connectfour"):  # there are no published settings
+        if recipe.endswith(("tictactoe.yaml", "connectfour.yaml", "ppg/cartpole.yaml")):  # none are published
             continue
         hyperparameters, sizes = expected[Path(recipe).parent.name]
         config = yaml.safe_load((ROOT / recipe).read_text())
@@ -169,7 +175,8 @@ def test_the_recipes_have_the_reference_hyperparameters():
         if recipe.endswith("pong_fast.yaml"):
             hyperparameters, sizes = hyperparameters | pong_in_5_minutes, (16, *sizes[1:])
         own = {key: float(v) if isinstance(v, str) else v for key, v in config["model"]["init_args"].items()}
-        model = PPO().hparams | own
+        algorithm = getattr(ppo_lightning, config["model"]["class_path"].rpartition(".")[2])
+        model = algorithm().hparams | own
         assert {key: model[key] for key in hyperparameters} == hyperparameters, recipe
         data = config["data"]
         if recipe.endswith("halfcheetah_fast.yaml"):
