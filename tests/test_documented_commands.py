@@ -143,7 +143,9 @@ class Reader:
         if "/atari" in recipe or str(data.get("env_id")).startswith("atari/"):
             sizes["num_steps"] = 16
             flags += ["--data.env_kwargs.max_episode_frames", "400"]
-        if "/procgen/" in recipe:
+        if "/ppg/" in recipe:
+            flags += ["--model.n_iteration", "2"]
+        if data.get("backend") == "procgen":
             sizes = {"num_envs": 16, "num_steps": 8}
         if re.search("/(mujoco|rpo|dm_control)/", recipe):
             flags += ["--data.env_kwargs.max_episode_steps", "50"]

@@ -15,6 +15,7 @@ from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase
 from ppo_lightning.algorithms.checks import check_phases
 from ppo_lightning.algorithms.minibatches import Minibatch, all_ranks, mean_of
 from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.algorithms.update import make_update
 from ppo_lightning.callbacks.preemption import save_beside_checkpoints
 from ppo_lightning.models import Evaluation
 from ppo_lightning.models.heads import Float32Linear
@@ -49,6 +50,7 @@ class PPG(PPO):
         >>> module = PPG(n_iteration=8, agent=functools.partial(MLPAgent, shared=True))
     """
 
+    norm_adv_of = "rollout"
     auxiliary_critic: nn.Module
 
     def __init__(
@@ -76,11 +78,6 @@ class PPG(PPO):
         """Return the parameters of the agent and of the auxiliary value function."""
         yield from super().trainable_parameters()
         yield from self.auxiliary_critic.parameters()
-
-    @property
-    def normalizes_minibatches(self) -> bool:
-        """False: :meth:`advantages` normalizes the whole rollout."""
-        return False
 
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
         """Add ``advantage``, normalized over the rollouts of all ranks, and ``value_target``. Store them."""
@@ -148,7 +145,7 @@ class PPG(PPO):
     def on_train_start(self) -> None:
         """Create the updates, and finish the auxiliary phase in which a resumed run was preempted."""
         super().on_train_start()
-        self.auxiliary.optimize = self.make_update(self.auxiliary_loss)
+        self.auxiliary.optimize = make_update(self, self.auxiliary_loss)
         if self.auxiliary.epochs_done:
             with self.trainer.precision_plugin.train_step_context():
                 self.step_schedule([{"approx_kl": torch.tensor(self._approx_kl)}])

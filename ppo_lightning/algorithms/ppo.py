@@ -21,7 +21,7 @@ from ppo_lightning.algorithms.schedule import (
     override_restored_settings,
     remaining,
 )
-from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, Loss
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
 from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
@@ -89,6 +89,7 @@ class PPO(AgentModule):
     )
     takes_memory: ClassVar = False  # whether the agent must have a memory
     whole_graph: ClassVar = True  # whether a compiler can trace all of the loss
+    norm_adv_of: ClassVar = "minibatch"  # or "rollout": a variant normalizes the advantages itself
 
     def __init__(
         self,
@@ -195,7 +196,8 @@ class PPO(AgentModule):
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
         keys = with_valid(rollout, self.minibatch_keys)
         epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
-        yield from split_epoch(epoch, self.hparams.num_minibatches, self.normalizes_minibatches)
+        norm_adv = self.hparams.norm_adv and self.norm_adv_of == "minibatch"
+        yield from split_epoch(epoch, self.hparams.num_minibatches, norm_adv)
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the total loss of a minibatch and its detached parts.
@@ -318,18 +320,7 @@ class PPO(AgentModule):
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
         self.ent_coef = torch.tensor(float(self.hparams.ent_coef), device=self.device)
-        self.optimize = self.make_update(self.loss)
-
-    def make_update(self, loss: Loss) -> EagerUpdate | CompiledUpdate:
-        """Return the update of a minibatch for a loss, compiled if the settings say so.
-
-        Args:
-            loss: Method of this module, with the arguments and results of :meth:`loss`.
-        """
-        compiled = self.hparams.compile
-        whole = self.trainer.world_size == 1 and self.whole_graph
-        eager = EagerUpdate(self, compile_loss=compiled and not whole, loss=loss)
-        return CompiledUpdate(self, eager) if compiled and whole else eager
+        self.optimize = make_update(self, self.loss)
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Set the clipping range and the entropy weight of the iteration."""
@@ -385,11 +376,6 @@ class PPO(AgentModule):
         """Number of optimizer steps per iteration, or None if it varies."""
         varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
-
-    @property
-    def normalizes_minibatches(self) -> bool:
-        """Whether the advantages of each minibatch are normalized."""
-        return self.hparams.norm_adv
 
     @property
     def rows_at_once(self) -> int | None:

@@ -58,7 +58,7 @@ class RecurrentPPO(PPO):
         sequences = {key: rollout[key] for key in with_valid(rollout, self.minibatch_keys)}
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
         epoch = {key: tensor[order] for key, tensor in sequences.items()}
-        yield from split_epoch(epoch, count, self.normalizes_minibatches)
+        yield from split_epoch(epoch, count, self.hparams.norm_adv)
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of whole sequences, see :meth:`PPO.loss`."""

@@ -246,6 +246,19 @@ class CompiledUpdate:
         )
 
 
+def make_update(module: Any, loss: Loss) -> EagerUpdate | CompiledUpdate:
+    """Return the update of a minibatch for a loss, compiled if the module's settings say so.
+
+    Args:
+        module: A PPO module in a fit.
+        loss: Method of the module that maps a minibatch to the loss and its detached parts.
+    """
+    compiled = module.hparams.compile
+    whole = module.trainer.world_size == 1 and module.whole_graph
+    eager = EagerUpdate(module, compile_loss=compiled and not whole, loss=loss)
+    return CompiledUpdate(module, eager) if compiled and whole else eager
+
+
 class _Holder(nn.Module):
     """Module whose ``forward`` is the loss, so that ``functional_call`` can replace the parameters."""
 
