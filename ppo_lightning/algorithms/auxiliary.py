@@ -6,14 +6,22 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, mean_of, with_valid
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.callbacks.preemption import Preemption
+from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
 
 STORED = ("observation", "action", "value_target")
 POLICY = "policy_"  # prefix of the keys of the policy's parameters before the phase
+
+
+def bytes_per_step(observation: TensorSpec) -> int:
+    """Return the size of a stored step with one discrete action, without the parameters of the policy."""
+    row = stored(observation)
+    return row.shape.numel() * row.dtype.itemsize + torch.int64.itemsize + torch.float32.itemsize
 
 
 class AuxiliaryPhase:

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from ppo_lightning.algorithms import losses
-from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase
+from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase, bytes_per_step
 from ppo_lightning.algorithms.checks import check_phases
 from ppo_lightning.algorithms.minibatches import Minibatch, all_ranks, mean_of
 from ppo_lightning.algorithms.ppo import PPO
@@ -20,6 +20,7 @@ from ppo_lightning.callbacks.preemption import save_beside_checkpoints
 from ppo_lightning.models import Evaluation
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
+from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -136,6 +137,14 @@ class PPG(PPO):
         super().setup(stage)
         if stage == "fit" and self.trainer.ckpt_path is None:
             self.auxiliary.clear()
+
+    def configure_model(self) -> None:
+        """Build the networks, and check that a phase fits into the memory of a rank."""
+        super().configure_model()
+        if self.fitting:
+            steps = self.hparams.n_iteration * self.data.frames_per_rollout // self.trainer.world_size
+            size = bytes_per_step(self.data.specs.observation)
+            check_memory(steps, size, "model.n_iteration * data.num_envs * data.num_steps")
 
     def check_split(self) -> None:
         """Check that rollouts and phases can be split into minibatches."""

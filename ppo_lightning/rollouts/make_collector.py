@@ -54,7 +54,7 @@ def make_collector(
     state_size = 0 if agent.memory is None else agent.memory.state_size
     observations = 2 * observation.shape.numel() * observation.dtype.itemsize  # before and after the step
     small = 64  # actions, rewards, values, flags
-    check_memory(env.batch_size[0], num_steps, observations + 4 * state_size + small)
+    check_memory(env.batch_size[0] * num_steps, observations + 4 * state_size + small)
     options = (deterministic, reward_scaler, first_env, total_envs, precision, step_timeout)
     if isinstance(env, BatchedEnv):
         if env.turn_based and agent.memory is not None:

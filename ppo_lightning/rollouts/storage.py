@@ -92,16 +92,21 @@ def perspective(rollout: TensorDictBase) -> Tensor | None:
     return torch.where(same, 1.0, -1.0).squeeze(-1)
 
 
-def check_memory(num_envs: int, num_steps: int, bytes_per_step: int) -> None:
-    """Refuse a rollout larger than the machine's memory, if the operating system reports this size.
+def check_memory(steps: int, bytes_per_step: int, settings: str = "data.num_envs * data.num_steps") -> None:
+    """Refuse steps that take more than the machine's memory, if the operating system reports this size.
+
+    Args:
+        steps: Number of steps.
+        bytes_per_step: Size of a step.
+        settings: Settings whose product is the number of steps, for the message.
 
     Raises:
-        ConfigError: Names the sizes and both numbers of gigabytes.
+        ConfigError: Names the settings and both numbers of gigabytes.
     """
-    needed = num_envs * num_steps * bytes_per_step
+    needed = steps * bytes_per_step
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
     if needed > memory:
         raise ConfigError(
-            f"data.num_envs * data.num_steps = {num_envs * num_steps} steps take {needed / 1e9:.0f} GB and"
-            f" this machine has {memory / 1e9:.0f} GB of memory: lower one of the two."
+            f"{settings} = {steps} steps take {needed / 1e9:.0f} GB and this machine has"
+            f" {memory / 1e9:.0f} GB of memory: lower one of these settings."
         )

@@ -11,9 +11,14 @@ from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
 from ppo_lightning import PPG, CNNAgent, ConfigError, MLPAgent
-from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase
+from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase, bytes_per_step
 from ppo_lightning.callbacks.preemption import Preemption
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.export import load_from_hub, to_onnx
+from ppo_lightning.export.hub import save_for_hub
+from ppo_lightning.export.onnx import largest_difference
 from ppo_lightning.models.init import normed
+from ppo_lightning.spaces.specs import spec_from_plain
 
 DATA = {"num_envs": 4, "num_steps": 16, "total_timesteps": 64 * 7}
 SHARED = functools.partial(MLPAgent, shared=True)
@@ -235,7 +240,8 @@ def test_a_phase_stores_bytes_and_only_what_it_needs():
     rollout["observation"].fill_(1)  # the collector overwrites its storage
     (stored,) = phase.rollouts
     assert not stored["observation"].any()
-    assert sum(tensor.nbytes for tensor in stored.values()) == 8 * (3 * 64 * 64 + 8 + 4)
+    size = bytes_per_step(Unbounded((3, 64, 64), dtype=torch.uint8))
+    assert sum(tensor.nbytes for tensor in stored.values()) == 8 * size == 8 * (3 * 64 * 64 + 8 + 4)
 
 
 def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
@@ -413,6 +419,13 @@ def test_settings_that_cannot_work_are_refused(fit, model, message):
         fit(DATA, MODEL | model, ppo=PPG)
 
 
+def test_a_phase_that_does_not_fit_into_the_memory_is_refused(fit):
+    """A step of CartPole has 16 + 8 + 4 bytes; 10^6 rollouts of 40 000 steps take 1120 GB."""
+    data = DATA | {"num_steps": 10_000, "total_timesteps": 10**12}
+    with pytest.raises(ConfigError, match=r"^model.n_iteration \* .* = 40000000000 steps take 1120 GB"):
+        fit(data, MODEL | {"n_iteration": 10**6}, ppo=PPG)
+
+
 def test_normed_weights_have_one_norm_per_output():
     spec = Unbounded((3, 64, 64), dtype=torch.uint8), Categorical(15, shape=())
     agent = CNNAgent(*spec, body="impala", normed_init=True, shared=False)
@@ -429,3 +442,15 @@ def test_normed_weights_have_one_norm_per_output():
     torch.testing.assert_close(cosine, torch.ones(2))
     with pytest.raises(ConfigError, match=r"normed_init is true: set model.agent.body to impala"):
         CNNAgent(*spec, normed_init=True)
+
+
+def test_an_exported_agent_acts_as_the_trained_one(fit, tmp_path):
+    """The auxiliary value function is left out."""
+    module = fit(DATA, MODEL, ppo=PPG, callbacks=[Save(tmp_path, 7)])
+    checkpoint = read_checkpoint(str(tmp_path / "7.ckpt"))
+    agent = load_from_hub(save_for_hub(checkpoint, tmp_path / "hub", video=False))
+    observation = torch.randn(16, 4)
+    assert torch.equal(agent.mode(observation), module.predict(observation))
+    spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
+    onnx = to_onnx(agent, spec, tmp_path / "agent.onnx")
+    assert largest_difference(agent, onnx, observation.numpy()) < 1e-5
