@@ -176,6 +176,16 @@ def test_phases_alternate_and_the_learning_rate_falls_with_the_iterations(fit):
     assert module.trainer.fit_loop.epoch_loop.global_step == 2 * 7 + 2 * 12
 
 
+def test_advantages_are_normalized_over_the_rollout_and_not_again(fit):
+    module = fit(DATA, MODEL, ppo=Traced)
+    advantages = [m["advantage"].squeeze(-1) for phase, *_, m in module.updates if phase == "policy"]
+    for first, second in zip(advantages[::2], advantages[1::2], strict=True):
+        std, mean = torch.std_mean(torch.cat([first, second]))
+        assert mean.item() == pytest.approx(0, abs=1e-6)
+        assert std.item() == pytest.approx(1, abs=1e-5)
+        assert abs(first.mean()) > 1e-4
+
+
 def test_each_pass_sees_every_stored_sequence_once_and_whole(fit):
     module = fit(DATA | {"env_id": "Script-v0"}, MODEL, ppo=Traced)
     seen = [minibatch for phase, *_, minibatch in module.updates if phase == "auxiliary"]
