@@ -88,7 +88,6 @@ class PPO(AgentModule):
         "value_target",
     )
     takes_memory: ClassVar = False  # whether the agent must have a memory
-    whole_graph: ClassVar = True  # whether a compiler can trace all of the loss
 
     def __init__(
         self,
@@ -304,7 +303,7 @@ class PPO(AgentModule):
             return
         if self.takes_memory and self.agent.memory is None:
             raise ConfigError(
-                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or gru."
+                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm, gru or min_gru."
             )
         if self.agent.memory is not None and not self.takes_memory:
             raise ConfigError(
@@ -372,6 +371,11 @@ class PPO(AgentModule):
         """Number of optimizer steps per iteration, or None if it varies."""
         varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
+
+    @property
+    def whole_graph(self) -> bool:
+        """Whether a compiler can trace all of the loss."""
+        return self.agent.memory is None or self.agent.memory.traceable
 
     @property
     def normalizes_minibatches(self) -> bool:

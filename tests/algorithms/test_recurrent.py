@@ -23,13 +23,13 @@ from ppo_lightning import (
 )
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
-from ppo_lightning.models.memory import Memory
+from ppo_lightning.models.agent import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.video.record import record_video
 from tests.environments import Trouble
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-KINDS = pytest.mark.parametrize("kind", ["lstm", "gru"])
+KINDS = pytest.mark.parametrize("kind", MEMORIES)
 
 
 def agent_of(env, kind="lstm", agent=MLPAgent, **options):
@@ -105,7 +105,7 @@ class First(L.Callback):
 def test_sequences_give_the_result_of_single_steps(kind, share):
     """Resets are random, from none to every step; the arrays of the fast collector agree, too."""
     torch.manual_seed(0)
-    memory, count, num_steps = Memory(kind, 5, 7), 3, 29
+    memory, count, num_steps = MEMORIES[kind](5, 7), 3, 29
     for parameter in memory.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     features, state = torch.randn(count, num_steps, 5), torch.randn(count, memory.state_size)
@@ -130,7 +130,7 @@ def test_sequences_give_the_result_of_single_steps(kind, share):
 @pytest.mark.detail("32")
 @KINDS
 def test_weights_are_orthogonal_and_biases_zero(kind):
-    memory = Memory(kind, 16, 16)
+    memory = MEMORIES[kind](16, 16)
     for name, parameter in memory.named_parameters():
         if "bias" in name:
             assert not parameter.any()
