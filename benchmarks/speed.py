@@ -28,6 +28,7 @@ import peers
 WORKLOADS: dict[str, tuple[str, str, str, int, int, float]] = {
     "cartpole-4x128": ("CartPole-v1", "classic", "gymnasium", 4, 128, 0),
     "cartpole-lstm-4x128": ("CartPole-v1", "lstm", "gymnasium", 4, 128, 0),
+    "cartpole-lstm-64x128": ("CartPole-v1", "lstm", "vectorized", 64, 128, 0),
     "cartpole-64x128": ("CartPole-v1", "classic", "vectorized", 64, 128, 0),
     "cartpole-2048x128": ("CartPole-v1", "classic", "vectorized", 2048, 128, 20),
     "halfcheetah-1x2048": ("HalfCheetah-v4", "mujoco", "gymnasium", 1, 2048, 0),
@@ -62,7 +63,10 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
     """Return the competitors of a workload: our options and precision, or functions of others, by name."""
     kind = WORKLOADS[workload][1]
     ours: dict[str, Any] = {"ours": ({}, "32-true"), "ours, compiled": ({"compile": True}, "32-true")}
-    if kind == "lstm":
+    if kind == "lstm":  # "ours" has an LSTM
+        for memory in ("gru", "min_gru"):
+            ours[f"ours, {memory}"] = ({"memory": memory}, "32-true")
+            ours[f"ours, {memory}, compiled"] = ({"memory": memory, "compile": True}, "32-true")
         ours["ours, without memory"] = ({"memory": None}, "32-true")
         return ours | {
             "sb3-contrib, like ours": peers.recurrent_ppo_like_ours,

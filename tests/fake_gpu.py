@@ -32,6 +32,7 @@ AGENTS = [
     (MLPAgent, VECTOR, BOX, {"head": "tanh_gaussian"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "lstm"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "gru"}),
+    (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "min_gru"}),
     (CNNAgent, PICTURE, DISCRETE, {}),
     (CNNAgent, PICTURE, BOX, {"body": "impala"}),
 ]

@@ -88,7 +88,6 @@ class PPO(AgentModule):
         "value_target",
     )
     takes_memory: ClassVar = False  # whether the agent must have a memory
-    whole_graph: ClassVar = True  # whether a compiler can trace all of the loss
     norm_adv_of: ClassVar = "minibatch"  # or "rollout": a variant normalizes the advantages itself
 
     def __init__(
@@ -306,7 +305,7 @@ class PPO(AgentModule):
             return
         if self.takes_memory and self.agent.memory is None:
             raise ConfigError(
-                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or gru."
+                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm, gru or min_gru."
             )
         if self.agent.memory is not None and not self.takes_memory:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""PPO for agents with a memory, an LSTM or a GRU after the body."""
+"""PPO for agents with a memory after the body: an LSTM, a GRU or a minGRU."""
 
 from collections.abc import Iterator
 
@@ -18,8 +18,8 @@ class RecurrentPPO(PPO):
     The update recomputes the hidden states of each sequence from the stored state of the first step.
 
     The hyperparameters are those of :class:`~ppo_lightning.PPO`. ``num_minibatches`` must divide the number
-    of environments of a rank. With ``compile``, the networks before and after the memory are compiled, and
-    the memory uses PyTorch's kernel.
+    of environments of a rank. With ``compile``, the networks before and after an LSTM or a GRU are compiled,
+    and the memory uses PyTorch's kernel. With a minGRU, the whole update is one graph, as without a memory.
 
     Raises:
         ConfigError: The agent has no memory, or the environments cannot be split into minibatches.
@@ -30,7 +30,6 @@ class RecurrentPPO(PPO):
     """
 
     takes_memory = True
-    whole_graph = False
 
     def check_split(self) -> None:
         """Check that the environments can be split into minibatches.

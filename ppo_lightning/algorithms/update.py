@@ -77,7 +77,9 @@ class EagerUpdate:
 
     @functools.cached_property
     def _loss(self) -> Loss:
-        return compile_per_instance(self.loss, self.module.whole_graph) if self._compile_loss else self.loss
+        return (
+            compile_per_instance(self.loss, self.module.agent.traceable) if self._compile_loss else self.loss
+        )
 
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Update the weights.
@@ -254,7 +256,7 @@ def make_update(module: Any, loss: Loss) -> EagerUpdate | CompiledUpdate:
         loss: Method of the module that maps a minibatch to the loss and its detached parts.
     """
     compiled = module.hparams.compile
-    whole = module.trainer.world_size == 1 and module.whole_graph
+    whole = module.trainer.world_size == 1 and module.agent.traceable
     eager = EagerUpdate(module, compile_loss=compiled and not whole, loss=loss)
     return CompiledUpdate(module, eager) if compiled and whole else eager
 

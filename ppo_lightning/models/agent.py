@@ -17,7 +17,9 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.composite import make_head
 from ppo_lightning.models.heads import Float32Linear, HeadName, Parameters
 from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.lstm_gru import GRU, LSTM
 from ppo_lightning.models.memory import Memory, MemoryName
+from ppo_lightning.models.min_gru import MinGRU
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.spaces.entries import ChosenEntries
 from ppo_lightning.spaces.specs import spec_to_plain
@@ -27,6 +29,8 @@ from ppo_lightning.spaces.specs import spec_to_plain
 Acted = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 # Function of normalized observation [N, ...], noise [N, ...] and hidden state [N, M], updated in place.
 ArrayPolicy = Callable[[np.ndarray, np.ndarray | None, np.ndarray | None], Acted]
+# Memories by name: functions of the width of the features and the width of the output.
+MEMORIES: dict[MemoryName, Callable[[int, int], Memory]] = {"lstm": LSTM, "gru": GRU, "min_gru": MinGRU}
 
 
 class Evaluation(NamedTuple):
@@ -81,7 +85,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         shared: Use one body, and one memory, for policy and value instead of one body each.
         head: The action distribution. None: categorical for discrete actions, Gaussian for continuous ones.
         normalizer: Normalizes the observations. None: no normalization.
-        memory: ``lstm`` or ``gru`` after the body. None: no memory.
+        memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
         memory_size: Width H of the memory's output.
         mask: Columns of the action mask in a row of observations. None: no mask.
         critic_body: Makes the body of the value function, if it differs. None: ``body`` makes it.
@@ -125,7 +129,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         self.critic_body = None if shared else (critic_body or body)()
         features = self.actor_body.out_features
         assert isinstance(features, int)
-        self.memory = None if memory is None else Memory(memory, features, memory_size)
+        self.memory = None if memory is None else MEMORIES[memory](features, memory_size)
         width = features if memory is None else memory_size
         self.head = make_head(head, width, action_spec)
         if mask is not None and mask.stop - mask.start != self.head.num_choices:
@@ -142,6 +146,11 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     def device(self) -> torch.device:
         """Device of the weights."""
         return self.critic.weight.device
+
+    @property
+    def traceable(self) -> bool:
+        """Whether a compiler can trace all of :meth:`evaluate`."""
+        return self.memory is None or self.memory.traceable
 
     def rollout_keys(self, observation: TensorSpec, action: TensorSpec) -> dict[str, TensorSpec]:
         """Return the entries of a step that a rollout stores for the update.

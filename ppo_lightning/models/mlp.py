@@ -147,7 +147,7 @@ class MLPAgent(ActorCritic):
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
             parts and pictures.
         clip_obs: Maximum absolute value of a normalized observation.
-        memory: ``lstm`` or ``gru`` after the body. None: no memory.
+        memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
         memory_size: Width of the memory's output.
         actor_keys: Names of the entries of a dictionary of observations that the policy reads. Dots join the
             names of nested entries, and the name of a dictionary selects all of its entries. None: all

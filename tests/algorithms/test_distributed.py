@@ -140,10 +140,11 @@ def test_statistics_of_ranks_with_transforms_are_equal_past_rollout_10(tmp_path)
         assert rank["statistics"]["agent.normalizer.count"] > 4 * 16 * 12
 
 
-def test_ranks_with_a_memory_do_what_one_rank_does(tmp_path):
+@pytest.mark.parametrize(("memory", "compiled"), [("lstm", False), ("min_gru", False), ("min_gru", True)])
+def test_ranks_with_a_memory_do_what_one_rank_does(tmp_path, memory, compiled):
     """The learning rate, which follows the KL divergence, is the same on all ranks."""
-    agent = {"memory": "lstm", "memory_size": 16, "shared": True}
-    model = {"num_minibatches": 2, "anneal_lr": False, "desired_kl": 1e-3}
+    agent = {"memory": memory, "memory_size": 16, "shared": True}
+    model = {"num_minibatches": 2, "anneal_lr": False, "desired_kl": 1e-3, "compile": compiled}
     options = {"agent": agent, "model": model, "data": {"env_id": "Hopper-v5"}, "check_every": 1}
     (one,) = run(tmp_path / "one", 1, **options)
     two = run(tmp_path / "two", 2, **options)
@@ -211,7 +212,7 @@ def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("memory", [None, "lstm"])
+@pytest.mark.parametrize("memory", [None, "lstm", "min_gru"])
 def test_valid_steps_of_all_ranks_have_the_same_weight(tmp_path, memory):
     """One rank has 32 valid steps and the other 6; every step weighs the same in gradients and metrics."""
     agent = HOPPER["agent"] | ({"memory": memory, "memory_size": 8, "shared": True} if memory else {})

@@ -21,15 +21,16 @@ from ppo_lightning import (
     evaluate,
     make_env,
 )
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
-from ppo_lightning.models.memory import Memory
+from ppo_lightning.models.agent import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.video.record import record_video
 from tests.environments import Trouble
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-KINDS = pytest.mark.parametrize("kind", ["lstm", "gru"])
+KINDS = pytest.mark.parametrize("kind", MEMORIES)
 
 
 def agent_of(env, kind="lstm", agent=MLPAgent, **options):
@@ -105,7 +106,7 @@ class First(L.Callback):
 def test_sequences_give_the_result_of_single_steps(kind, share):
     """Resets are random, from none to every step; the arrays of the fast collector agree, too."""
     torch.manual_seed(0)
-    memory, count, num_steps = Memory(kind, 5, 7), 3, 29
+    memory, count, num_steps = MEMORIES[kind](5, 7), 3, 29
     for parameter in memory.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     features, state = torch.randn(count, num_steps, 5), torch.randn(count, memory.state_size)
@@ -127,10 +128,37 @@ def test_sequences_give_the_result_of_single_steps(kind, share):
     torch.testing.assert_close(torch.from_numpy(array), now, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.detail("33")
+@pytest.mark.detail("34")
+@KINDS
+@pytest.mark.parametrize("first", [0, 1, 6, 11])
+def test_an_episode_depends_on_nothing_before_its_first_step(kind, first):
+    """The step before still depends on the initial state: a reset comes neither early nor late."""
+    torch.manual_seed(0)
+    memory, is_init = MEMORIES[kind](5, 7), torch.zeros(1, 12, dtype=torch.bool)
+    is_init[0, first] = True
+    features = torch.randn(1, 12, 5)
+    one, other = (memory(features, torch.randn(1, memory.state_size), is_init) for _ in range(2))
+    assert (one != other).any(dim=2).tolist() == [[step < first for step in range(12)]]
+    alone, _ = memory.step(features[:, first], torch.zeros(1, memory.state_size))
+    torch.testing.assert_close(one[:, first], alone)
+
+
+@KINDS
+def test_a_memory_computes_in_float32_for_any_precision(kind):
+    torch.manual_seed(0)
+    memory, is_init = MEMORIES[kind](5, 7), torch.zeros(2, 4, dtype=torch.bool)
+    features, state = torch.randn(2, 4, 5).bfloat16(), torch.randn(2, memory.state_size)
+    expected = memory(features.float(), state, is_init), *memory.step(features[:, 0].float(), state)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = memory(features, state, is_init), *memory.step(features[:, 0], state)
+    assert all(map(torch.equal, results, expected))
+
+
 @pytest.mark.detail("32")
 @KINDS
 def test_weights_are_orthogonal_and_biases_zero(kind):
-    memory = Memory(kind, 16, 16)
+    memory = MEMORIES[kind](16, 16)
     for name, parameter in memory.named_parameters():
         if "bias" in name:
             assert not parameter.any()
@@ -261,6 +289,20 @@ def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
     assert all(parameter.isfinite().all() for parameter in model.agent.parameters())
 
 
+class Named(RecurrentPPO):
+    """Recorder of the update that ``compile`` selects; the update itself is eager."""
+
+    def update(self, minibatch):
+        self.selected = type(self.optimize)
+        return EagerUpdate(self)(minibatch)
+
+
+@KINDS
+def test_the_update_is_one_graph_if_the_memory_is_traceable(kind, tmp_path):
+    module = fit(tmp_path, lstm(kind), module=Named, model={"compile": True})
+    assert module.selected is (CompiledUpdate if kind == "min_gru" else EagerUpdate)
+
+
 @KINDS
 def test_an_interrupted_run_resumes_to_the_bit(kind, tmp_path):
     class Save(L.Callback):
@@ -302,7 +344,7 @@ def test_a_video_of_an_agent_with_a_memory(tmp_path):
     ("module", "agent", "data", "match"),
     [
         (PPO, lstm(), {}, "RecurrentPPO"),
-        (RecurrentPPO, MLPAgent, {}, "set model.agent.memory"),
+        (RecurrentPPO, MLPAgent, {}, "set model.agent.memory to lstm, gru or min_gru"),
         (RecurrentPPO, functools.partial(MLPAgent, memory="lstm"), {}, "shared to true"),
         (RecurrentPPO, lstm(), {"num_envs": 3}, "whole sequences"),
     ],

@@ -1,5 +1,6 @@
 """The compiled update agrees with the eager update, step by step."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
-from ppo_lightning import PPO, ConfigError, MLPAgent
+from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.algorithms.schedule import IterationLR
 from ppo_lightning.algorithms.update import CompiledUpdate, compile_per_instance
@@ -19,6 +20,8 @@ from ppo_lightning.models.mlp import FastTanh
 REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
 MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
+
+MIN_GRU = functools.partial(MLPAgent, shared=True, memory="min_gru", memory_size=16)
 
 
 @pytest.fixture
@@ -49,6 +52,10 @@ class Tracing(PPO):
         self.steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
 
 
+class TracingSequences(Tracing, RecurrentPPO):
+    """The same for agents with a memory."""
+
+
 def weights(module):
     return torch.cat([parameter.detach().flatten() for parameter in module.agent.parameters()])
 
@@ -62,16 +69,20 @@ def optimizer_state(module):
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "data, model",
+    "data, model, ppo",
     [
-        (REACH, {"ent_coef": 0.01}),
+        (REACH, {"ent_coef": 0.01}, Tracing),
+        (REACH, {"agent": MIN_GRU}, TracingSequences),  # whose episodes end after 3 to 9 steps
         pytest.param(
-            CARTPOLE, {"clip_vloss": False, "norm_adv": False, "max_grad_norm": 99.0}, marks=pytest.mark.slow
+            CARTPOLE,
+            {"clip_vloss": False, "norm_adv": False, "max_grad_norm": 99.0},
+            Tracing,
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_eager_and_compiled_updates_agree(fit, data, model, calls):
-    eager, compiled = (fit(data, MODEL | model | {"compile": on}, ppo=Tracing) for on in (False, True))
+def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls):
+    eager, compiled = (fit(data, MODEL | model | {"compile": on}, ppo=ppo) for on in (False, True))
     assert eager.steps == compiled.steps
     assert eager.steps.ready == eager.steps.completed == 3 * 2 * 2
     assert len(calls) == 3 * 2 * 2 - 1, "all but the first, which makes Adam's state"

@@ -22,6 +22,7 @@ from ppo_lightning.export import load_from_hub, to_onnx
 from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.hub import save_for_hub
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations
+from ppo_lightning.models.agent import MEMORIES
 from ppo_lightning.models.mlp import MLP
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import JoinedBox, spec_from_plain, spec_from_space, spec_to_plain
@@ -159,7 +160,7 @@ def test_privileged_entries_change_values_and_no_actions(memory):
     assert torch.equal(agent.value(agent.normalize(first)), value), "and it needs no memory"
 
 
-@pytest.mark.parametrize("memory", [None, "lstm", "gru"])
+@pytest.mark.parametrize("memory", [None, *MEMORIES])
 @pytest.mark.parametrize("keys", [["state"], ["a", "state"]])
 def test_the_numpy_policy_acts_like_the_agent(keys, memory):
     """Adjacent columns and others are selected without leaving NumPy."""
@@ -272,7 +273,7 @@ class FirstKL(RecurrentPPO):
         return metrics
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", MEMORIES)
 @pytest.mark.parametrize(("env_id", "keys"), [("Reach-v0", BLIND), ("Reach-v0", {}), ("Mixed-v0", {})])
 def test_a_recurrent_actor_with_a_feed_forward_critic_trains(fit, env_id, keys, kind):
     agent = functools.partial(MLPAgent, memory=kind, memory_size=16, shared=False, norm_obs=True, **keys)

@@ -19,6 +19,7 @@ from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, ch
 from ppo_lightning.commands import cli
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
+from ppo_lightning.models.agent import MEMORIES
 from ppo_lightning.models.encoders import make_encoder
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.rows import from_row, to_row
@@ -197,7 +198,7 @@ def fit(agent=MLPAgent, module=PPO, callbacks=(), compile=False, **data):
     return model, first.kl
 
 
-@pytest.mark.parametrize("memory", [None, "lstm", "gru"])
+@pytest.mark.parametrize("memory", [None, *MEMORIES])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("do", ACTIONS)
 def test_the_first_ratio_is_1_for_every_head_mask_and_memory(do, masked, memory):
