@@ -55,6 +55,7 @@ class RecurrentPPO(PPO):
         # detail 35
         order = deal_sequences(self.uniform(rollout.batch_size[0]), count).to(rollout["action"].device)
         sequences = {key: rollout[key] for key in with_valid(rollout, self.minibatch_keys)}
+        # detail 36
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
         epoch = {key: tensor[order] for key, tensor in sequences.items()}
         yield from split_epoch(epoch, count, self.hparams.norm_adv)

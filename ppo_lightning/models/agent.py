@@ -212,6 +212,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         """
         if self.memory is None:
             return None
+        # detail 33
         return torch.zeros(num_envs, self.memory.state_size, device=self.device)
 
     def normalize(self, observation: Tensor) -> Tensor:

@@ -54,7 +54,6 @@ class KernelMemory(Memory):
         lengths = torch.diff(first, append=first.new_tensor([count * num_steps]))
         sequence = first // num_steps
         step = first % num_steps
-        # detail 33
         continues = (step == 0) & ~is_init[sequence, step]
         start = torch.where(continues[:, None], state[sequence], 0.0)
         rows = features.float().flatten(0, 1)
@@ -87,7 +86,6 @@ class KernelMemory(Memory):
         time = torch.arange(int(lengths.max()), device=rows.device)[:, None]  # [L, 1]
         indices = first + time  # [L, S]
         is_real = time < lengths
-        # detail 36
         with torch.autocast(rows.device.type, enabled=False):
             state = self.kernel_state(start.unsqueeze(0))
             output, _ = self.cell(rows[indices.clamp(max=len(rows) - 1)], state)

@@ -46,10 +46,8 @@ class MinGRU(Memory):
 
     def forward(self, features: Tensor, state: Tensor, is_init: Tensor) -> Tensor:
         """Process whole sequences, see :meth:`Memory.forward`."""
-        # detail 36
         with torch.autocast(features.device.type, enabled=False):
             z, o, candidate = self._gates_and_candidate(features)
-            # detail 33
             weight = (1 - z).masked_fill(is_init[..., None], 0.0)
             return o * LinearRecurrence.apply(weight, z * candidate, state)
 
