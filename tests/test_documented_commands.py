@@ -107,7 +107,8 @@ class Reader:
     def budget(self, args):
         """Return flags that shorten a command."""
         if args[0] in ("validate", "test"):
-            return ["--data.eval_episodes", "1"]
+            rated = ["--model.rating_games", "2"] if "--model.rating_games" in args else []
+            return ["--data.eval_episodes", "1", *rated]
         if args[0] == "profile":
             return ["--seconds", "0.2"]
         if args[0] == "check-env":
