@@ -86,5 +86,29 @@ class Locks(gymnasium.Env):
         return (np.arange(self.num_locks) < self._open).astype(np.int8)
 
 
+class GoalReward(gymnasium.Wrapper):
+    """Reward of 1 at the termination of an episode, and 0 at all other steps.
+
+    Args:
+        env: An environment whose episodes terminate at the goal only.
+
+    Example:
+        >>> env = GoalReward(gymnasium.make("MountainCar-v0"))
+        >>> env.reset(seed=1)[1], env.step(0)[1]
+        ({}, 0.0)
+    """
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Step the environment, see ``gymnasium.Env.step``."""
+        observation, _, terminated, truncated, info = self.env.step(action)
+        return observation, float(terminated), terminated, truncated, info
+
+
+def make_sparse_mountaincar(**kwargs: Any) -> gymnasium.Env:
+    """Make MountainCar-v0 with a reward of 1 at the flag only."""
+    return GoalReward(gymnasium.make("MountainCar-v0", **kwargs).unwrapped)
+
+
 gymnasium.register("CartPoleMasked-v0", make_masked_cartpole, max_episode_steps=500)
 gymnasium.register("Locks-v0", lambda **kwargs: Locks(**kwargs))
+gymnasium.register("MountainCarSparse-v0", make_sparse_mountaincar, max_episode_steps=200)

@@ -155,7 +155,10 @@ def random_features(shape: tuple[int, ...]) -> nn.Sequential:
         shape: Shape of the input, pictures [C, H, W] or numbers [D].
     """
     if len(shape) == 1:
-        return nn.Sequential(hidden(shape[0], HIDDEN), nn.LeakyReLU(), hidden(HIDDEN, HIDDEN))
+        layers = hidden(shape[0], HIDDEN), hidden(HIDDEN, HIDDEN)
+        for layer in layers:
+            nn.init.uniform_(layer.bias, -1, 1)
+        return nn.Sequential(layers[0], nn.LeakyReLU(), layers[1])
     gain = math.sqrt(2)
     convolutions = channels_last(
         nn.Sequential(
