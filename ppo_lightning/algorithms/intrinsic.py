@@ -49,6 +49,7 @@ class IntrinsicRewards:
         )
         self.visits: list[Counter[int]] = [Counter(dict(state["visits"].tolist())) for state in states]
 
+    @torch.no_grad()
     def compute(self, rollout: TensorDictBase, curiosity: Curiosity, rows_at_once: int) -> Tensor:
         """Compute the scaled rewards of a rollout, and continue the statistics.
 

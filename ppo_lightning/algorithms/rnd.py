@@ -140,7 +140,7 @@ class RND(PPO):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the entries of a checkpoint of an RND run."""
-        self.curiosity = self.curiosity or Curiosity.like(checkpoint["state_dict"])
+        self.curiosity = Curiosity.like(checkpoint["state_dict"], self.curiosity)
         super().on_load_checkpoint(checkpoint)
         self._saved = checkpoint["intrinsic"] if self.fitting else []
 

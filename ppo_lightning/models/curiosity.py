@@ -71,14 +71,15 @@ class Curiosity(nn.Module):
         return cls(shape, agent.critic.in_features)
 
     @classmethod
-    def like(cls, state: Mapping[str, Any]) -> "Curiosity":
+    def like(cls, state: Mapping[str, Any], existing: "Curiosity | None" = None) -> "Curiosity":
         """Make networks for the weights of a module with an attribute ``curiosity``.
 
         Args:
             state: Tensors of the module, by name.
+            existing: Networks that are returned, if there are some.
 
         Raises:
-            ConfigError: The module had no such networks.
+            ConfigError: The module has no such networks.
         """
         names = ("curiosity.normalizer.mean", "curiosity.critic.weight")
         if not state.keys() >= set(names):
@@ -87,7 +88,7 @@ class Curiosity(nn.Module):
                 " algorithm of its run."
             )
         mean, weight = (state[name] for name in names)
-        return cls(tuple(mean.shape), weight.shape[-1])
+        return existing or cls(tuple(mean.shape), weight.shape[-1])
 
     def view(self, observation: Tensor) -> Tensor:
         """Return what the networks see of stored observations [N, T, ...], [N, T, *shape]."""
