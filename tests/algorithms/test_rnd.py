@@ -461,11 +461,23 @@ def test_a_second_fit_keeps_the_networks_and_restarts_the_sums(make_trainer, fit
     module = fit(SMALL, MODEL, ppo=Recorder)
     count = module.curiosity.normalizer.count.item()
     discounted = module.rewards.discounted.clone()
-    module.trainer.datamodule.setup("fit")
     make_trainer().fit(module, module.trainer.datamodule)
     assert module.count == count, "no random steps"
     assert module.curiosity.normalizer.count == count + 3 * 32
     assert not torch.equal(module.rewards.discounted, discounted)
+
+
+def test_a_new_run_after_a_resumed_one_starts_with_sums_of_zero(fit, tmp_path, make_trainer):
+    class Starting(RND):
+        def on_train_start(self):
+            super().on_train_start()
+            self.started_with = self.rewards.discounted.clone()
+
+    fit(SMALL, MODEL, ppo=Starting, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
+    module = fit(SMALL, MODEL, ppo=Starting, ckpt_path=tmp_path / "middle.ckpt")
+    assert module.started_with.min() > 0
+    make_trainer().fit(module, module.trainer.datamodule)
+    assert module.started_with.tolist() == [0, 0]
 
 
 def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path):
