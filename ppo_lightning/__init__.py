@@ -5,7 +5,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppo_lightning.algorithms import PPG, PPO, RPO, AgentModule, RecurrentPPO, SelfPlay
+    from ppo_lightning.algorithms import PPG, PPO, RND, RPO, AgentModule, RecurrentPPO, SelfPlay
     from ppo_lightning.envs import make_env
     from ppo_lightning.errors import ConfigError
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
@@ -16,7 +16,7 @@ warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*
 
 __version__ = "0.1.0"
 _ROOMS = {
-    "algorithms": ("PPG", "PPO", "RPO", "AgentModule", "RecurrentPPO", "SelfPlay"),
+    "algorithms": ("PPG", "PPO", "RND", "RPO", "AgentModule", "RecurrentPPO", "SelfPlay"),
     "envs": ("make_env",),
     "errors": ("ConfigError",),
     "models": ("ActorCritic", "CNNAgent", "MLPAgent"),
@@ -26,6 +26,7 @@ _MODULES = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "PPG",
     "PPO",
+    "RND",
     "RPO",
     "ActorCritic",
     "AgentModule",

@@ -4,7 +4,8 @@ from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppg import PPG
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.algorithms.recurrent import RecurrentPPO
+from ppo_lightning.algorithms.rnd import RND
 from ppo_lightning.algorithms.rpo import RPO
 from ppo_lightning.algorithms.selfplay import SelfPlay
 
-__all__ = ["PPG", "PPO", "RPO", "AgentModule", "RecurrentPPO", "SelfPlay"]
+__all__ = ["PPG", "PPO", "RND", "RPO", "AgentModule", "RecurrentPPO", "SelfPlay"]

@@ -79,7 +79,7 @@ class PPO(AgentModule):
         >>> L.Trainer(max_epochs=-1, accelerator="cpu").fit(PPO(learning_rate=2.5e-4), data)
     """
 
-    minibatch_keys: ClassVar = (
+    minibatch_keys: ClassVar[tuple[str, ...]] = (
         "observation",
         "action",
         "action_log_prob",

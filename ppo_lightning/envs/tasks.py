@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from ppo_lightning.errors import import_extra
+
 
 class MaskedVelocity(gymnasium.ObservationWrapper):
     """CartPole without velocities, so that one observation is not enough to balance the pole.
@@ -86,5 +88,78 @@ class Locks(gymnasium.Env):
         return (np.arange(self.num_locks) < self._open).astype(np.int8)
 
 
+class GoalReward(gymnasium.Wrapper):
+    """Reward of 1 at the termination of an episode, and 0 at all other steps.
+
+    Args:
+        env: An environment whose episodes terminate at the goal only.
+
+    Example:
+        >>> env = GoalReward(gymnasium.make("MountainCar-v0"))
+        >>> env.reset(seed=1)[1], env.step(0)[1]
+        ({}, 0.0)
+    """
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Step the environment, see ``gymnasium.Env.step``."""
+        observation, _, terminated, truncated, info = self.env.step(action)
+        return observation, float(terminated), terminated, truncated, info
+
+
+def make_sparse_mountaincar(**kwargs: Any) -> gymnasium.Env:
+    """Make MountainCar-v0 with a reward of 1 at the flag only."""
+    return GoalReward(gymnasium.make("MountainCar-v0", **kwargs).unwrapped)
+
+
+class FixedLevel(gymnasium.Env):
+    """An environment of EnvPool whose episodes all have the same level.
+
+    EnvPool draws a level at each reset, from a seed that it takes at construction only. A reset therefore
+    makes a new environment, which takes half a millisecond for MiniGrid.
+
+    Args:
+        task: EnvPool's id.
+        level: Seed of the level.
+        **env_kwargs: Arguments of ``envpool.make``.
+
+    Example:
+        >>> env = FixedLevel("MiniGrid-MultiRoom-N4-S5-v0", level=1)
+        >>> (env.reset()[0]["image"] == env.reset()[0]["image"]).all()
+        True
+    """
+
+    def __init__(self, task: str, level: int = 1, **env_kwargs: Any) -> None:
+        envpool = import_extra("envpool", extra="envpool")
+        options = {"num_envs": 1, "num_threads": 1, "seed": [level]} | env_kwargs
+        self._make = lambda: envpool.make(task, env_type="gymnasium", **options)
+        self._env = self._make()
+        self.observation_space = self._env.observation_space
+        self.action_space = self._env.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Start the level again, for any seed, see ``gymnasium.Env.reset``."""
+        super().reset(seed=seed)
+        self._env.close()
+        self._env = self._make()
+        return self._first(self._env.reset()[0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Step the environment, see ``gymnasium.Env.step``."""
+        observation, *results, _ = self._env.step(np.array([action], self.action_space.dtype))
+        reward, terminated, truncated = (result[0] for result in results)
+        return self._first(observation), float(reward), bool(terminated), bool(truncated), {}
+
+    def close(self) -> None:
+        """Stop the thread of the environment."""
+        self._env.close()
+
+    def _first(self, observation: Any) -> Any:
+        if isinstance(observation, dict):
+            return {name: part[0] for name, part in observation.items()}
+        return observation[0]
+
+
 gymnasium.register("CartPoleMasked-v0", make_masked_cartpole, max_episode_steps=500)
 gymnasium.register("Locks-v0", lambda **kwargs: Locks(**kwargs))
+gymnasium.register("FixedLevel-v0", lambda **kwargs: FixedLevel(**kwargs))
+gymnasium.register("MountainCarSparse-v0", make_sparse_mountaincar, max_episode_steps=200)

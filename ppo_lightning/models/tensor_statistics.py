@@ -9,6 +9,7 @@ from ppo_lightning.models.normalizers import EPSILON, Moments, ObservationNormal
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.scans import discounted_sum
 
+PART = 2**20  # numbers that are merged at once
 TensorSummary = tuple[float, Tensor, Tensor]  # size, mean, sum of squared deviations
 
 
@@ -105,6 +106,37 @@ def update_each(moments: Moments, batches: Tensor) -> Tensor:
     moments.mean.copy_(new_means[-1])
     moments.m2.copy_(m2[-1])
     return (m2 / counts + EPSILON).sqrt()
+
+
+def merge_rows(moments: Moments, rows: Tensor) -> None:
+    """Merge rows of all ranks into statistics.
+
+    With several ranks this is a collective. The number of rows may differ between ranks.
+
+    Args:
+        moments: Statistics, updated in place.
+        rows: Rows of this rank, [B, *shape].
+    """
+    local = moments.mean.new_zeros(3, *moments.mean.shape)
+    rows_at_once = max(1, PART // max(1, moments.mean.numel()))  # as float64, pictures take eightfold memory
+    for part in rows.split(rows_at_once) if len(rows) else ():
+        variance, mean = torch.var_mean(part.to(local.device).double(), dim=0, correction=0)
+        count = torch.full_like(mean, len(part))
+        local = merged(local, torch.stack([count, mean, variance * len(part)]))
+    total = torch.stack([moments.count.expand_as(moments.mean), moments.mean, moments.m2])
+    for summary in collectives.gather(local):
+        total = merged(total, summary)
+    moments.count.copy_(total[0].max())
+    moments.mean.copy_(total[1])
+    moments.m2.copy_(total[2])
+
+
+def merged(one: Tensor, other: Tensor) -> Tensor:
+    """Merge two summaries, each [3, *shape]: size, mean, sum of squared deviations. A size may be 0."""
+    size = one[0] + other[0]
+    share = other[0] / size.clamp(min=1)
+    delta = other[1] - one[1]
+    return torch.stack([size, one[1] + delta * share, one[2] + other[2] + delta.square() * one[0] * share])
 
 
 def summarize(batches: Sequence[Tensor]) -> list[TensorSummary]:

@@ -167,22 +167,35 @@ class RolloutDataModule(L.LightningDataModule):
             ConfigError: ``num_envs`` cannot be divided among the ranks, or the backend has no restarts.
         """
         if self._env is None:
-            assert self.trainer is not None
-            world_size = self.trainer.world_size
-            if self.num_envs % world_size:
-                raise ConfigError(
-                    f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks."
-                )
-            self._replace_auto()
-            self._env = self.factory.make(self.num_envs // world_size, self.seed, self.first_env)
-            if self.max_restarts:
-                if not (isinstance(self._env, BatchedEnv) and self._env.can_restart):
-                    raise ConfigError(
-                        "data.max_restarts needs the backend 'gymnasium' (and no game of Atari or VectorEnv),"
-                        " without data.transforms."
-                    )
-                self._env.max_restarts = self.max_restarts
+            self._env = self.make_env(self.seed)
         return self._env
+
+    def make_env(self, seed: int) -> EnvBase:
+        """Make environments of this rank.
+
+        Args:
+            seed: Seed from which the environments get theirs.
+
+        Raises:
+            ConfigError: As for :attr:`env`.
+        """
+        assert self.trainer is not None
+        world_size = self.trainer.world_size
+        if self.num_envs % world_size:
+            raise ConfigError(
+                f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks."
+            )
+        self._replace_auto()
+        env = self.factory.make(self.num_envs // world_size, seed, self.first_env)
+        if self.max_restarts:
+            if not (isinstance(env, BatchedEnv) and env.can_restart):
+                env.close()
+                raise ConfigError(
+                    "data.max_restarts needs the backend 'gymnasium' (and no game of Atari or VectorEnv),"
+                    " without data.transforms."
+                )
+            env.max_restarts = self.max_restarts
+        return env
 
     def choose_workers(self) -> WorkerChoice:
         """Choose the number of workers for this rank's environments, from a measured step time."""

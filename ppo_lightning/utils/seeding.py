@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-Stream = Literal["train", "eval", "noise", "shuffle", "opponents"]
-_STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle", "opponents")
+Stream = Literal["train", "eval", "noise", "shuffle", "opponents", "curiosity"]
+_STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle", "opponents", "curiosity")
 
 
 def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
@@ -20,7 +20,8 @@ def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
 
     Args:
         seed: Seed of the run.
-        stream: Use of the seed: training or evaluation environments, action noise, shuffling, or opponents.
+        stream: Use of the seed: training or evaluation environments, action noise, shuffling, opponents, or
+            random steps before the training.
         index: Global index of the environment.
 
     Returns:

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torchrl.envs import InitTracker
 
 import ppo_lightning
-from ppo_lightning import PPG, RecurrentPPO, SelfPlay
+from ppo_lightning import PPG, RND, RecurrentPPO, SelfPlay
 from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks import Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
@@ -26,10 +26,14 @@ options = json.loads(sys.argv[1])
 several = options["devices"] * options["nodes"] > 1
 
 
+def weights(module):
+    return torch.nn.utils.parameters_to_vector(module.trainable_parameters()).detach().clone()
+
+
 class Recorded:
     def on_train_start(self):
         super().on_train_start()
-        self.initial = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
+        self.initial = weights(self)
         self.exchanges = self.updates = 0
         if several and not options["nccl"]:  # which exchanges no tensors of the CPU
             self.trainer.model.register_comm_hook(None, self.exchange)
@@ -41,7 +45,7 @@ class Recorded:
     def training_step(self, rollout, batch_idx):
         self.last_observation = rollout["observation"].clone()
         if batch_idx == 1:
-            self.first = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
+            self.first = weights(self)
         if batch_idx == 1 and options["spoil"] == self.global_rank:
             with torch.no_grad():
                 self.agent.critic.bias += 1e-6
@@ -74,6 +78,10 @@ class SelfPlayRun(Recorded, SelfPlay):
 
 
 class PPGRun(Recorded, PPG):
+    pass
+
+
+class RNDRun(Recorded, RND):
     pass
 
 
@@ -136,6 +144,8 @@ if __name__ == "__main__":
         algorithm = SelfPlayRun
     if "n_iteration" in options["model"]:
         algorithm = PPGRun
+    if "int_coef" in options["model"]:
+        algorithm = RNDRun
     module = algorithm(**{"learning_rate": 1e-3} | options["model"], agent=agent)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
     trainer = L.Trainer(
@@ -157,7 +167,7 @@ if __name__ == "__main__":
         data["transforms"] = [InitTracker()]
     trainer.fit(module, ppo_lightning.RolloutDataModule(**data))
     result = {
-        "weights": torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach(),
+        "weights": weights(module),
         "statistics": dict(module.named_buffers()),
         "timeout": collectives.cpu_group()._get_backend(torch.device("cpu")).options._timeout.seconds
         if several

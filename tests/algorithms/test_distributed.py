@@ -204,6 +204,24 @@ def test_ranks_with_auxiliary_phases_do_what_one_rank_does(tmp_path, compiled):
         assert two[0]["metrics"][name] == pytest.approx(metrics[name], rel=0.02), name
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ranks_with_intrinsic_rewards_do_what_one_rank_does(tmp_path, compiled):
+    """Random steps, statistics, counts and the predictor's steps are those of all ranks, past rollout 10."""
+    model = {"int_coef": 1.0, "num_iterations_obs_norm_init": 3, "episodic_bonus": True, "compile": compiled}
+    options = {"model": model, "rollouts": 12, "check_every": 1}
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options)
+    assert difference(two, one, "first") < 0.001
+    assert difference(two, one) < 0.01
+    assert torch.equal(two[0]["weights"], two[1]["weights"])
+    assert two[0]["returns"] == pytest.approx(one["returns"])
+    assert one["statistics"]["curiosity.normalizer.count"] == 4 * 16 * (3 + 12)
+    for name, value in one["statistics"].items():
+        torch.testing.assert_close(two[0]["statistics"][name], value, rtol=1e-3, atol=1e-5)
+    assert "charts/episode_curiosity_reward" in one["metrics"]
+    assert two[0]["metrics"] == pytest.approx(one["metrics"], rel=1e-2, abs=1e-3)
+
+
 def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
     """All buffers are compared, 0-dimensional ones too, and training continues afterwards."""
     model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
@@ -212,11 +230,14 @@ def test_ranks_compare_their_statistics_every_ten_rollouts(tmp_path):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("memory", [None, "lstm", "min_gru"])
-def test_valid_steps_of_all_ranks_have_the_same_weight(tmp_path, memory):
+@pytest.mark.parametrize(
+    ("memory", "variant"),
+    [(None, {}), ("lstm", {}), ("min_gru", {}), (None, {"int_coef": 1.0, "update_proportion": 0.5})],
+)
+def test_valid_steps_of_all_ranks_have_the_same_weight(tmp_path, memory, variant):
     """One rank has 32 valid steps and the other 6; every step weighs the same in gradients and metrics."""
     agent = HOPPER["agent"] | ({"memory": memory, "memory_size": 8, "shared": True} if memory else {})
-    model = {"norm_reward": True, "num_minibatches": 1, "target_kl": 0.1}
+    model = {"norm_reward": True, "num_minibatches": 1, "target_kl": 0.1} | variant
     options = HOPPER | {"agent": agent, "model": model, "invalid": [[2, 14], [3, 12]]}
     (one,) = run(tmp_path / "one", 1, **options)
     two = run(tmp_path / "two", 2, **options)

@@ -1,0 +1,545 @@
+"""Random Network Distillation: two streams of rewards, novelty, its statistics and its checkpoints."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.envs import InitTracker
+
+from ppo_lightning import PPO, RND, CNNAgent, ConfigError, MLPAgent
+from ppo_lightning.algorithms import intrinsic, losses
+from ppo_lightning.algorithms.intrinsic import START, IntrinsicRewards
+from ppo_lightning.callbacks.guards import NonFiniteGuard
+from ppo_lightning.models.curiosity import Curiosity
+from ppo_lightning.rollouts.random_steps import random_rollouts
+from tests.checkpoints.test_resume import SaveAfter
+
+SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
+MODEL = {
+    "num_minibatches": 2,
+    "update_epochs": 2,
+    "num_iterations_obs_norm_init": 2,
+    "learning_rate": 1e-3,
+    "agent": functools.partial(MLPAgent, hidden_sizes=(16,)),
+}
+PIXELS = {"env_id": "ALE/Breakout-v5", "env_kwargs": {"screen_size": 36}}
+
+
+class Recorder(RND):
+    """Recorder of rollouts with advantages, minibatches and metrics."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.rollouts, self.epochs, self.metrics, self.missing = [], [], [], set()
+        self.count = self.curiosity.normalizer.count.item()
+        self.initial = {key: value.clone() for key, value in self.state_dict().items()}
+
+    def advantages(self, rollout):
+        rollout = super().advantages(rollout)
+        self.rollouts.append(rollout.clone())
+        return rollout
+
+    def minibatches(self, rollout):
+        self.epochs.append([])
+        for minibatch in super().minibatches(rollout):
+            self.epochs[-1].append(minibatch)
+            yield minibatch
+
+    def update(self, minibatch):
+        self.metrics.append(super().update(minibatch))
+        named = self.named_parameters()
+        self.missing |= {name for name, p in named if p.requires_grad and p.grad is None}
+        return self.metrics[-1]
+
+
+@pytest.fixture
+def constant_novelty(monkeypatch):
+    """Give every step an intrinsic reward of 1, and every observation an intrinsic value of 10."""
+    monkeypatch.setattr(Curiosity, "error", lambda self, observation: torch.ones(len(observation)))
+    monkeypatch.setattr(Curiosity, "reward_std", lambda self, *sums: torch.tensor(1.0))
+    monkeypatch.setattr(RND, "int_value", lambda self, observation, action: torch.full((len(action),), 10.0))
+
+
+# Two streams
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
+def test_a_constant_intrinsic_reward_is_worth_its_geometric_series(gae_lambda):
+    """1 + 0.9 + 0.81 + ... = 10, in float64."""
+    reward, value = torch.ones(2, 7, dtype=torch.float64), torch.full((2, 7), 10.0, dtype=torch.float64)
+    last = torch.full((2,), 10.0, dtype=torch.float64)
+    advantage, target = intrinsic.endless_gae(reward, value, last, 0.9, gae_lambda)
+    torch.testing.assert_close(advantage, torch.zeros_like(advantage), atol=1e-12, rtol=0)
+    torch.testing.assert_close(target, value)
+
+
+def test_the_value_after_the_rollout_counts_as_much_as_its_distance():
+    reward = torch.zeros(1, 4, dtype=torch.float64)
+    last = torch.tensor([1.0], dtype=torch.float64)
+    _, target = intrinsic.endless_gae(reward, reward.clone(), last, 0.5, 1.0)
+    assert target.tolist() == [[0.0625, 0.125, 0.25, 0.5]]
+
+
+def test_the_intrinsic_stream_stops_before_invalid_steps_only():
+    reward = torch.ones(1, 5, dtype=torch.float64)
+    value = torch.tensor([[0, 0, 7, 0, 0]], dtype=torch.float64)
+    valid = torch.tensor([[True, True, False, True, True]])
+    last = torch.zeros(1, dtype=torch.float64)
+    _, target = intrinsic.endless_gae(reward, value, last, 1.0, 1.0, valid)
+    assert target[0, [0, 1, 3, 4]].tolist() == [9, 8, 2, 1], "the value of the invalid step, not its return"
+
+
+def test_the_extrinsic_stream_ends_with_the_episode_and_the_intrinsic_one_does_not(fit, constant_novelty):
+    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 4}, "total_timesteps": 32}
+    module = fit(data, MODEL | {"gae_lambda": 1.0, "gamma": 1.0, "int_gamma": 0.9}, ppo=Recorder)
+    rollout = module.rollouts[0]
+    assert rollout["next", "terminated"].sum() == 8
+    steps_left = torch.tensor([4.0, 3, 2, 1]).repeat(2, 4)
+    torch.testing.assert_close(rollout["value_target"].squeeze(-1), steps_left)
+    torch.testing.assert_close(rollout["int_value_target"], torch.full((2, 16), 10.0))
+
+
+def test_the_advantage_is_the_weighted_sum_of_both(fit, monkeypatch):
+    """The extrinsic advantages are those of PPO, the intrinsic ones those of the stream without ends."""
+    both = []
+    gae = losses.gae
+    monkeypatch.setattr(losses, "gae", lambda *args: both.append(gae(*args)) or both[-1])
+    weights = {"ext_coef": 3.0, "int_coef": 0.5}
+    module = fit(SMALL | {"total_timesteps": 32}, MODEL | weights, ppo=Recorder)
+    (extrinsic, _), (internal, int_target) = both
+    assert internal.abs().max() > 1e-4
+    torch.testing.assert_close(
+        module.rollouts[0]["advantage"].squeeze(-1), torch.lerp(6 * extrinsic, internal, 0.5)
+    )
+    torch.testing.assert_close(module.rollouts[0]["int_value_target"], int_target)
+    expected = PPO.advantages(module, module.rollouts[0].clone())["value_target"]
+    torch.testing.assert_close(module.rollouts[0]["value_target"], expected, atol=0.1, rtol=0.1)
+
+
+def test_intrinsic_values_are_those_of_the_weights_that_collected_the_rollout(fit):
+    """The head reads the features of the value function; at the last step, of the next observation."""
+    seen = []
+
+    class Values(RND):
+        def int_value(self, observation, action):
+            seen.append(observation.clone())
+            return super().int_value(observation, action)
+
+    module = fit(SMALL | {"total_timesteps": 32}, MODEL | {"learning_rate": 1e-12}, ppo=Values)
+    *parts, last = seen
+    assert torch.cat(parts).shape == (32, 4)
+    assert last.shape == (2, 4)
+    features = module.agent.critic_body(last)
+    value = module.int_value(last, torch.zeros(2, dtype=torch.int64))
+    torch.testing.assert_close(value, module.curiosity.critic(features).squeeze(-1))
+
+
+def test_the_first_ratio_is_1_and_every_parameter_has_a_gradient(fit):
+    module = fit(SMALL, MODEL, ppo=Recorder)
+    for first in module.metrics[:: 2 * 2]:
+        assert abs(first["approx_kl"]) < 1e-6
+        assert first["clipfrac"] == 0
+    assert not module.missing
+    names = {name for name, p in module.named_parameters() if not p.requires_grad}
+    assert names and all(name.startswith("curiosity.target.") for name in names)
+    optimized = {id(p) for group in module.trainer.optimizers[0].param_groups for p in group["params"]}
+    assert optimized == {id(p) for p in module.parameters() if p.requires_grad}
+
+
+def test_the_total_loss_is_that_of_ppo_and_two_more_and_the_intrinsic_value_is_not_clipped(fit):
+    module = fit(SMALL, MODEL | {"vf_coef": 0.25}, ppo=Recorder)
+    minibatch = module.epochs[-1][0]
+    loss, parts = module.loss(minibatch)
+    expected = PPO.loss(module, minibatch)[0] + 0.25 * parts["int_value_loss"] + parts["fwd_loss"]
+    torch.testing.assert_close(loss, expected)
+    value = module.int_value(minibatch["observation"], minibatch["action"])
+    target = minibatch["int_value_target"] + 100
+    far = module.loss(minibatch | {"int_value_target": target})[1]["int_value_loss"]
+    torch.testing.assert_close(far, torch.nn.functional.mse_loss(value, target) / 2)
+
+
+# Intrinsic rewards
+
+
+def test_the_reward_filter_runs_over_time_in_each_environment():
+    """One reward at the first step decays by gamma per step; the other environment stays at 0."""
+    rewards = IntrinsicRewards([START, START], gamma=0.5)
+    sums = rewards.discount(torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
+    assert sums.tolist() == [[1.0, 0.5, 0.25], [0.0, 0.0, 0.0]]
+    assert rewards.discount(torch.tensor([[0.0], [8.0]])).tolist() == [[0.125], [8.0]], "in the next rollout"
+
+
+def fake_rollout(observations, step_count=None, valid=None):
+    """Return a rollout [N, T] whose next observations are given, [N, T, D]."""
+    observations = torch.as_tensor(observations, dtype=torch.float32)
+    shape = observations.shape[:2]
+    if step_count is None:
+        step_count = torch.arange(1, shape[1] + 1).expand(shape)
+    done = torch.zeros(*shape, 1, dtype=torch.bool)
+    following = {"observation": observations, "done": done, "step_count": step_count.unsqueeze(-1)}
+    first = torch.zeros(shape[0], 1, observations.shape[2])
+    keys = {"observation": torch.cat([first, observations[:, :-1]], dim=1)}
+    if valid is not None:
+        keys["valid"] = valid
+    return TensorDict({**keys, "next": TensorDict(following, shape)}, shape)
+
+
+def test_rewards_are_divided_by_the_deviation_of_all_their_sums_so_far():
+    """Over two rollouts, against a loop over the steps of each environment."""
+    torch.manual_seed(0)
+    curiosity = Curiosity((3,), critic_features=4)
+    rewards = IntrinsicRewards([START] * 2, gamma=0.9)
+    sums, total = [], np.zeros(2)
+    for _ in range(2):
+        rollout = fake_rollout(torch.randn(2, 5, 3))
+        scaled = rewards.compute(rollout, curiosity, rows_at_once=4)
+        for t in range(5):
+            total = 0.9 * total + rollout["int_reward"][:, t].numpy()
+            sums += total.tolist()
+        np.testing.assert_allclose(scaled, rollout["int_reward"] / np.std(sums), rtol=1e-4)
+    assert curiosity.reward_moments.count == 20
+    assert rollout["int_reward"].min() > 0
+
+
+def test_rewards_use_the_statistics_before_the_rollout():
+    torch.manual_seed(0)
+    curiosity = Curiosity((3,), critic_features=4)
+    observation = 3 + 10 * torch.randn(2, 5, 3)
+    before = curiosity.error(observation.flatten(0, 1)).view(2, 5)
+    rollout = fake_rollout(observation)
+    IntrinsicRewards([START] * 2, gamma=0.9).compute(rollout, curiosity, rows_at_once=100)
+    torch.testing.assert_close(rollout["int_reward"], before.detach())
+    torch.testing.assert_close(
+        curiosity.normalizer.mean, observation.flatten(0, 1).double().mean(0), atol=1e-6, rtol=1e-6
+    )
+    assert (curiosity.error(observation.flatten(0, 1)) - before.flatten()).abs().max() > 0.1
+
+
+def test_invalid_steps_have_no_reward_and_enter_no_statistics():
+    torch.manual_seed(0)
+    curiosity = Curiosity((3,), critic_features=4)
+    valid = torch.tensor([[True, True, False, True]])
+    observation = torch.randn(1, 4, 3)
+    observation[0, 2] = 1e6
+    rollout = fake_rollout(observation, valid=valid)
+    scaled = IntrinsicRewards([START], gamma=0.9).compute(rollout, curiosity, rows_at_once=100)
+    assert (scaled[0] > 0).tolist() == valid[0].tolist()
+    assert curiosity.normalizer.count == curiosity.reward_moments.count == 3
+    assert curiosity.normalizer.mean.abs().max() < 10
+
+
+def test_the_networks_get_the_observation_after_the_step(fit):
+    """At episode ends this is the final observation, which no step acts on."""
+    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 3}}
+    rollout = fit(data, MODEL, ppo=Recorder).rollouts[0]
+    assert rollout["novelty_input"][0, :6, 0].tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_the_episode_reward_is_the_sum_along_the_episode(fit, constant_novelty):
+    """Episodes of 5 steps in rollouts of 3 steps; the scaled rewards would give another number."""
+    data = {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 5}, "num_envs": 2, "num_steps": 3}
+    for rollouts, ended in ((1, False), (2, True), (3, False), (4, True)):
+        module = fit(data | {"total_timesteps": 6 * rollouts}, MODEL, ppo=RND)
+        metrics = module.trainer.callback_metrics
+        # Lightning keeps the values of earlier rollouts.
+        assert ("charts/episode_curiosity_reward" in metrics) == (ended or rollouts > 2)
+        if rollouts > 1:
+            assert metrics["charts/episode_curiosity_reward"] == 5
+
+
+@pytest.mark.parametrize("rollouts", [[6], [3, 3], [1, 1, 1, 1, 1, 1]])
+def test_visits_are_counted_in_the_episode_across_rollouts(rollouts):
+    """The episode starts at 0. The second one starts at step 4, at 0, too."""
+    after = torch.tensor([1, 0, 0, 1, 1, 0])
+    before = torch.tensor([0, 1, 0, 0, 0, 1])
+    first = torch.tensor([1, 0, 0, 0, 1, 0]).bool()
+    rewards = IntrinsicRewards([START], gamma=0.9)
+    counts = []
+    for parts in zip(*(tensor.split(rollouts) for tensor in (before, after, first)), strict=True):
+        rows = (part.view(1, -1, 1) for part in parts[:2])
+        counts += rewards.count_visits(*rows, parts[2].view(1, -1)).flatten().tolist()
+        rewards = IntrinsicRewards(rewards.states(), gamma=0.9)  # a checkpoint changes nothing
+    assert counts == [1, 2, 3, 2, 1, 2]
+
+
+def test_the_episodic_bonus_divides_by_the_root_of_the_visits():
+    torch.manual_seed(0)
+    curiosity = Curiosity((1,), critic_features=4)
+    observation = torch.tensor([[5.0, 5, 5, 5], [5, 6, 5, 6]]).unsqueeze(-1)
+    plain, divided = fake_rollout(observation), fake_rollout(observation)
+    same = Curiosity((1,), critic_features=4)
+    same.load_state_dict(curiosity.state_dict())
+    IntrinsicRewards([START] * 2, 0.9).compute(plain, curiosity, 100)
+    IntrinsicRewards([START] * 2, 0.9, episodic_bonus=True).compute(divided, same, 100)
+    share = (divided["int_reward"] / plain["int_reward"]).square().reciprocal()
+    torch.testing.assert_close(share, torch.tensor([[1.0, 2, 3, 4], [1, 1, 2, 2]]))
+
+
+# Statistics and networks
+
+
+def test_the_statistics_begin_with_random_steps_in_environments_of_their_own(fit):
+    module = fit(SMALL, MODEL, ppo=Recorder)
+    assert module.count == 2 * 32
+    assert module.curiosity.normalizer.count == (2 + 3) * 32
+    assert module.env_steps == 3 * 32, "random steps do not count"
+    without = fit(SMALL, MODEL | {"num_iterations_obs_norm_init": 0}, ppo=Recorder)
+    assert without.count == 0
+    assert torch.equal(without.rollouts[0]["observation"], module.rollouts[0]["observation"])
+
+
+def test_random_steps_are_uniform_and_leave_the_agent_alone(fit):
+    def stubborn(*specs):
+        agent = MLPAgent(*specs)
+        torch.nn.init.constant_(agent.head.linear.bias[:1], 50.0)  # always the first action
+        return agent
+
+    class Random(RND):
+        def on_train_start(self):
+            super().on_train_start()
+            before = {key: value.clone() for key, value in self.agent.state_dict().items()}
+            self.random = [rollout.clone() for rollout in random_rollouts(self.data, self.agent, 20)]
+            assert all(torch.equal(before[key], value) for key, value in self.agent.state_dict().items())
+
+        def training_step(self, rollout, batch_idx):
+            self.first = rollout["observation"][:, 0].clone()
+            super().training_step(rollout, batch_idx)
+
+    module = fit(SMALL | {"total_timesteps": 32}, MODEL | {"agent": stubborn}, ppo=Random)
+    actions = torch.cat([rollout["action"].flatten() for rollout in module.random])
+    assert 0.4 < actions.float().mean() < 0.6, "CartPole has two actions"
+    assert (module.random[0]["observation"][:, 0] != module.first).all()
+
+
+def test_observations_are_clipped_to_5_deviations():
+    curiosity = Curiosity((2,), critic_features=4)
+    curiosity.observe(torch.tensor([[[10.0, 0.0], [20.0, 2.0]]]))
+    far = torch.tensor([[40.0, 6.0], [4e6, 6e6], [15.0, 1.0]])
+    assert curiosity.normalizer(far).tolist() == [[5.0, 5.0], [5.0, 5.0], [0.0, 0.0]]
+    errors = curiosity.error(far)
+    assert errors[0] == errors[1] != errors[2]
+
+
+def test_the_target_never_changes_and_the_predictor_does(fit):
+    module = fit(SMALL, MODEL, ppo=Recorder)
+    now = module.state_dict()
+    changed = {name for name, value in module.initial.items() if not torch.equal(value, now[name])}
+    for part, changes in (("target", False), ("predictor", True), ("critic", True)):
+        names = {name for name in now if name.startswith(f"curiosity.{part}.")}
+        assert names and (names <= changed if changes else not names & changed), part
+
+
+def test_the_error_falls_where_the_agent_was(fit):
+    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 4}, "total_timesteps": 32 * 40}
+    module = fit(data, MODEL | {"update_epochs": 4}, ppo=Recorder)
+    with torch.no_grad():
+        error = {place: module.curiosity.error(torch.tensor([[place]])).item() for place in (1.0, 4.0, 8.0)}
+    assert module.rollouts[0]["int_reward"].mean() > 100 * error[1.0]
+    assert error[8.0] > 50 * error[4.0]
+
+
+def test_the_predictor_learns_from_a_share_of_the_steps_drawn_in_each_epoch(fit):
+    data = SMALL | {"num_steps": 512, "total_timesteps": 1024}
+    module = fit(data, MODEL | {"update_proportion": 0.25, "update_epochs": 3}, ppo=Recorder)
+    weights = [torch.cat([minibatch["novelty_weight"] for minibatch in epoch]) for epoch in module.epochs]
+    steps = [torch.cat([minibatch["observation"] for minibatch in epoch]) for epoch in module.epochs]
+    for epoch in weights:
+        assert epoch.unique().tolist() == [0.0, 4.0]
+        assert epoch.mean() == pytest.approx(1, abs=0.25)
+    chosen = [set(map(tuple, step[weight > 0].tolist())) for step, weight in zip(steps, weights, strict=True)]
+    assert len(chosen[0] & chosen[1]) < 0.5 * len(chosen[0]), "a fresh draw"
+    minibatch = module.epochs[0][0]
+    nothing = minibatch | {"novelty_weight": torch.zeros(512)}
+    assert module.loss(nothing)[1]["fwd_loss"] == 0
+    whole = minibatch | {"novelty_weight": torch.ones(512)}
+    expected = module.curiosity.error(minibatch["novelty_input"]).mean()
+    torch.testing.assert_close(module.loss(whole)[1]["fwd_loss"], expected.detach())
+
+
+@pytest.mark.parametrize(
+    ("data", "agent"),
+    [
+        ({"env_id": "Reach-v0"}, functools.partial(MLPAgent, norm_obs=True)),
+        ({"env_id": "Pendulum-v1"}, functools.partial(MLPAgent, head="tanh_gaussian")),
+        ({"env_id": "CartPole-v1"}, functools.partial(MLPAgent, shared=True)),
+        ({"env_id": "Parts-v0"}, MLPAgent),  # a mask, choices, and an action of two parts
+        ({"env_id": "Parts-v0"}, functools.partial(MLPAgent, actor_keys=["kind"])),
+        ({"transforms": [InitTracker()]}, functools.partial(MLPAgent, norm_obs=True)),
+        ({"env_id": "MiniGrid-Empty-5x5-v0", "backend": "envpool"}, functools.partial(MLPAgent, shared=True)),
+        pytest.param(PIXELS, CNNAgent, marks=pytest.mark.integration),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_rnd_trains_each_kind_of_agent(fit, data, agent, precision):
+    model = MODEL | {"agent": agent, "norm_reward": True}
+    module = fit(SMALL | {"total_timesteps": 64} | data, model, ppo=Recorder, precision=precision)
+    assert not module.missing
+    assert abs(module.metrics[0]["approx_kl"]) < 1e-6
+    assert all(value.isfinite() for metrics in module.metrics for value in metrics.values())
+    assert module.rollouts[0]["int_reward"].min() > 0
+
+
+@pytest.mark.integration
+def test_pictures_are_seen_as_their_last_frame_and_stay_bytes(fit):
+    model = MODEL | {"agent": CNNAgent}
+    module = fit(SMALL | {"total_timesteps": 32} | PIXELS, model, ppo=Recorder)
+    rollout = module.rollouts[0]
+    assert module.curiosity.shape == (1, 36, 36)
+    assert torch.equal(rollout["novelty_input"], rollout["next", "observation"][:, :, 3:])
+    assert module.epochs[0][0]["novelty_input"].dtype == torch.uint8
+    assert module.curiosity.normalizer.mean.shape == (1, 36, 36)
+
+
+def test_the_steps_of_environments_that_failed_do_not_count(fit):
+    data = SMALL | {"env_id": "Trouble-v0", "env_kwargs": {"kind": "raises", "at": 5}, "max_restarts": 1000}
+    with pytest.warns(UserWarning, match="it is recreated"):
+        module = fit(data, MODEL, ppo=Recorder, callbacks=[NonFiniteGuard()])
+    rollout = module.rollouts[0]
+    assert not rollout["valid"].all()
+    assert (rollout["int_reward"] > 0).equal(rollout["valid"])
+    counted = sum(part["valid"].sum() for part in module.rollouts)
+    assert module.curiosity.normalizer.count - module.count == counted
+
+
+@pytest.mark.integration
+def test_eager_and_compiled_updates_agree(fit):
+    eager, compiled = (fit(SMALL, MODEL | {"compile": on}, ppo=RND) for on in (False, True))
+    state = compiled.state_dict()
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(state[name], value, atol=1e-5, rtol=1e-3)
+    assert list(state) == list(eager.state_dict())
+
+
+def test_microbatches_give_the_update_of_the_whole_minibatch(fit):
+    whole, parts = (fit(SMALL, MODEL | {"microbatch_size": rows}, ppo=RND) for rows in (None, 4))
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(parts.state_dict()[name], value, atol=1e-5, rtol=1e-3)
+
+
+# Runs and checkpoints
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        ({}, {}),
+        ({}, {"episodic_bonus": True, "norm_reward": True}),
+        pytest.param(PIXELS, {"agent": CNNAgent}, marks=pytest.mark.integration),
+    ],
+    ids=str,
+)
+def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, data, model):
+    data = SMALL | {"total_timesteps": 32 * 13} | data
+    whole = fit(data, MODEL | model, ppo=RND, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 11)])
+    resumed = fit(data, MODEL | model, ppo=RND, ckpt_path=tmp_path / "middle.ckpt")
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+    ends = whole.rewards, resumed.rewards
+    for name in ("discounted", "episode"):
+        assert torch.equal(*(getattr(end, name) for end in ends))
+        assert getattr(ends[0], name).abs().max() > 0
+    assert ends[0].visits == ends[1].visits
+    assert any(ends[0].visits) == model.get("episodic_bonus", False)
+    metrics = [
+        {k: v for k, v in run.trainer.callback_metrics.items() if k != "charts/SPS"}
+        for run in (whole, resumed)
+    ]
+    assert all(metrics[1][key] == metrics[0][key] for key in metrics[1])
+
+
+def test_a_resumed_run_with_fresh_episodes_starts_their_sums_again(fit, tmp_path, constant_novelty):
+    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 20}}
+    fit(data, MODEL, ppo=RND, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
+    resumed = fit(data, MODEL, ppo=RND, ckpt_path=tmp_path / "middle.ckpt")
+    assert resumed.trainer.callback_metrics["charts/episode_curiosity_reward"] == 20, "not 36"
+
+
+def test_a_second_fit_keeps_the_networks_and_restarts_the_sums(make_trainer, fit):
+    module = fit(SMALL, MODEL, ppo=Recorder)
+    count = module.curiosity.normalizer.count.item()
+    discounted = module.rewards.discounted.clone()
+    make_trainer().fit(module, module.trainer.datamodule)
+    assert module.count == count, "no random steps"
+    assert module.curiosity.normalizer.count == count + 3 * 32
+    assert not torch.equal(module.rewards.discounted, discounted)
+
+
+def test_a_new_run_after_a_resumed_one_starts_with_sums_of_zero(fit, tmp_path, make_trainer):
+    class Starting(RND):
+        def on_train_start(self):
+            super().on_train_start()
+            self.started_with = self.rewards.discounted.clone()
+
+    fit(SMALL, MODEL, ppo=Starting, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
+    module = fit(SMALL, MODEL, ppo=Starting, ckpt_path=tmp_path / "middle.ckpt")
+    assert module.started_with.min() > 0
+    make_trainer().fit(module, module.trainer.datamodule)
+    assert module.started_with.tolist() == [0, 0]
+
+
+def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path):
+    path = tmp_path / "end.ckpt"
+    module = fit(SMALL, MODEL, ppo=RND, callbacks=[SaveAfter(path, 3)])
+    checkpoint = torch.load(path, weights_only=True)
+    state = checkpoint["state_dict"]
+    for part in (
+        "target.0.weight",
+        "predictor.2.weight",
+        "critic.weight",
+        "normalizer.m2",
+        "reward_moments.m2",
+    ):
+        assert f"curiosity.{part}" in state
+    assert state["curiosity.normalizer.m2"].dtype == torch.float64
+    assert [sorted(row) for row in checkpoint["intrinsic"]] == [["discounted", "episode", "visits"]] * 2
+    loaded = RND.load_from_checkpoint(path)
+    for name, value in module.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    observation = torch.randn(3, 4)
+    assert torch.equal(loaded.predict(observation), module.predict(observation))
+    assert loaded.hparams.int_gamma == 0.99 and loaded.hparams.update_epochs == 2
+
+
+def test_validation_and_prediction_need_no_random_steps(fit, tmp_path, make_trainer):
+    path = tmp_path / "end.ckpt"
+    module = fit(SMALL | {"eval_episodes": 2}, MODEL, ppo=RND, callbacks=[SaveAfter(path, 3)])
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    trainer = make_trainer(limit_val_batches=1)
+    trainer.validate(RND(**MODEL), module.trainer.datamodule, ckpt_path=path)
+    assert "eval/episodic_return" in trainer.callback_metrics
+    for name, value in trainer.lightning_module.state_dict().items():
+        assert torch.equal(before[name], value), name
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(fit, tmp_path):
+    path = tmp_path / "ppo.ckpt"
+    ppo = {key: value for key, value in MODEL.items() if key != "num_iterations_obs_norm_init"}
+    fit(SMALL, ppo, callbacks=[SaveAfter(path, 3)])
+    with pytest.raises(ConfigError, match="it is not of an RND run"):
+        RND.load_from_checkpoint(path)
+    with pytest.raises(ConfigError, match="it is not of an RND run"):
+        fit(SMALL, MODEL, ppo=RND, ckpt_path=path)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "sentence"),
+    [
+        ({}, {"agent": lambda *specs: MLPAgent(*specs, memory="lstm", shared=True)}, "has a memory"),
+        ({"env_id": "TicTacToe-v1", "backend": "envpool"}, {}, "whose players take turns"),
+        (
+            {},
+            {"episodic_bonus": True, "agent": lambda *specs: MLPAgent(*specs, norm_obs=True)},
+            "model.agent.norm_obs changes them",
+        ),
+        ({}, {"update_proportion": 0.0}, "model.update_proportion is 0.0"),
+        ({}, {"int_gamma": 1.5}, "model.int_gamma is 1.5"),
+        ({}, {"int_coef": -1.0}, "model.int_coef is -1.0"),
+        ({}, {"num_iterations_obs_norm_init": -1}, "model.num_iterations_obs_norm_init is -1"),
+    ],
+)
+def test_what_rnd_cannot_train_is_refused(fit, data, model, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        fit(SMALL | data, MODEL | model, ppo=RND)
