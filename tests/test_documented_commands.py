@@ -141,9 +141,11 @@ class Reader:
         sizes = {name: int(value(args, f"--data.{name}", data[name])) for name in ("num_envs", "num_steps")}
         if "/selfplay/" in recipe:
             flags += ["--model.rating_games", "2", "--model.snapshot_every", "1"]
-        if "/atari" in recipe or str(data.get("env_id")).startswith("atari/"):
+        if "ALE/" in str(data.get("env_id")) or str(data.get("env_id")).startswith("atari/"):
             sizes["num_steps"] = 16
             flags += ["--data.env_kwargs.max_episode_frames", "400"]
+        if "/rnd/" in recipe:
+            flags += ["--model.num_iterations_obs_norm_init", "1"]
         if "/ppg/" in recipe:
             flags += ["--model.n_iteration", "2"]
         if data.get("backend") == "procgen":

@@ -18,6 +18,8 @@ from ppo_lightning.commands import cli
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
 QUICK = ("configs/classic/", "configs/spaces/")
+NOT_PUBLISHED = ("tictactoe.yaml", "connectfour.yaml", "ppg/cartpole.yaml", "rnd/mountaincar.yaml")
+NOT_PUBLISHED += ("rnd/mountaincar_sparse.yaml", "rnd/multiroom.yaml")
 PPG_PHASES = {"n_iteration": 32, "e_auxiliary": 6, "beta_clone": 1.0, "num_aux_rollouts": 4}
 
 
@@ -37,11 +39,13 @@ def run_cli(tmp_path, monkeypatch, capsys):
 def short(recipe):
     data = yaml.safe_load((ROOT / recipe).read_text())["data"]
     options = ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
-    if "/atari" in recipe or data["env_id"].startswith("atari/"):
+    if "ALE/" in data["env_id"] or data["env_id"].startswith("atari/"):
         options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
         options[1] //= 8
     if "/selfplay/" in recipe:
         options += ["--model.rating_games", 2, "--model.snapshot_every", 1]
+    if "/rnd/" in recipe:
+        options += ["--model.num_iterations_obs_norm_init", 1]
     if "/ppg/" in recipe:
         options += ["--model.n_iteration", 2]
     if data["backend"] == "procgen":
@@ -124,6 +128,13 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "procgen": (procgen, (64, 256, 25_000_000)),
         # ppg_procgen.py, whose update_epochs are e_policy
         "ppg": (procgen | {"update_epochs": 1, "adam_eps": 1e-8} | PPG_PHASES, (64, 256, 25_000_000)),
+        "rnd": (  # ppo_rnd_envpool.py
+            reference
+            | {"learning_rate": 1e-4, "gamma": 0.999, "ent_coef": 0.001, "clip_coef": 0.1, "ext_coef": 2.0}
+            | {"int_coef": 1.0, "int_gamma": 0.99, "update_proportion": 0.25}
+            | {"num_iterations_obs_norm_init": 50},
+            (128, 128, 2_000_000_000),
+        ),
         "selfplay": (reference | {"clip_coef": 0.1}, (16, 128, 20_000_000)),  # ppo_pettingzoo_ma_atari.py
         "multiagent": (  # TorchRL's tutorial on PPO with several agents, with normalized rewards
             reference
@@ -163,7 +174,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
     }
     pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
     for recipe in RECIPES:
-        if recipe.endswith(("tictactoe.yaml", "connectfour.yaml", "ppg/cartpole.yaml")):  # none are published
+        if recipe.endswith(NOT_PUBLISHED):
             continue
         hyperparameters, sizes = expected[Path(recipe).parent.name]
         config = yaml.safe_load((ROOT / recipe).read_text())
