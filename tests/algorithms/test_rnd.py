@@ -15,6 +15,7 @@ from ppo_lightning.callbacks.guards import NonFiniteGuard
 from ppo_lightning.models.curiosity import Curiosity
 from ppo_lightning.rollouts.random_steps import random_rollouts
 from tests.checkpoints.test_resume import SaveAfter
+from tests.environments import Trouble
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
 MODEL = {
@@ -394,7 +395,8 @@ def test_pictures_are_seen_as_their_last_frame_and_stay_bytes(fit):
 
 
 def test_the_steps_of_environments_that_failed_do_not_count(fit):
-    data = SMALL | {"env_id": "Trouble-v0", "env_kwargs": {"kind": "raises", "at": 5}, "max_restarts": 1000}
+    kwargs = {"kind": "raises", "env": Trouble.made, "at": 5}
+    data = SMALL | {"env_id": "Trouble-v0", "env_kwargs": kwargs, "max_restarts": 1000}
     with pytest.warns(UserWarning, match="it is recreated"):
         module = fit(data, MODEL, ppo=Recorder, callbacks=[NonFiniteGuard()])
     rollout = module.rollouts[0]
