@@ -45,7 +45,9 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True) -> 
     attributes = (function.__name__, function.__defaults__, function.__closure__)
     copy = types.FunctionType(code, function.__globals__, *attributes)
     bound = types.MethodType(copy, method.__self__)  # type: ignore[attr-defined]
-    compiled = torch.compile(bound, fullgraph=fullgraph)
+    # Shapes do not vary within a run. PyTorch remembers those of other runs in the process, and would compile
+    # for all sizes of images, which fails for IMPALA.
+    compiled = torch.compile(bound, fullgraph=fullgraph, dynamic=False if fullgraph else None)
 
     def call(*args: Any) -> Any:
         try:

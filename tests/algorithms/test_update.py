@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
+from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.algorithms.schedule import IterationLR
 from ppo_lightning.algorithms.update import CompiledUpdate, compile_per_instance
@@ -153,6 +153,17 @@ def test_fast_tanh_and_its_gradient_are_those_of_tanh():
     torch.testing.assert_close(*slopes, atol=1e-6, rtol=0)
     small = torch.tensor([1e-12, -1e-4])
     torch.testing.assert_close(FastTanh.apply(small), small, atol=0, rtol=1e-6)
+
+
+@pytest.mark.integration
+def test_a_second_run_in_the_process_compiles_for_images_of_another_size(fit, calls):
+    """PyTorch would compile for images of all sizes, which fails for IMPALA."""
+    model = MODEL | {"update_epochs": 1, "compile": True, "agent": functools.partial(CNNAgent, body="impala")}
+    for size in (36, 44):
+        games = {"env_id": "ALE/Breakout-v5", "env_kwargs": {"screen_size": size}}
+        data = games | {"num_envs": 2, "num_steps": 8, "total_timesteps": 2 * 8 * 2}
+        assert fit(data, model).env_steps == 32
+    assert len(calls) == 2 * 3, "the first update of a run is eager"
 
 
 @pytest.mark.integration
