@@ -1,0 +1,134 @@
+"""Batched environments whose states and observations are tensors on one device."""
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from ppo_lightning.spaces.specs import spec_from_space
+
+
+class TensorStep(NamedTuple):
+    """What a step returns, tensors on the environment's device.
+
+    Attributes:
+        observation: Next observations, [N, ...]. A simulator that resets by itself gives the first
+            observation of the new episode at episode ends.
+        reward: [N].
+        terminated: [N] bool.
+        truncated: [N] bool.
+        final_observation: Last observations of the episodes that ended, [N, ...]; other rows do not matter.
+            None: ``observation`` holds them, or a simulator that resets by itself does not give them.
+    """
+
+    observation: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_observation: Tensor | None = None
+
+
+class TensorEnv(EnvBase):
+    """N environments that step together as tensors on one device.
+
+    A subclass implements :meth:`reset` and :meth:`step` as ``reset_tensors`` and ``step_tensors``. Rollouts
+    stay on the device. Return an instance from the function ``data.env_id``.
+
+    A simulator that resets by itself sets ``resets_itself``. If its steps have no ``final_observation``, an
+    episode that ends is stored with the last observation before its end: a time limit is then bootstrapped
+    with the value of the last seen observation.
+
+    Args:
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        num_envs: N.
+        device: Device of all tensors.
+
+    Example:
+        >>> class Walk(TensorEnv):
+        ...     def reset_tensors(self, mask):
+        ...         self.place = torch.zeros(self.num_envs, 1) if mask is None else self.place * ~mask[:, None]
+        ...         return self.place
+        ...     def step_tensors(self, action):
+        ...         self.place = self.place + action[:, None]
+        ...         arrived = self.place[:, 0] > 5
+        ...         return TensorStep(self.place, arrived.float(), arrived, torch.zeros_like(arrived))
+        >>> env = Walk(spaces.Box(0, 9, (1,)), spaces.Discrete(2), num_envs=3)
+        >>> env.rollout(4)["next", "reward"].shape
+        torch.Size([3, 4, 1])
+    """
+
+    resets_itself = False
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(device=torch.device(device), batch_size=[num_envs])
+        self.num_envs = num_envs
+        self.observation_spec_unbatched = Composite(observation=spec_from_space(observation_space)).to(device)
+        self.action_spec_unbatched = spec_from_space(action_space).to(device)
+        self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32, device=self.device)
+        flag = Categorical(2, shape=(1,), dtype=torch.bool, device=self.device)
+        self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
+        self._begun: Tensor | None = None  # observations of a simulator that resets by itself
+
+    @abstractmethod
+    def reset_tensors(self, mask: Tensor | None) -> Tensor:
+        """Start new episodes.
+
+        Args:
+            mask: Environments to reset, [N] bool. None resets all. A simulator that resets by itself gets
+                None only.
+
+        Returns:
+            Observations of all environments, [N, ...].
+        """
+
+    @abstractmethod
+    def step_tensors(self, action: Tensor) -> TensorStep:
+        """Step every environment once.
+
+        Args:
+            action: Actions inside their bounds, [N, ...].
+        """
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is not None and self.resets_itself:
+            assert self._begun is not None
+            observation = self._begun
+        else:
+            observation = self.reset_tensors(None if mask is None else mask.reshape(-1))
+        self._begun = observation
+        flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        flags = {key: flag.clone() for key in ("terminated", "truncated", "done")}
+        return self._pack({"observation": observation, **flags})
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        step = self.step_tensors(tensordict["action"])
+        done = step.terminated | step.truncated
+        following = step.observation
+        if self.resets_itself:
+            self._begun = step.observation
+            final = step.final_observation
+            final = tensordict["observation"] if final is None else final
+            rows = done.reshape(-1, *[1] * (following.ndim - 1))
+            following = torch.where(rows, final.to(following.dtype), following)
+        entries = {"reward": step.reward.float(), "terminated": step.terminated, "truncated": step.truncated}
+        columns = {key: values.unsqueeze(-1) for key, values in (entries | {"done": done}).items()}
+        return self._pack({"observation": following, **columns})
+
+    def _pack(self, entries: dict[str, Tensor]) -> TensorDictBase:
+        return TensorDict(entries, batch_size=self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        """Seed the environments. A subclass without randomness of its own has nothing to do."""

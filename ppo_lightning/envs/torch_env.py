@@ -1,0 +1,116 @@
+"""The backend ``torch``: classic control as tensors, with Gymnasium's episodes."""
+
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
+from ppo_lightning.envs.torch_tasks import TASKS
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils.seeding import derive_seed
+
+
+class TorchEnv(TensorEnv):
+    """N copies of a task of classic control.
+
+    An episode's initial state depends on the seed of the environment and on the number of the episode, and on
+    nothing else: not on the other environments, the device or the number of ranks.
+
+    Select this class with ``data.backend: torch``.
+
+    Args:
+        env_id: A key of :data:`~ppo_lightning.envs.torch_tasks.TASKS`.
+        seeds: One seed per environment.
+        device: Device of the states.
+        **env_kwargs: Only ``max_episode_steps``.
+
+    Raises:
+        ConfigError: The id or an option is not supported.
+
+    Example:
+        >>> env = TorchEnv("CartPole-v1", [1, 2, 3])
+        >>> env.reset()["observation"].shape
+        torch.Size([3, 4])
+    """
+
+    def __init__(
+        self, env_id: str, seeds: list[int], /, device: torch.device | str = "cpu", **env_kwargs: Any
+    ) -> None:
+        if env_id not in TASKS:
+            raise ConfigError(
+                f"data.backend 'torch' has {', '.join(TASKS)}, not {env_id!r}: set it to 'gymnasium'."
+            )
+        unknown = set(env_kwargs) - {"max_episode_steps"}
+        if unknown:
+            raise ConfigError(
+                f"data.env_kwargs has {', '.join(sorted(unknown))}, and the backend 'torch' knows"
+                " max_episode_steps only: set data.backend to 'gymnasium'."
+            )
+        with gymnasium.make(env_id) as single:
+            super().__init__(single.observation_space, single.action_space, len(seeds), device)
+        self.task = TASKS[env_id]
+        self.max_episode_steps = env_kwargs.get("max_episode_steps") or gymnasium.spec(env_id).max_episode_steps
+        self.low, self.high = (
+            torch.tensor(bound, dtype=torch.float64, device=self.device)
+            for bound in (self.task.low, self.task.high)
+        )
+        self.state = self.low.repeat(self.num_envs, 1)
+        self.steps, self.episodes = (
+            torch.zeros(self.num_envs, dtype=torch.int64, device=self.device) for _ in range(2)
+        )
+        self.reseed(seeds)
+
+    def reseed(self, seeds: list[int]) -> None:
+        """Set the seeds from which the episodes after the next full reset are drawn, N in total."""
+        self.seeds = torch.tensor(seeds, dtype=torch.int64, device=self.device)
+        self.episodes.zero_()
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
+
+    def reset_tensors(self, mask: Tensor | None) -> Tensor:
+        """Draw initial states, see :meth:`TensorEnv.reset_tensors`."""
+        drawn = uniform(self.seeds, self.episodes, len(self.low))
+        initial = self.low + (self.high - self.low) * drawn
+        if mask is None:
+            mask = torch.ones_like(self.episodes, dtype=torch.bool)
+        self.state = torch.where(mask[:, None], initial, self.state)
+        self.steps = self.steps.masked_fill(mask, 0)
+        self.episodes = self.episodes + mask
+        return self.task.observe(self.state).float()
+
+    def step_tensors(self, action: Tensor) -> TensorStep:
+        """Step all copies, see :meth:`TensorEnv.step_tensors`."""
+        self.state, reward, terminated = self.task.step(self.state, action)
+        self.steps = self.steps + 1
+        truncated = self.steps >= self.max_episode_steps
+        return TensorStep(self.task.observe(self.state).float(), reward, terminated, truncated)
+
+
+def uniform(seeds: Tensor, counts: Tensor, size: int) -> Tensor:
+    """Return numbers of U[0, 1) that depend on a seed and a count alone, [N, size] float64.
+
+    The numbers are outputs of SplitMix64 (Steele et al., 2014, doi:10.1145/2660193.2660195).
+
+    Args:
+        seeds: [N] int64.
+        counts: Which draw of each seed, [N] int64.
+        size: Numbers per draw.
+    """
+    index = counts[:, None] * size + torch.arange(1, size + 1, device=seeds.device)
+    bits = _mix(seeds)[:, None] + index * -7046029254386353131  # 0x9E3779B97F4A7C15, modulo 2**64
+    return _shift(_mix(bits), 11).double() * 2.0**-53
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shift(bits, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
+    bits = (bits ^ _shift(bits, 27)) * -7723592293110705685  # 0x94D049BB133111EB
+    return bits ^ _shift(bits, 31)
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """Shift to the right and fill with zeros: PyTorch's operator copies the sign."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
