@@ -13,6 +13,9 @@ from torchrl.envs import EnvBase
 from ppo_lightning.spaces.specs import spec_from_space
 
 
+State = tuple[Tensor, ...]
+
+
 class TensorStep(NamedTuple):
     """What a step returns, tensors on the environment's device.
 
@@ -100,6 +103,22 @@ class TensorEnv(EnvBase):
         Args:
             action: Actions inside their bounds, [N, ...].
         """
+
+    def transition(self, state: State, action: Tensor) -> tuple[State, TensorStep, Tensor]:
+        """Step every environment once, and reset those whose episode ended, as a function without effects.
+
+        An environment whose state is the tuple of tensors ``state`` may implement this. Its rollouts can then
+        be one compiled graph.
+
+        Args:
+            state: States before the step.
+            action: Actions inside their bounds, [N, ...].
+
+        Returns:
+            States after the step and the resets, the step with the final observations of ended episodes, and
+            the observations to act on, [N, ...].
+        """
+        raise NotImplementedError
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)

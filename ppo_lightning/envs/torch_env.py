@@ -6,7 +6,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
+from ppo_lightning.envs.tensor_env import State, TensorEnv, TensorStep
 from ppo_lightning.envs.torch_tasks import TASKS
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import derive_seed
@@ -56,16 +56,14 @@ class TorchEnv(TensorEnv):
             torch.tensor(bound, dtype=torch.float64, device=self.device)
             for bound in (self.task.low, self.task.high)
         )
-        self.state = self.low.repeat(self.num_envs, 1)
-        self.steps, self.episodes = (
-            torch.zeros(self.num_envs, dtype=torch.int64, device=self.device) for _ in range(2)
-        )
         self.reseed(seeds)
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds from which the episodes after the next full reset are drawn, N in total."""
         self.seeds = torch.tensor(seeds, dtype=torch.int64, device=self.device)
-        self.episodes.zero_()
+        zeros = torch.zeros_like(self.seeds)
+        # Physical states, steps of the episodes, and how many episodes began.
+        self.state: State = (self.low.repeat(self.num_envs, 1), zeros, zeros)
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
@@ -73,21 +71,39 @@ class TorchEnv(TensorEnv):
 
     def reset_tensors(self, mask: Tensor | None) -> Tensor:
         """Draw initial states, see :meth:`TensorEnv.reset_tensors`."""
-        drawn = uniform(self.seeds, self.episodes, len(self.low))
-        initial = self.low + (self.high - self.low) * drawn
         if mask is None:
-            mask = torch.ones_like(self.episodes, dtype=torch.bool)
-        self.state = torch.where(mask[:, None], initial, self.state)
-        self.steps = self.steps.masked_fill(mask, 0)
-        self.episodes = self.episodes + mask
-        return self.task.observe(self.state).float()
+            mask = torch.ones_like(self.seeds, dtype=torch.bool)
+        self.state = self._begun_where(mask, self.state)
+        return self._observe(self.state)
 
     def step_tensors(self, action: Tensor) -> TensorStep:
         """Step all copies, see :meth:`TensorEnv.step_tensors`."""
-        self.state, reward, terminated = self.task.step(self.state, action)
-        self.steps = self.steps + 1
-        truncated = self.steps >= self.max_episode_steps
-        return TensorStep(self.task.observe(self.state).float(), reward, terminated, truncated)
+        self.state, step = self._moved(self.state, action)
+        return step
+
+    def transition(self, state: State, action: Tensor) -> tuple[State, TensorStep, Tensor]:
+        """Step and reset all copies, see :meth:`TensorEnv.transition`."""
+        state, step = self._moved(state, action)
+        state = self._begun_where(step.terminated | step.truncated, state)
+        return state, step, self._observe(state)
+
+    def _moved(self, state: State, action: Tensor) -> tuple[State, TensorStep]:
+        physical, steps, episodes = state
+        physical, reward, terminated = self.task.step(physical, action)
+        steps = steps + 1
+        state = physical, steps, episodes
+        return state, TensorStep(
+            self._observe(state), reward.float(), terminated, steps >= self.max_episode_steps
+        )
+
+    def _begun_where(self, mask: Tensor, state: State) -> State:
+        physical, steps, episodes = state
+        drawn = uniform(self.seeds, episodes, len(self.low))
+        initial = self.low + (self.high - self.low) * drawn
+        return torch.where(mask[:, None], initial, physical), steps.masked_fill(mask, 0), episodes + mask
+
+    def _observe(self, state: State) -> Tensor:
+        return self.task.observe(state[0]).float()
 
 
 def uniform(seeds: Tensor, counts: Tensor, size: int) -> Tensor:

@@ -27,7 +27,7 @@ def test_an_episode_is_that_of_gymnasium(env_id):
     held = None
     for t in range(600):
         if t % SYNCHRONIZED.get(env_id, 1000) == 0:
-            for single, state in zip(singles, env.state, strict=True):
+            for single, state in zip(singles, env.state[0], strict=True):
                 single.unwrapped.state = state.numpy().copy()
         actions = [single.action_space.sample() for single in singles]
         if held is None or t % 7 == 0:
@@ -51,7 +51,7 @@ def test_the_car_reaches_the_flag_as_in_gymnasium():
     env, single = TorchEnv("MountainCar-v0", [1]), gymnasium.make("MountainCar-v0")
     carrier = env.reset()
     single.reset()
-    single.unwrapped.state = env.state[0].numpy().copy()
+    single.unwrapped.state = env.state[0][0].numpy().copy()
     for _ in range(200):
         velocity = carrier["observation"][0, 1]
         carrier["action"] = torch.where(velocity < 0, 0, 2).reshape(1)
