@@ -31,8 +31,9 @@ from ppo_lightning.checkpoints.module import module_from_checkpoint
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.rollouts.datamodule import CollectorInputs, RolloutDataModule
+from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
+from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain, stored
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.finite import require_finite_state
@@ -94,7 +95,7 @@ class AgentModule(L.LightningModule):
 
     def collector_inputs(self) -> CollectorInputs:
         """Return the inputs of the data module's collector."""
-        return CollectorInputs(self.agent, self.reward_scaler)
+        return CollectorInputs(self.agent, self.reward_scaler, compile=self.hparams.get("compile", False))
 
     # Construction
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.heads import CategoricalHead
-from ppo_lightning.rollouts.datamodule import CollectorInputs
+from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.rollouts.opponents import Opponents, Snapshot, frozen_copy
 from ppo_lightning.rollouts.players import AgentPlayer, Player, make_player
 from ppo_lightning.rollouts.tournament import round_robin

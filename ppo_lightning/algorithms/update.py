@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import types
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -10,55 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
 from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils.compiler import compile_per_instance
 from ppo_lightning.utils.lightning_private import counted_step
 
 State = dict[str, list[Tensor]]
 Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
 CHECK_EVERY = 1000  # updates
-COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, OSError
 # The wrapper around Adam refuses to compile a state on a GPU that is not `capturable`. The capturable formula
 # is 0 / 0 at a learning rate of 0. The compiled plain formula also reads the state in place.
 adam: Any = inspect.unwrap(guarded_adam)
-
-
-def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True) -> Any:
-    """Compile a method for its object alone.
-
-    PyTorch caches graphs per function code. Objects of one class would share the cache although their methods
-    depend on the object, and PyTorch stops compiling after eight graphs (eight runs in a notebook). A copy of
-    the code gives each object a cache of its own.
-
-    Args:
-        method: The bound method.
-        fullgraph: As for ``torch.compile``.
-
-    Raises:
-        ConfigError: At the first call: the method cannot be compiled on this machine.
-    """
-    function = method.__func__  # type: ignore[attr-defined]
-    code = function.__code__.replace()
-    attributes = (function.__name__, function.__defaults__, function.__closure__)
-    copy = types.FunctionType(code, function.__globals__, *attributes)
-    bound = types.MethodType(copy, method.__self__)  # type: ignore[attr-defined]
-    # Shapes do not vary within a run. PyTorch remembers those of other runs in the process, and would compile
-    # for all sizes of images, which fails for IMPALA.
-    compiled = torch.compile(bound, fullgraph=fullgraph, dynamic=False if fullgraph else None)
-
-    def call(*args: Any) -> Any:
-        try:
-            return compiled(*args)
-        except COMPILER_ERRORS as error:
-            raise ConfigError(
-                f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and"
-                " make PyTorch's cache writable, or leave model.compile off."
-            ) from error
-
-    return call
 
 
 class EagerUpdate:

@@ -17,7 +17,7 @@ from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
-Backend = Literal["gymnasium", "vectorized", "envpool", "ale", "procgen", "pettingzoo"]
+Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "ale", "procgen", "pettingzoo"]
 
 
 class Adapter(NamedTuple):
@@ -38,6 +38,7 @@ class Adapter(NamedTuple):
 BACKENDS: dict[str, Adapter] = {
     "gymnasium": Adapter("gymnasium:GymnasiumEnv", "gymnasium", "atari_backends:GymnasiumAtari"),
     "vectorized": Adapter("cartpole:CartPoleEnv", "gymnasium"),
+    "torch": Adapter("torch_env:TorchEnv", "gymnasium"),
     "envpool": Adapter("envpool:EnvPoolEnv", "gymnasium", "atari_backends:EnvPoolAtari"),
     "ale": Adapter(None, "gymnasium", "atari_backends:AleAtari"),
     "procgen": Adapter("procgen:ProcgenEnv", "procgen"),
@@ -132,7 +133,7 @@ class EnvFactory:
         finally:
             env.close()
 
-    def _from_id(self, seeds: list[int], first_env: int, render: bool, num_workers: int) -> BatchedEnv:
+    def _from_id(self, seeds: list[int], first_env: int, render: bool, num_workers: int) -> EnvBase:
         adapter = BACKENDS[self.backend]
         env_kwargs = dict(self.env_kwargs)
         if render:
@@ -161,7 +162,7 @@ class EnvFactory:
         if num_workers:
             return _gymnasium_class(num_workers)(self.env_id, seeds, first_env, **env_kwargs)
         env_class = _import_class(adapter.path)
-        if env_class.numbers_its_envs:
+        if getattr(env_class, "numbers_its_envs", False):
             return env_class(self.env_id, seeds, first_env, **env_kwargs)
         return env_class(self.env_id, seeds, **env_kwargs)
 
@@ -255,7 +256,7 @@ def make_env(
         torch.Size([2])
     """
     env = EnvFactory(env_id, backend, env_kwargs or {}).make(num_envs, seed, first_env, stream)
-    assert isinstance(env, BatchedEnv)
+    assert isinstance(env, BatchedEnv), "a backend of arrays, and no transforms"
     return env
 
 

@@ -12,7 +12,6 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.spaces.specs import spec_from_space
 
-
 State = tuple[Tensor, ...]
 
 
@@ -55,7 +54,8 @@ class TensorEnv(EnvBase):
     Example:
         >>> class Walk(TensorEnv):
         ...     def reset_tensors(self, mask):
-        ...         self.place = torch.zeros(self.num_envs, 1) if mask is None else self.place * ~mask[:, None]
+        ...         place = torch.zeros(self.num_envs, 1)
+        ...         self.place = place if mask is None else self.place * ~mask[:, None]
         ...         return self.place
         ...     def step_tensors(self, action):
         ...         self.place = self.place + action[:, None]
@@ -67,6 +67,8 @@ class TensorEnv(EnvBase):
     """
 
     resets_itself = False
+    is_function = False  # whether there is a `transition`
+    state: State  # of an environment with a `transition`: tensors [N, ...]
 
     def __init__(
         self,

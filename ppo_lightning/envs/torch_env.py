@@ -35,6 +35,8 @@ class TorchEnv(TensorEnv):
         torch.Size([3, 4])
     """
 
+    is_function = True
+
     def __init__(
         self, env_id: str, seeds: list[int], /, device: torch.device | str = "cpu", **env_kwargs: Any
     ) -> None:
@@ -50,8 +52,9 @@ class TorchEnv(TensorEnv):
             )
         with gymnasium.make(env_id) as single:
             super().__init__(single.observation_space, single.action_space, len(seeds), device)
+            default: Any = single.spec
         self.task = TASKS[env_id]
-        self.max_episode_steps = env_kwargs.get("max_episode_steps") or gymnasium.spec(env_id).max_episode_steps
+        self.max_episode_steps: int = env_kwargs.get("max_episode_steps", default.max_episode_steps)
         self.low, self.high = (
             torch.tensor(bound, dtype=torch.float64, device=self.device)
             for bound in (self.task.low, self.task.high)

@@ -93,6 +93,8 @@ class RolloutCollector(BaseCollector):
         >>> rollout = next(iter(collector))
     """
 
+    can_resume = True  # whether `resume` continues the running episodes
+
     def __init__(
         self,
         env: BatchedEnv,

@@ -5,14 +5,13 @@ import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import lightning as L
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning.checkpoints.settings import data_settings
@@ -21,32 +20,16 @@ from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker
 from ppo_lightning.envs.state import to_columns, to_rows
 from ppo_lightning.envs.step_time import WorkerChoice, choose_workers
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import EvaluationLoader
 from ppo_lightning.rollouts.loader import RolloutLoader
-from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.rollouts.opponents import Opponents
+from ppo_lightning.rollouts.make_collector import CollectorInputs, make_collector
+from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.processors import processors
 
 IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
-
-
-class CollectorInputs(NamedTuple):
-    """Inputs of a collector, which the LightningModule's method ``collector_inputs`` returns.
-
-    Attributes:
-        agent: The agent.
-        reward_scaler: Scales the rewards. None: no scaling.
-        opponents: Choose the actions of some players of some games. None: the agent acts for all players.
-    """
-
-    agent: ActorCritic
-    reward_scaler: RewardScaler | None
-    opponents: Opponents | None = None
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -61,7 +44,8 @@ class RolloutDataModule(L.LightningDataModule):
             path, as in ``my_package.make``, or a ``class_path``). The function gets ``num_envs``, ``seed``
             and ``first_env`` if it has such parameters.
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
-            ``vectorized`` has Gymnasium's vectorized CartPole, ``ale`` Atari, ``procgen`` Procgen.
+            ``vectorized`` has Gymnasium's vectorized CartPole, ``torch`` classic control as functions of
+            tensors, ``ale`` Atari, ``procgen`` Procgen.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
@@ -128,7 +112,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.max_restarts = max_restarts
         self._count(local_num_envs or num_envs)
         self.seed = 1
-        self.collector: BaseCollector | None = None
+        self.collector: RolloutCollector | TensorCollector | None = None
         self._env: EnvBase | None = None
         self._specs: Specs | None = None
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
@@ -264,6 +248,7 @@ class RolloutDataModule(L.LightningDataModule):
                 precision=self.trainer.precision_plugin.forward_context,
                 step_timeout=self.step_timeout,
                 opponents=inputs.opponents,
+                compile=inputs.compile,
             )
             if self.trainer.ckpt_path is not None:
                 self._resume()
@@ -276,8 +261,7 @@ class RolloutDataModule(L.LightningDataModule):
         """
         if self.collector is None:  # before or after a fit
             return {"backend": self.backend, "collector": None, "running": None}
-        rows = self.collector.running() if isinstance(self.collector, RolloutCollector) else None
-        rows = collectives.chain(rows or [])
+        rows = collectives.chain(self.collector.running() or [])
         state = self.collector.state_dict()
         return {"backend": self.backend, "collector": state, "running": to_columns(rows) if rows else None}
 
@@ -294,7 +278,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.collector.load_state_dict(saved["collector"])
         running = saved.get("running") if saved.get("backend") == self.backend else None
         rows = [] if running is None else to_rows(running)
-        if isinstance(self.collector, RolloutCollector) and len(rows) == self.num_envs:
+        if self.collector.can_resume and len(rows) == self.num_envs:
             first = self.trainer.global_rank * self.collector.env.num_envs
             self.collector.resume(rows[first : first + self.collector.env.num_envs])
             outcome = "each environment resumes its episode, to the bit."

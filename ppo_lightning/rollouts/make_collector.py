@@ -1,19 +1,36 @@
 """Choose the collector for an environment."""
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, TransformedEnv
 
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.envs.tensor_env import TensorEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import Precision, RolloutCollector
 from ppo_lightning.rollouts.opponents import Opponents
+from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+
+
+class CollectorInputs(NamedTuple):
+    """Inputs of a collector, which the LightningModule's method ``collector_inputs`` returns.
+
+    Attributes:
+        agent: The agent.
+        reward_scaler: Scales the rewards. None: no scaling.
+        opponents: Choose the actions of some players of some games. None: the agent acts for all players.
+        compile: Compile rollouts of environments that are functions of tensors.
+    """
+
+    agent: ActorCritic
+    reward_scaler: RewardScaler | None
+    opponents: Opponents | None = None
+    compile: bool = False
 
 
 def make_collector(
@@ -29,12 +46,15 @@ def make_collector(
     precision: Precision = nullcontext,
     step_timeout: float | None = None,
     opponents: Opponents | None = None,
-) -> BaseCollector:
+    compile: bool = False,
+) -> RolloutCollector | TensorCollector:
     """Choose the collector for an environment of batch size [N].
 
     Args:
-        env: Natively batched environments get :class:`RolloutCollector`. Any other TorchRL environment, with
-            transforms for example, gets :class:`TensorCollector`, which is slower and yields the same keys.
+        env: Natively batched environments get :class:`RolloutCollector`. Environments that are functions of
+            tensors get :class:`ScanCollector`, if the agent has neither a memory nor ``norm_obs``. Any other
+            TorchRL environment, with transforms for example, gets :class:`TensorCollector`, which is slower.
+            All yield the same keys.
         agent: The agent.
         num_steps: T.
         num_rollouts: As for :class:`RolloutCollector`, as the following.
@@ -46,6 +66,7 @@ def make_collector(
         precision: Makes the context in which the agent acts.
         step_timeout: Seconds after which a hung step terminates the process.
         opponents: As for :class:`RolloutCollector`.
+        compile: As for :class:`ScanCollector`.
 
     Raises:
         ConfigError: An Atari game has transforms, or a rollout would not fit into memory.
@@ -77,4 +98,7 @@ def make_collector(
             " episode end, because the reset would count as a step: make it with AutoresetMode.DISABLED or"
             " SAME_STEP."
         )
+    is_function = isinstance(env, TensorEnv) and env.is_function
+    if is_function and agent.memory is None and agent.normalizer is None:
+        return ScanCollector(env, agent, num_steps, num_rollouts, seed, *options, compile=compile)
     return TensorCollector(env, agent, num_steps, num_rollouts, seed, *options)

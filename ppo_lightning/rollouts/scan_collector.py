@@ -7,8 +7,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
+from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.utils.compiler import compile_per_instance
 
 Carry = tuple[State, Tensor]  # states of the environments, observations to act on
 
@@ -28,10 +30,11 @@ class ScanCollector(TensorCollector):
     """
 
     env: TensorEnv
+    can_resume = True
 
     def __init__(self, *args: Any, compile: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._scan: Any = torch.compile(self._steps, fullgraph=True) if compile else self._steps_in_python
+        self._scan: Any = compile_per_instance(self._steps) if compile else self._steps_in_python
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
@@ -40,6 +43,8 @@ class ScanCollector(TensorCollector):
         if self._observation is None:
             self._observation = env.reset_tensors(None)
         noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows]
+        if self.deterministic:
+            noise.zero_()  # zero noise selects the mode
         with self.precision():
             (env.state, self._observation), steps = self._scan(
                 (env.state, self._observation), noise.to(device)
@@ -65,6 +70,34 @@ class ScanCollector(TensorCollector):
         self._add_episodes(rollout["next"])
         self._frames += self.requested_frames_per_batch
         return rollout
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed the action noise and the environments, which start afresh; return the next free seed."""
+        self._observation = None
+        return super().set_seed(seed, static_seed)
+
+    def running(self) -> list[Row] | None:
+        """Return the states of the N running episodes; None before the first rollout."""
+        if self._observation is None:
+            return None
+        sums = {"discounted": self._discounted, **self._episode}
+        tensors = {"state": self.env.state, "observation": (self._observation,)}
+        return [
+            {key: tuple(x[i].cpu() for x in values) for key, values in tensors.items()}
+            | {name: float(values[i]) for name, values in sums.items()}
+            for i in range(self._observation.shape[0])
+        ]
+
+    def resume(self, rows: list[Row]) -> None:
+        """Resume the episodes that :meth:`running` returned."""
+        columns = {
+            key: tuple(torch.stack(tensors) for tensors in zip(*(row[key] for row in rows), strict=True))
+            for key in ("state", "observation")
+        }
+        self.env.state = tuple(x.to(self.env.device) for x in columns["state"])
+        self._observation = columns["observation"][0].to(self.agent.device)
+        for name, sums in {"discounted": self._discounted, **self._episode}.items():
+            sums.copy_(torch.tensor([row[name] for row in rows], dtype=sums.dtype))
 
     def _step(self, carry: Carry, noise: Tensor) -> tuple[Carry, dict[str, Tensor]]:
         """Act and step once."""

@@ -12,6 +12,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import Bounded
 from torchrl.envs import EnvBase
 
+from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.models.tensor_statistics import TensorMoments, scale
@@ -54,6 +55,8 @@ class TensorCollector(BaseCollector):
         >>> TensorCollector(env, agent, num_steps=8).rollout().batch_size
         torch.Size([2, 8])
     """
+
+    can_resume = False
 
     def __init__(
         self,
@@ -246,6 +249,14 @@ class TensorCollector(BaseCollector):
         for sums in (self._discounted, *self._episode.values()):
             sums.zero_()
         return self.env.set_seed(seed, static_seed=static_seed)
+
+    def running(self) -> list[Row] | None:
+        """Return None: the states of the running episodes are unknown."""
+        return None
+
+    def resume(self, rows: list[Row]) -> None:
+        """Raise an error: the states of the running episodes are unknown."""
+        raise AssertionError(f"{type(self).__name__} cannot resume episodes")
 
     def state_dict(self) -> OrderedDict:
         """Return the number of rollouts, the state of the action noise and the buffers of transforms."""

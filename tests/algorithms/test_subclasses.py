@@ -10,7 +10,7 @@ import torch
 from ppo_lightning import PPO, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms import losses
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.rollouts.datamodule import CollectorInputs
+from ppo_lightning.rollouts.make_collector import CollectorInputs
 from tests.checkpoints.test_resume import SaveAfter
 
 ROLLOUTS = 3

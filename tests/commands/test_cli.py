@@ -91,7 +91,7 @@ def edited(tmp_path, old, new):
         (["--model.gamma", "1.5"], "model.gamma is 1.5: it must be between 0 and 1"),
         (["--model.gamma", "high"], "gamma: Expected a float. Got value: high"),
         (["--trainer.gradient_clip_val", "0.5"], "trainer.gradient_clip_val .* set model.max_grad_norm"),
-        (["--data.backend", "jax"], "data.backend: .*'gymnasium', 'vectorized', 'envpool'.* jax"),
+        (["--data.backend", "jax"], "data.backend: .*'gymnasium', 'vectorized', 'torch', 'envpool'.* jax"),
         (["--data.num_env", "3"], r"data\.num_env"),
         (["--data.env_kwargs.foo", "1"], "data.env_kwargs does not fit env_id 'CartPole-v1'"),
         (

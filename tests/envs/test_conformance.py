@@ -156,6 +156,7 @@ def test_procgens_time_limit_is_a_note():
 
 CLEAN = [
     ("CartPole-v1", "vectorized", {}),
+    ("CartPole-v1", "torch", {}),
     ("CartPole-v1", "envpool", {}),
     ("FrozenLake-v1", "envpool", {}),
     ("HalfCheetah-v4", "gymnasium", {}),

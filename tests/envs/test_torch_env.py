@@ -8,10 +8,9 @@ import torch
 from ppo_lightning.envs.torch_env import TorchEnv, uniform
 from ppo_lightning.envs.torch_tasks import TASKS
 
-
 NUM_ENVS = 8
-# Steps after which Gymnasium's environment gets our state again: Acrobot is chaotic, and the last bits of sine
-# and cosine differ.
+# Steps after which Gymnasium's environment gets our state again: Acrobot is chaotic, and the last bits of
+# sine and cosine differ.
 SYNCHRONIZED = {"Acrobot-v1": 20}
 
 
@@ -56,7 +55,7 @@ def test_the_car_reaches_the_flag_as_in_gymnasium():
         velocity = carrier["observation"][0, 1]
         carrier["action"] = torch.where(velocity < 0, 0, 2).reshape(1)
         carrier = env.step(carrier)["next"].exclude("reward")
-        observation, _, terminated, _, _ = single.step(int(2 if velocity >= 0 else 0))
+        observation, _, terminated, _, _ = single.step(2 if velocity >= 0 else 0)
         np.testing.assert_allclose(carrier["observation"][0], observation, atol=1e-6)
         assert carrier["terminated"] == terminated
         if terminated:

@@ -1,0 +1,47 @@
+"""Compile methods for their objects."""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
+
+from ppo_lightning.errors import ConfigError, first_line
+
+COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, OSError
+
+
+def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True) -> Any:
+    """Compile a method for its object alone.
+
+    PyTorch caches graphs per function code. Objects of one class would share the cache although their methods
+    depend on the object, and PyTorch stops compiling after eight graphs (eight runs in a notebook). A copy of
+    the code gives each object a cache of its own.
+
+    Args:
+        method: The bound method.
+        fullgraph: As for ``torch.compile``.
+
+    Raises:
+        ConfigError: At the first call: the method cannot be compiled on this machine.
+    """
+    function = method.__func__  # type: ignore[attr-defined]
+    code = function.__code__.replace()
+    attributes = (function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(code, function.__globals__, *attributes)
+    bound = types.MethodType(copy, method.__self__)  # type: ignore[attr-defined]
+    # Shapes do not vary within a run. PyTorch remembers those of other runs in the process, and would compile
+    # for all sizes of images, which fails for IMPALA.
+    compiled = torch.compile(bound, fullgraph=fullgraph, dynamic=False if fullgraph else None)
+
+    def call(*args: Any) -> Any:
+        try:
+            return compiled(*args)
+        except COMPILER_ERRORS as error:
+            raise ConfigError(
+                f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and"
+                " make PyTorch's cache writable, or leave model.compile off."
+            ) from error
+
+    return call

@@ -1,0 +1,91 @@
+"""Environments of tensors: resets by mask, and simulators that reset by themselves."""
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from ppo_lightning import MLPAgent, PPO
+from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
+from ppo_lightning.rollouts.tensor_collector import TensorCollector
+
+SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
+
+
+class Clock(TensorEnv):
+    """Environment n counts its steps, and its episodes are truncated after 3 + n steps."""
+
+    def __init__(self, num_envs=2):
+        super().__init__(spaces.Box(-99, 99, (1,)), spaces.Discrete(2), num_envs)
+        self.limit = 3 + torch.arange(num_envs)
+        self.time = torch.zeros(num_envs)
+
+    def see(self):
+        return self.time[:, None].clone()
+
+    def reset_tensors(self, mask):
+        self.time = torch.zeros(self.num_envs) if mask is None else self.time.masked_fill(mask, 0)
+        return self.see()
+
+    def step_tensors(self, action):
+        self.time = self.time + 1
+        over = self.time >= self.limit
+        return TensorStep(self.see(), self.time, torch.zeros_like(over), over)
+
+
+class SelfResetting(Clock):
+    """The same as a simulator on a GPU: it resets by itself, at once."""
+
+    resets_itself = True
+    tells_final = False
+
+    def step_tensors(self, action):
+        step = super().step_tensors(action)
+        self.time = self.time.masked_fill(step.truncated, 0)
+        final = step.observation if self.tells_final else None
+        return step._replace(observation=self.see(), final_observation=final)
+
+
+class TellsFinal(SelfResetting):
+    """The simulator also gives final observations."""
+
+    tells_final = True
+
+
+def rollouts(kind, count=3):
+    env = kind()
+    torch.manual_seed(1)
+    collector = TensorCollector(env, MLPAgent(*specs_of(env)), 5, seed=1)
+    return [collector.rollout().clone() for _ in range(count)]
+
+
+def test_a_simulator_that_resets_itself_gives_the_same_rollouts_with_final_observations():
+    for one, other in zip(rollouts(Clock), rollouts(TellsFinal), strict=True):
+        for key, values in one.items(True, True):
+            assert torch.equal(values, other[key]), key
+    (first, *_) = rollouts(Clock)
+    assert first["observation"][0, :, 0].tolist() == [0, 1, 2, 0, 1]
+    assert first["next", "observation"][0, :, 0].tolist() == [1, 2, 3, 1, 2]
+    assert first["next", "episode_reward"][0, :, 0].tolist() == [1, 3, 6, 1, 3]
+    assert first["next", "truncated"][1, :, 0].tolist() == [False, False, False, True, False]
+
+
+def test_without_final_observations_the_last_seen_one_takes_their_place():
+    for one, other in zip(rollouts(Clock), rollouts(SelfResetting), strict=True):
+        assert torch.equal(one["observation"], other["observation"])
+        truncated = one["next", "truncated"]
+        following = torch.where(truncated, one["observation"], one["next", "observation"])
+        assert torch.equal(other["next", "observation"], following)
+
+
+@pytest.mark.parametrize("kind", [Clock, SelfResetting])
+def test_it_trains_and_evaluates(fit, kind):
+    module = fit(SMALL | {"env_id": kind}, {"num_minibatches": 2}, ppo=PPO, limit_val_batches=1)
+    assert module.env_steps == 96
+    assert set(module.episode_returns) == {6.0, 10.0}
+
+
+def test_specs_follow_the_contract_of_torchrl():
+    from torchrl.envs.utils import check_env_specs
+
+    check_env_specs(Clock())

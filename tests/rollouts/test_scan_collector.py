@@ -1,0 +1,124 @@
+"""The collector for environments that are functions of tensors: one scan a rollout."""
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppo_lightning import PPO, MLPAgent
+from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.rollouts.scan_collector import ScanCollector
+from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from tests.algorithms.test_distributed import difference, run
+from tests.checkpoints.test_resume import SaveAfter
+
+SMALL = {"backend": "torch", "num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 12}
+SHORT = {"max_episode_steps": 10}  # time limits, besides poles that fall
+
+
+def collector_of(env_id="CartPole-v1", kind=make_collector, **options):
+    env = EnvFactory(env_id, "torch", SHORT).make(num_envs=3, seed=5)
+    torch.manual_seed(1)
+    agent = MLPAgent(*specs_of(env))
+    return kind(env, agent, 16, seed=2, reward_scaler=RewardScaler(0.9, 10.0), **options)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1"])
+def test_rollouts_are_those_of_the_collector_that_steps_one_by_one(env_id):
+    """Deterministic actions, because the two collectors draw their noise in different pieces."""
+    scanned = collector_of(env_id, deterministic=True)
+    stepped = collector_of(env_id, TensorCollector, deterministic=True)
+    assert isinstance(scanned, ScanCollector)
+    for _ in range(3):
+        rollout, other = scanned.rollout(), stepped.rollout()
+        assert set(rollout.keys(True, True)) <= set(other.keys(True, True))
+        for key, values in rollout.items(True, True):
+            torch.testing.assert_close(values, other[key], msg=str(key))
+        assert rollout["next", "truncated"].any()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_compiled_rollouts_are_those_of_python(env_id):
+    plain, compiled = collector_of(env_id), collector_of(env_id, compile=True)
+    for _ in range(12):
+        rollout, other = plain.rollout(), compiled.rollout()
+        for key, values in rollout.items(True, True):
+            torch.testing.assert_close(values, other[key], atol=1e-4, rtol=1e-4, msg=str(key))
+        for collector in (plain, compiled):  # the graph reads the weights, and does not copy them
+            with torch.no_grad():
+                collector.agent.critic.bias += 1
+
+
+def test_an_agent_with_statistics_or_a_memory_is_stepped_one_by_one():
+    env = EnvFactory("CartPole-v1", "torch").make(num_envs=2)
+    for options in ({"norm_obs": True}, {"memory": "gru", "shared": True}):
+        collector = make_collector(env, MLPAgent(*specs_of(env), **options), 4)
+        assert type(collector) is TensorCollector
+        assert collector.rollout().batch_size == (2, 4)
+
+
+def test_no_step_moves_numbers_to_python(monkeypatch):
+    collector = collector_of()
+    collector.rollout()  # the first observations
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("a synchronization within a rollout")
+
+    noise = collector.agent.noise((16, 3))
+    for name in ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__"):
+        monkeypatch.setattr(Tensor, name, forbidden)
+    with torch.no_grad():
+        collector._scan((collector.env.state, collector._observation), noise)
+
+
+def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, capsys):
+    model = {
+        "agent": functools.partial(MLPAgent, hidden_sizes=(16,)),
+        "norm_reward": True,
+        "learning_rate": 1e-3,
+    }
+    data = SMALL | {"env_id": "CartPole-v1", "env_kwargs": SHORT}
+    whole = fit(data, model, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 11)])
+    resumed = fit(data, model, ckpt_path=tmp_path / "middle.ckpt")
+    assert "resumes its episode, to the bit" in capsys.readouterr().out
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+    assert list(resumed.episode_returns) == list(whole.episode_returns)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_ranks_do_what_one_rank_with_all_environments_does(tmp_path, compiled):
+    options = {
+        "data": {"env_id": "CartPole-v1", "backend": "torch"},
+        "model": {"norm_reward": True, "compile": compiled},
+        "rollouts": 12,
+        "check_every": 1,
+    }
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options)
+    assert difference(two, one) < 0.01
+    assert torch.equal(two[0]["weights"], two[1]["weights"])
+    assert two[0]["returns"] == pytest.approx(one["returns"], rel=1e-4)
+
+
+def test_a_new_seed_starts_other_episodes():
+    collector = collector_of()
+    first = collector.rollout()["observation"][:, 0].clone()
+    collector.set_seed(2)
+    same = collector.rollout()["observation"][:, 0].clone()
+    collector.set_seed(3)
+    assert not torch.equal(collector.rollout()["observation"][:, 0], same)
+    assert first.shape == same.shape
+
+
+@pytest.mark.integration
+def test_a_compiled_run_trains(fit):
+    module = fit(SMALL | {"env_id": "CartPole-v1"}, {"compile": True, "num_minibatches": 2}, ppo=PPO)
+    assert module.env_steps == 4 * 16 * 12
+    assert len(module.episode_returns) > 10
