@@ -4,7 +4,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from ppo_lightning import MLPAgent, PPO
+from ppo_lightning import PPO, MLPAgent
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
