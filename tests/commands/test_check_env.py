@@ -87,5 +87,5 @@ def test_without_workers_that_pay_none_are_named():
 def test_all_backends_of_an_environment_are_timed():
     times = check_env.step_times(check_env.EnvFactory("CartPole-v1"), 2, 1e-5)
     assert next(iter(times)) == "gymnasium"
-    assert {"gymnasium", "vectorized"} <= set(times) <= {"gymnasium", "vectorized", "envpool"}
+    assert {"gymnasium", "vectorized"} <= set(times) <= {"gymnasium", "vectorized", "torch", "envpool"}
     assert all(seconds > 0 for seconds in times.values())
