@@ -52,7 +52,7 @@ class FloorClock(L.Callback):
                 return
         elif elapsed > self.seconds / ROUNDS:
             self._speeds.append(self._iterations * pl_module.data.frames_per_rollout / elapsed)
-            self._floors.append(floor(pl_module, next(pl_module.minibatches(pl_module.advantages(batch)))))
+            self._floors.append(floor(pl_module, list(pl_module.minibatches(pl_module.advantages(batch)))))
             trainer.should_stop = len(self._floors) >= ROUNDS
         else:
             return
@@ -70,15 +70,16 @@ class FloorClock(L.Callback):
         self.fraction = statistics.median(speed * sum(parts.values()) / frames for speed, parts in pairs)
 
 
-def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
+def floor(module: Any, epoch: list[dict[str, torch.Tensor]]) -> dict[str, float]:
     """Measure the parts of an iteration alone: their sum is the time of an iteration without overhead.
 
     The environments step with random actions. The policy acts on the same observations repeatedly,
-    including log-probabilities and values. The update is repeated on one minibatch without Lightning's hooks.
+    including log-probabilities and values. The eager update is repeated on one minibatch without Lightning's
+    hooks, the compiled update on the minibatches of one epoch.
 
     Args:
         module: Algorithm in training. Its weights are kept; Adam's moments change.
-        minibatch: Tensors [B, ...].
+        epoch: Minibatches of tensors [B, ...].
 
     Returns:
         Seconds per iteration, by part.
@@ -86,6 +87,8 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
     data = module.data
     agent = module.agent
     hparams = module.hparams
+    minibatch = epoch[0]
+    compiled = isinstance(module.optimize, CompiledUpdate)
     env = data.factory.make(data.env.num_envs, data.seed)
     observation = env.reset_arrays().astype(minibatch["observation"].numpy(force=True).dtype)
     noise = agent.noise((env.num_envs,)).numpy()
@@ -105,8 +108,8 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
 
     def update() -> None:
         with module.trainer.precision_plugin.forward_context():
-            if isinstance(module.optimize, CompiledUpdate):
-                module.optimize(minibatch)
+            if compiled:
+                module.optimize(epoch)
                 return
             optimizer.zero_grad()
             for part in parts:
@@ -114,7 +117,8 @@ def floor(module: Any, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
         torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
         optimizer.step()
 
-    updating = hparams.update_epochs * hparams.num_minibatches * mean_seconds(update, min_seconds=0.5)
+    updates = hparams.update_epochs * (1 if compiled else hparams.num_minibatches)
+    updating = updates * mean_seconds(update, min_seconds=0.5)
     group["lr"] = lr
     return {"environment": data.num_steps * stepping, "acting": acting, "updates": updating}
 

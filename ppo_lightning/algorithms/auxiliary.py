@@ -78,7 +78,8 @@ class AuxiliaryPhase:
                 for callback in module.trainer.callbacks:
                     if isinstance(callback, Preemption):
                         callback.end_if_requested(module.trainer, module)
-            metrics += [self.optimize(minibatch) for minibatch in self.minibatches()]
+            for minibatch in self.minibatches():  # one at a time: all of them may not fit into memory
+                metrics += self.optimize([minibatch])
             self.epochs_done += 1
         self.clear()
         return mean_of(metrics)

@@ -1,6 +1,6 @@
 """Proximal Policy Optimization: one ``training_step`` is one PPO iteration."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
 import lightning as L
@@ -142,7 +142,7 @@ class PPO(AgentModule):
         rollout = self.advantages(rollout)
         metrics = []
         for _ in range(self.hparams.update_epochs):
-            metrics += [self.update(minibatch) for minibatch in self.minibatches(rollout)]
+            metrics += self.update(self.minibatches(rollout))
             if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                 break
         self.log_rollout(rollout, metrics)
@@ -222,9 +222,9 @@ class PPO(AgentModule):
         detached = {name: part.detach() for name, part in parts.items()}
         return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
 
-    def update(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Take one optimizer step on a minibatch and return the parts of its loss, scalars."""
-        return self.optimize(minibatch)
+    def update(self, minibatches: Iterable[Minibatch]) -> list[dict[str, Tensor]]:
+        """Take one optimizer step on each minibatch and return the parts of its loss, scalars."""
+        return self.optimize(minibatches)
 
     def kl_exceeded(self, approx_kl: Tensor) -> bool:
         """Return whether the epochs of this iteration end here; all ranks return the same."""

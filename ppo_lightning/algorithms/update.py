@@ -1,14 +1,15 @@
-"""Eager and compiled updates of a minibatch."""
+"""Eager and compiled updates with the minibatches of an epoch."""
 
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
@@ -16,8 +17,11 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.compiler import compile_per_instance
 from ppo_lightning.utils.lightning_private import counted_step
 
+Metrics = dict[str, Tensor]  # parts of a loss, scalars
 State = dict[str, list[Tensor]]
-Loss = Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]]
+Carry = tuple[list[Tensor], State]
+Step = tuple[Carry, Metrics]  # in a compiled function, an annotation must be a name
+Loss = Callable[[Minibatch], tuple[Tensor, Metrics]]
 CHECK_EVERY = 1000  # updates
 # The wrapper around Adam refuses to compile a state on a GPU that is not `capturable`. The capturable formula
 # is 0 / 0 at a learning rate of 0. The compiled plain formula also reads the state in place.
@@ -25,7 +29,7 @@ adam: Any = inspect.unwrap(guarded_adam)
 
 
 class EagerUpdate:
-    """Take one optimizer step on a minibatch through Lightning: backward, clipping, step.
+    """Take an optimizer step on each minibatch through Lightning: backward, clipping, step.
 
     Args:
         module: A PPO module.
@@ -46,15 +50,18 @@ class EagerUpdate:
             compile_per_instance(self.loss, self.module.agent.traceable) if self._compile_loss else self.loss
         )
 
-    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Update the weights.
+    def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
+        """Update the weights with one minibatch after the other.
 
         Args:
-            minibatch: Tensors [B, ...].
+            minibatches: Minibatches of tensors [B, ...].
 
         Returns:
-            The parts of the loss, scalars.
+            The parts of the loss of each minibatch, scalars.
         """
+        return [self._update(minibatch) for minibatch in minibatches]
+
+    def _update(self, minibatch: Minibatch) -> Metrics:
         module = self.module
         optimizer: Any = module.optimizers()
         # Gradients of the parts are added. The result is the same, and the activations fit into the cache.
@@ -75,16 +82,18 @@ class EagerUpdate:
 
 
 class CompiledUpdate:
-    """Compute loss, gradients, clipping and Adam of a minibatch in one graph, on a single device.
+    """Compute loss, gradients, clipping and Adam of the minibatches of an epoch in one graph, on one device.
 
-    The graph updates the parameters and the optimizer's state in place. Weights equal those of the eager
-    update to float tolerance, and checkpoints are interchangeable. The eager update of a small network is
-    dominated by the overhead of about 150 operations, which the graph replaces with one call. Lightning's
-    hooks around backward and the optimizer's step do not run, and no parameter has a ``grad``.
+    The graph is a scan over the minibatches, so that it is compiled for one of them and its guards are paid
+    once an epoch. Minibatches of an agent with convolutions, of different sizes, or that are differentiated in
+    parts have calls of their own. Weights equal those of the eager update to float tolerance, and checkpoints are
+    interchangeable. The eager update of a small network is dominated by the overhead of about 150 operations
+    per minibatch. Lightning's hooks around backward and the optimizer's step do not run, and no parameter has
+    a ``grad``.
 
-    The first update of a run is eager, because Adam creates its state in its first step. The first of every
-    thousand compiled updates also computes the loss without the compiler. If the two losses differ, the run
-    continues eagerly, with a warning.
+    The first epoch of a run is eager, because Adam creates its state in its first step. Once in about a
+    thousand compiled updates, the loss of a minibatch is also computed without the compiler. If the two
+    losses differ, the run continues eagerly, with a warning.
 
     Args:
         module: A PPO module.
@@ -116,31 +125,39 @@ class CompiledUpdate:
         self._lr = torch.zeros((), device=self._params[0].device)
         self._calls = 0
         self._drift = 0.0
+        # Convolutions take longer than the overhead of calls, and their scan compiles for more than a minute.
+        self._scans = all(parameter.ndim < 3 for parameter in self._params)
+        self._length: int | None = None  # number of minibatches for which the scan is compiled
+        self._scan: Any = compile_per_instance(self._epoch)
         self._whole: Any = compile_per_instance(self._update)
         self._gradients: Any = compile_per_instance(self._differentiate)
         self._step: Any = compile_per_instance(self._apply)
 
-    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Update the weights, see :meth:`EagerUpdate.__call__`."""
         has_state = len(self._optimizer.state) == len(self._params)
         if not has_state or self._drift > self.module.tolerance:
-            metrics = self.eager(minibatch)
+            metrics = self.eager(minibatches)
             self._optimizer.zero_grad()
             return metrics
-        return self._compiled(equal_parts(minibatch, self.module.rows_at_once))
+        return self._compiled(list(minibatches))
 
-    def _compiled(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
+    def _compiled(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
+        if not minibatches:
+            return []
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
-        expected = self._without_compiler(parts) if self._calls % CHECK_EVERY == 0 else None
-        self._calls += 1
-        with counted_step(self.module.optimizers()), torch.no_grad():
-            if len(parts) > 1:
-                metrics = self._accumulate(parts)
+        expected = None
+        if -self._calls % CHECK_EVERY < len(minibatches):
+            expected = self._without_compiler(minibatches[0])
+        self._calls += len(minibatches)
+        with torch.no_grad():
+            if self._can_scan(minibatches):
+                metrics = self._scan_over(minibatches)
             else:
-                metrics = self._whole(self._detached, self._state, self._lr, parts[0])
+                metrics = [self._one(minibatch) for minibatch in minibatches]
         if expected is not None:
             self._drift = max(
-                float((metrics[key] - value).abs() / (1 + value.abs())) for key, value in expected.items()
+                float((metrics[0][key] - value).abs() / (1 + value.abs())) for key, value in expected.items()
             )
             if self._drift > self.module.tolerance:
                 warnings.warn(
@@ -149,9 +166,39 @@ class CompiledUpdate:
                 )
         return metrics
 
+    def _can_scan(self, minibatches: Sequence[Minibatch]) -> bool:
+        shapes = [[tensor.shape for tensor in minibatch.values()] for minibatch in minibatches]
+        one_part = len(equal_parts(minibatches[0], self.module.rows_at_once)) == 1
+        equal = all(shape == shapes[0] for shape in shapes)
+        if len(minibatches) == 1 or not (self._scans and one_part and equal):
+            return False
+        # Minibatches without two valid steps are left out. A graph for each number of them would take long.
+        self._length = self._length or len(minibatches)
+        return len(minibatches) == self._length
+
+    def _scan_over(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
+        stacked = {key: torch.stack([rows[key] for rows in minibatches]) for key in minibatches[0]}
+        params, state, metrics = self._scan(self._detached, self._state, self._lr, stacked)
+        torch._foreach_copy_(self._detached, params)
+        for key, tensors in state.items():
+            torch._foreach_copy_(self._state[key], tensors)
+        for _ in minibatches:
+            with counted_step(self.module.optimizers()):
+                pass
+        rows = zip(*(values.unbind() for values in metrics.values()), strict=True)
+        return [dict(zip(metrics, scalars, strict=True)) for scalars in rows]
+
+    def _one(self, minibatch: Minibatch) -> Metrics:
+        parts = equal_parts(minibatch, self.module.rows_at_once)
+        with counted_step(self.module.optimizers()):
+            if len(parts) > 1:
+                return self._accumulate(parts)
+            return self._whole(self._detached, self._state, self._lr, minibatch)
+
     @torch.no_grad()
-    def _without_compiler(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
+    def _without_compiler(self, minibatch: Minibatch) -> Metrics:
         """Return the parts of the loss, computed without the compiler."""
+        parts = equal_parts(minibatch, self.module.rows_at_once)
         return mean_of([self._holder(part)[1] for part in parts])
 
     @functools.cached_property
@@ -162,14 +209,27 @@ class CompiledUpdate:
             for key in ("exp_avg", "exp_avg_sq", "step")
         }
 
-    def _update(
-        self, params: list[Tensor], state: State, lr: Tensor, minibatch: Minibatch
-    ) -> dict[str, Tensor]:
+    def _epoch(
+        self, params: list[Tensor], state: State, lr: Tensor, stacked: Minibatch
+    ) -> tuple[list[Tensor], State, Metrics]:
+        """Update copies of the parameters and of Adam's state with minibatches, tensors [count, B, ...]."""
+
+        def step(carry: Carry, minibatch: Minibatch) -> Step:
+            # A scan takes functions without effects, and outputs that share no memory with inputs.
+            params = [tensor.clone() for tensor in carry[0]]
+            state = {key: [tensor.clone() for tensor in tensors] for key, tensors in carry[1].items()}
+            metrics = self._update(params, state, lr, minibatch)
+            return (params, state), {key: value.clone() for key, value in metrics.items()}
+
+        (params, state), metrics = scan(step, (params, state), stacked)
+        return params, state, metrics
+
+    def _update(self, params: list[Tensor], state: State, lr: Tensor, minibatch: Minibatch) -> Metrics:
         grads, metrics = self._differentiate(params, minibatch)
         self._apply(params, state, lr, grads)
         return metrics
 
-    def _accumulate(self, parts: Sequence[Minibatch]) -> dict[str, Tensor]:
+    def _accumulate(self, parts: Sequence[Minibatch]) -> Metrics:
         grads, metrics = self._gradients(self._detached, parts[0])
         sums = list(metrics.values())
         for part in parts[1:]:
@@ -179,9 +239,7 @@ class CompiledUpdate:
         self._step(self._detached, self._state, self._lr, grads)
         return dict(zip(metrics, sums, strict=True))
 
-    def _differentiate(
-        self, params: list[Tensor], minibatch: Minibatch
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def _differentiate(self, params: list[Tensor], minibatch: Minibatch) -> tuple[list[Tensor], Metrics]:
         def loss(params: list[Tensor]) -> Any:
             return torch.func.functional_call(
                 self._holder, dict(zip(self._names, params, strict=True)), (minibatch,)
@@ -214,7 +272,7 @@ class CompiledUpdate:
 
 
 def make_update(module: Any, loss: Loss) -> EagerUpdate | CompiledUpdate:
-    """Return the update of a minibatch for a loss, compiled if the module's settings say so.
+    """Return the update of an epoch for a loss, compiled if the module's settings say so.
 
     Args:
         module: A PPO module in a fit.
@@ -234,5 +292,5 @@ class _Holder(nn.Module):
         self.module = module
         self.loss = loss
 
-    def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
         return self.loss(minibatch)

@@ -57,11 +57,12 @@ class Recorded:
                 rollout["valid"][env - first_env, :steps] = False
         super().training_step(rollout, batch_idx)
 
-    def update(self, minibatch):
-        self.updates += 1
-        metrics = super().update(minibatch)
+    def update(self, minibatches):
+        metrics = super().update(minibatches)
+        self.updates += len(metrics)
         if options["kl_of_ranks"]:
-            metrics["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
+            for parts in metrics:
+                parts["approx_kl"] = torch.tensor(options["kl_of_ranks"][self.global_rank])
         return metrics
 
 

@@ -40,13 +40,16 @@ class Traced(PPG):
         super().__init__(**kwargs)
         self.updates = []
 
-    def record(self, phase, update, minibatch):
-        parts = update(minibatch)
-        self.updates.append((phase, self.optimizers().param_groups[0]["lr"], parts, minibatch))
-        return parts
+    def record(self, phase, update, minibatches):
+        metrics = []
+        for minibatch in minibatches:
+            metrics += update([minibatch])
+            lr = self.optimizers().param_groups[0]["lr"]
+            self.updates.append((phase, lr, metrics[-1], minibatch))
+        return metrics
 
-    def update(self, minibatch):
-        return self.record("policy", super().update, minibatch)
+    def update(self, minibatches):
+        return self.record("policy", super().update, minibatches)
 
     def on_train_start(self):
         super().on_train_start()
@@ -223,13 +226,15 @@ def test_no_gradient_is_left_over_between_the_phases(fit, monkeypatch):
     monkeypatch.setattr(torch.optim.Adam, "step", recorded)
 
     class Alone(Traced):
-        def record(self, phase, update, minibatch):
+        def record(self, phase, update, minibatches):
             loss = self.loss if phase == "policy" else self.auxiliary_loss
-            expected = torch.autograd.grad(loss(minibatch)[0], list(self.trainable_parameters()))
-            parts = super().record(phase, update, minibatch)
-            for ours, its in zip(expected, made[-1], strict=True):
-                torch.testing.assert_close(its, ours, atol=1e-6, rtol=1e-5)
-            return parts
+            metrics = []
+            for minibatch in minibatches:
+                expected = torch.autograd.grad(loss(minibatch)[0], list(self.trainable_parameters()))
+                metrics += super().record(phase, update, [minibatch])
+                for ours, its in zip(expected, made[-1], strict=True):
+                    torch.testing.assert_close(its, ours, atol=1e-6, rtol=1e-5)
+            return metrics
 
     fit(DATA, MODEL | {"max_grad_norm": 1e6}, ppo=Alone)
     assert len(made) == 2 * 7 + 2 * 12

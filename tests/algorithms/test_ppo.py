@@ -35,9 +35,12 @@ class Recorder(PPO):
             self.epochs[-1].append(minibatch)
             yield minibatch
 
-    def update(self, minibatch):
+    def update(self, minibatches):
+        return [self.record(minibatch) for minibatch in minibatches]
+
+    def record(self, minibatch):
         before = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
-        self.metrics.append(super().update(minibatch))
+        self.metrics += super().update([minibatch])
         grads = [p.grad.flatten() for p in self.agent.parameters()]
         self.grad_norms.append(torch.cat(grads).norm().item())
         after = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach()

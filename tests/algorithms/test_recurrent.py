@@ -89,12 +89,12 @@ class First(L.Callback):
     def on_train_start(self, trainer, pl_module):
         update, started = pl_module.update, [-1]
 
-        def first(minibatch):
-            metrics = update(minibatch)
+        def first(minibatches):
+            metrics = update(minibatches)
             if pl_module.env_steps != started[0]:
                 started[0] = pl_module.env_steps
-                self.kl.append(float(metrics["approx_kl"]))
-                self.clipfrac.append(float(metrics["clipfrac"]))
+                self.kl.append(float(metrics[0]["approx_kl"]))
+                self.clipfrac.append(float(metrics[0]["clipfrac"]))
             return metrics
 
         pl_module.update = first
@@ -292,9 +292,9 @@ def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
 class Named(RecurrentPPO):
     """Recorder of the update that ``compile`` selects; the update itself is eager."""
 
-    def update(self, minibatch):
+    def update(self, minibatches):
         self.selected = type(self.optimize)
-        return EagerUpdate(self)(minibatch)
+        return EagerUpdate(self)(minibatches)
 
 
 @KINDS

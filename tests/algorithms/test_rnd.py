@@ -48,11 +48,12 @@ class Recorder(RND):
             self.epochs[-1].append(minibatch)
             yield minibatch
 
-    def update(self, minibatch):
-        self.metrics.append(super().update(minibatch))
+    def update(self, minibatches):
+        metrics = super().update(minibatches)
+        self.metrics += metrics
         named = self.named_parameters()
         self.missing |= {name for name, p in named if p.requires_grad and p.grad is None}
-        return self.metrics[-1]
+        return metrics
 
 
 @pytest.fixture

@@ -389,9 +389,9 @@ class FirstLoss(PPO):
         self.first = []
         super().training_step(rollout, batch_idx)
 
-    def update(self, minibatch):
-        metrics = super().update(minibatch)
-        self.first.append(metrics)
+    def update(self, minibatches):
+        metrics = super().update(minibatches)
+        self.first += metrics
         return metrics
 
 

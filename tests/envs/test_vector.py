@@ -211,9 +211,10 @@ def test_environments_that_reset_at_the_next_step_train(fit, ppo, env_id, recwar
     minibatches = []
 
     class Watch(ppo):
-        def update(self, minibatch):
-            minibatches.append({key: value.clone() for key, value in minibatch.items()})
-            return super().update(minibatch)
+        def update(self, epoch):
+            epoch = list(epoch)
+            minibatches.extend({key: value.clone() for key, value in rows.items()} for rows in epoch)
+            return super().update(epoch)
 
     agent = functools.partial(MLPAgent, norm_obs=True, memory=memory, shared=memory is not None)
     model = {"agent": agent, "norm_reward": True, "num_minibatches": 2, "update_epochs": 2}

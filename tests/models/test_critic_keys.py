@@ -267,9 +267,9 @@ class FirstKL(RecurrentPPO):
         self.divergences = [*getattr(self, "divergences", []), []]
         super().training_step(rollout, batch_idx)
 
-    def update(self, minibatch):
-        metrics = super().update(minibatch)
-        self.divergences[-1].append(float(metrics["approx_kl"]))
+    def update(self, minibatches):
+        metrics = super().update(minibatches)
+        self.divergences[-1] += [float(parts["approx_kl"]) for parts in metrics]
         return metrics
 
 

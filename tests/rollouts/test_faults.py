@@ -202,11 +202,14 @@ def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble):
 class Spoilt(PPO):
     """PPO whose gradient is NaN from the second minibatch of the second iteration on."""
 
-    def update(self, minibatch):
+    def update(self, minibatches):
+        return super().update(map(self.spoil, minibatches))
+
+    def spoil(self, minibatch):
         if self.rollouts_done == 1 and self.spoils:
             minibatch["advantage"] = minibatch["advantage"] * torch.nan
         self.spoils = True
-        return super().update(minibatch)
+        return minibatch
 
     def training_step(self, rollout, batch_idx):
         self.spoils, before = False, self.everything()
@@ -289,10 +292,11 @@ def test_the_update_uses_every_valid_step(fit, options):
     minibatches = []
 
     class Watch(PPO):
-        def update(self, minibatch):
+        def update(self, epoch):
+            epoch = list(epoch)
             if self.rollouts_done == 2:
-                minibatches.append({key: value.clone() for key, value in minibatch.items()})
-            return super().update(minibatch)
+                minibatches.extend({key: value.clone() for key, value in rows.items()} for rows in epoch)
+            return super().update(epoch)
 
         def training_step(self, rollout, batch_idx):
             self.rollout = rollout

@@ -176,11 +176,11 @@ class First(L.Callback):
     def on_train_start(self, trainer, pl_module):
         self.kl, update, seen = [], pl_module.update, set()
 
-        def first(minibatch):
-            metrics = update(minibatch)
+        def first(minibatches):
+            metrics = update(minibatches)
             if pl_module.env_steps not in seen:
                 seen.add(pl_module.env_steps)
-                self.kl.append(float(metrics["approx_kl"]))
+                self.kl.append(float(metrics[0]["approx_kl"]))
             return metrics
 
         pl_module.update = first
