@@ -14,7 +14,7 @@ from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.utils.compiler import compile_per_instance
+from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
 from ppo_lightning.utils.lightning_private import counted_step
 
 Metrics = dict[str, Tensor]  # parts of a loss, scalars
@@ -85,11 +85,11 @@ class CompiledUpdate:
     """Compute loss, gradients, clipping and Adam of the minibatches of an epoch in one graph, on one device.
 
     The graph is a scan over the minibatches, so that it is compiled for one of them and its guards are paid
-    once an epoch. Minibatches of an agent with convolutions, of different sizes, or that are differentiated in
-    parts have calls of their own. Weights equal those of the eager update to float tolerance, and checkpoints are
-    interchangeable. The eager update of a small network is dominated by the overhead of about 150 operations
-    per minibatch. Lightning's hooks around backward and the optimizer's step do not run, and no parameter has
-    a ``grad``.
+    once an epoch. Minibatches of an agent with convolutions, of different sizes, or that are differentiated
+    in parts have calls of their own. Weights equal those of the eager update to float tolerance, and
+    checkpoints are interchangeable. The eager update of a small network is dominated by the overhead of about
+    150 operations per minibatch. Lightning's hooks around backward and the optimizer's step do not run, and
+    no parameter has a ``grad``.
 
     The first epoch of a run is eager, because Adam creates its state in its first step. Once in about a
     thousand compiled updates, the loss of a minibatch is also computed without the compiler. If the two
@@ -128,7 +128,7 @@ class CompiledUpdate:
         # Convolutions take longer than the overhead of calls, and their scan compiles for more than a minute.
         self._scans = all(parameter.ndim < 3 for parameter in self._params)
         self._length: int | None = None  # number of minibatches for which the scan is compiled
-        self._scan: Any = compile_per_instance(self._epoch)
+        self._scan: Any = compile_scan(self._epoch, self._lr.device)
         self._whole: Any = compile_per_instance(self._update)
         self._gradients: Any = compile_per_instance(self._differentiate)
         self._step: Any = compile_per_instance(self._apply)

@@ -10,7 +10,7 @@ from torch._higher_order_ops.scan import scan
 from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
-from ppo_lightning.utils.compiler import compile_per_instance
+from ppo_lightning.utils.compiler import compile_scan
 
 Carry = tuple[State, Tensor]  # states of the environments, observations to act on
 
@@ -34,7 +34,7 @@ class ScanCollector(TensorCollector):
 
     def __init__(self, *args: Any, compile: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._scan: Any = compile_per_instance(self._steps) if compile else self._steps_in_python
+        self._scan: Any = compile_scan(self._steps, self._device) if compile else self._steps_in_python
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
