@@ -224,9 +224,12 @@ class ObservationNormalizer(Moments):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalize raw observations [B, ...] by the current statistics, to float32 on their device."""
-        raw = observation.to(self.mean.device).double()
-        clipped = ((raw - self.mean) / self.std).clamp(-self.clip, self.clip)
-        normalized = clipped.float().to(observation.device)
+        return self.normalize_by(self.mean, self.std, observation)
+
+    def normalize_by(self, mean: Tensor, std: Tensor, observation: Tensor) -> Tensor:
+        """Normalize raw observations [B, ...] by other statistics, to float32 on their device."""
+        raw = observation.to(mean.device).double()
+        normalized = ((raw - mean) / std).clamp(-self.clip, self.clip).float().to(observation.device)
         for excluded in self.leave:
             normalized[..., excluded] = observation[..., excluded]
         return normalized

@@ -53,12 +53,7 @@ class TensorMoments:
     def normalize(self, observation: Tensor) -> Tensor:
         """Normalize raw observations [B, ...] to float32 on their device."""
         std = self.m2.div(self.count).add_(EPSILON).sqrt_()
-        clip = self.normalizer.clip
-        scaled = (observation.to(self.mean.device) - self.mean).div_(std).clamp_(-clip, clip)
-        normalized = scaled.float().to(observation.device)
-        for excluded in self.normalizer.leave:
-            normalized[..., excluded] = observation[..., excluded]
-        return normalized
+        return self.normalizer.normalize_by(self.mean, std, observation)
 
     def update_and_normalize(self, batches: Sequence[Tensor]) -> list[Tensor]:
         """Merge each batch of all ranks into the statistics, then normalize it.
@@ -120,15 +115,40 @@ def merge_rows(moments: Moments, rows: Tensor) -> None:
     local = moments.mean.new_zeros(3, *moments.mean.shape)
     rows_at_once = max(1, PART // max(1, moments.mean.numel()))  # as float64, pictures take eightfold memory
     for part in rows.split(rows_at_once) if len(rows) else ():
-        variance, mean = torch.var_mean(part.to(local.device).double(), dim=0, correction=0)
-        count = torch.full_like(mean, len(part))
-        local = merged(local, torch.stack([count, mean, variance * len(part)]))
-    total = torch.stack([moments.count.expand_as(moments.mean), moments.mean, moments.m2])
+        local = merged(local, summary_of(part.to(local.device)))
+    total = stacked(moments)
     for summary in collectives.gather(local):
         total = merged(total, summary)
-    moments.count.copy_(total[0].max())
-    moments.mean.copy_(total[1])
-    moments.m2.copy_(total[2])
+    store(moments, total)
+
+
+def stacked(moments: Moments) -> Tensor:
+    """Return statistics as a summary, [3, *shape] float64: count, mean, sum of squared deviations."""
+    return torch.stack([moments.count.expand_as(moments.mean), moments.mean, moments.m2])
+
+
+def store(moments: Moments, summary: Tensor) -> None:
+    """Store a summary [3, *shape] in statistics."""
+    moments.count.copy_(summary[0].max())
+    moments.mean.copy_(summary[1])
+    moments.m2.copy_(summary[2])
+
+
+def summary_of(rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Summarize rows without a synchronization, [3, *shape] float64.
+
+    Args:
+        rows: Rows, [B, *shape].
+        mask: Rows to summarize, [B] bool. None: all.
+    """
+    rows = rows.double()
+    if mask is None:
+        variance, mean = torch.var_mean(rows, dim=0, correction=0)
+        return torch.stack([torch.full_like(mean, len(rows)), mean, variance * len(rows)])
+    weight = mask.double().reshape(-1, *[1] * (rows.ndim - 1))
+    count = weight.sum(dim=0).expand_as(rows[0])
+    mean = (rows * weight).sum(dim=0) / count.clamp(min=1)
+    return torch.stack([count, mean, ((rows - mean).square() * weight).sum(dim=0)])
 
 
 def merged(one: Tensor, other: Tensor) -> Tensor:

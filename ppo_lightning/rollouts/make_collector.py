@@ -15,6 +15,7 @@ from ppo_lightning.rollouts.opponents import Opponents
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.utils import collectives
 
 
 class CollectorInputs(NamedTuple):
@@ -52,8 +53,8 @@ def make_collector(
 
     Args:
         env: Natively batched environments get :class:`RolloutCollector`. Environments that are functions of
-            tensors get :class:`ScanCollector`, if the agent has neither a memory nor ``norm_obs``. Any other
-            TorchRL environment, with transforms for example, gets :class:`TensorCollector`, which is slower.
+            tensors get :class:`ScanCollector`, on several ranks only without ``norm_obs``. Any other TorchRL
+            environment, with transforms for example, gets :class:`TensorCollector`, which is slower.
             All yield the same keys.
         agent: The agent.
         num_steps: T.
@@ -98,7 +99,8 @@ def make_collector(
             " episode end, because the reset would count as a step: make it with AutoresetMode.DISABLED or"
             " SAME_STEP."
         )
-    is_function = isinstance(env, TensorEnv) and env.is_function
-    if is_function and agent.memory is None and agent.normalizer is None:
+    # Ranks exchange their statistics of observations at each step, which a graph cannot.
+    alone = agent.normalizer is None or collectives.world_size() == 1
+    if isinstance(env, TensorEnv) and env.is_function and alone:
         return ScanCollector(env, agent, num_steps, num_rollouts, seed, *options, compile=compile)
     return TensorCollector(env, agent, num_steps, num_rollouts, seed, *options)

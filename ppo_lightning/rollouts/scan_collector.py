@@ -6,13 +6,18 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
+from torch.utils._pytree import tree_map
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
+from ppo_lightning.models.normalizers import EPSILON
+from ppo_lightning.models.tensor_statistics import merged, stacked, store, summary_of
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.compiler import compile_scan
 
-Carry = tuple[State, Tensor]  # states of the environments, observations to act on
+# States of the environments, observations to act on, and if the agent has them its memory and statistics.
+Carry = tuple[State, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]
+Step = tuple[Carry, dict[str, Any]]
 
 
 class ScanCollector(TensorCollector):
@@ -23,9 +28,9 @@ class ScanCollector(TensorCollector):
     synchronization within a rollout.
 
     Args:
-        *args: As for :class:`TensorCollector`. The agent has neither a memory nor running statistics of
-            observations.
-        compile: Compile the scan.
+        *args: As for :class:`TensorCollector`. The agent may have running statistics of observations on a
+            single rank only.
+        compile: Compile the scan, if the agent's memory can be compiled.
         **kwargs: As for :class:`TensorCollector`.
     """
 
@@ -34,39 +39,40 @@ class ScanCollector(TensorCollector):
 
     def __init__(self, *args: Any, compile: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._scan: Any = compile_scan(self._steps, self._device) if compile else self._steps_in_python
+        compiles = compile and self.agent.traceable
+        self._scan: Any = compile_scan(self._steps, self._device) if compiles else self._steps_in_python
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
         """Collect one rollout [N, T], see :meth:`TensorCollector.rollout`."""
-        env, device = self.env, self.agent.device
+        env = self.env
+        statistics: tuple[Tensor, ...] = ()
+        if self.agent.normalizer is not None and not self.deterministic:
+            statistics = (stacked(self.agent.normalizer),)
         if self._observation is None:
-            self._observation = env.reset_tensors(None)
+            first = env.reset_tensors(None)
+            statistics = tuple(merged(old, summary_of(first)) for old in statistics)
+            self._observation = self._normalized(first, statistics)
         noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows]
         if self.deterministic:
             noise.zero_()  # zero noise selects the mode
+        memory = () if self._memory is None else (self._memory,)
         with self.precision():
-            (env.state, self._observation), steps = self._scan(
-                (env.state, self._observation), noise.to(device)
+            (env.state, self._observation, memory, statistics), steps = self._scan(
+                (env.state, self._observation, memory, statistics), noise.to(self.agent.device)
             )
-        following = {
-            "observation": steps["following"],
-            "reward": steps["reward"].unsqueeze(-1),
-            "terminated": steps["terminated"].unsqueeze(-1),
-            "truncated": steps["truncated"].unsqueeze(-1),
-        }
-        following["done"] = following["terminated"] | following["truncated"]
-        keys = {key: steps[key] for key in ("observation", "action", "action_log_prob")}
-        keys["state_value"] = steps["state_value"].unsqueeze(-1)
-        shape = (self._observation.shape[0], self.num_steps)
-        rollout = TensorDict(
-            {key: x.transpose(0, 1) for key, x in keys.items()}
-            | {"next": TensorDict({k: x.transpose(0, 1) for k, x in following.items()}, shape)},
-            shape,
-            device=device,
-        )
+        self._memory = memory[0] if memory else None
+        steps = tree_map(lambda values: values.transpose(0, 1), steps)
+        normalized = steps.pop("normalized", None)
+        shape = (env.num_envs, self.num_steps)
+        steps["next"] = TensorDict(steps["next"], shape)
+        rollout = TensorDict(steps, shape, device=self.agent.device)
         self._carrier = TensorDict({"observation": self._observation})
         self._require_finite(rollout)
+        if normalized is not None:
+            rollout["next", "observation"] = normalized
+        if self.agent.normalizer is not None and statistics:
+            store(self.agent.normalizer, statistics[0])
         self._add_episodes(rollout["next"])
         self._frames += self.requested_frames_per_batch
         return rollout
@@ -81,47 +87,75 @@ class ScanCollector(TensorCollector):
         if self._observation is None:
             return None
         sums = {"discounted": self._discounted, **self._episode}
-        tensors = {"state": self.env.state, "observation": (self._observation,)}
+        memory = () if self._memory is None else (self._memory,)
+        tensors = {"state": self.env.state, "observation": (self._observation,), "memory": memory}
         return [
             {key: tuple(x[i].cpu() for x in values) for key, values in tensors.items()}
             | {name: float(values[i]) for name, values in sums.items()}
-            for i in range(self._observation.shape[0])
+            for i in range(self.env.num_envs)
         ]
 
     def resume(self, rows: list[Row]) -> None:
         """Resume the episodes that :meth:`running` returned."""
-        columns = {
-            key: tuple(torch.stack(tensors) for tensors in zip(*(row[key] for row in rows), strict=True))
-            for key in ("state", "observation")
-        }
-        self.env.state = tuple(x.to(self.env.device) for x in columns["state"])
-        self._observation = columns["observation"][0].to(self.agent.device)
+        state, observation, memory = (
+            tuple(torch.stack(tensors) for tensors in zip(*(row[key] for row in rows), strict=True))
+            for key in ("state", "observation", "memory")
+        )
+        self.env.state = tuple(x.to(self.env.device) for x in state)
+        self._observation = observation[0].to(self.agent.device)
+        self._memory = memory[0].to(self.agent.device) if memory else None
         for name, sums in {"discounted": self._discounted, **self._episode}.items():
             sums.copy_(torch.tensor([row[name] for row in rows], dtype=sums.dtype))
 
-    def _step(self, carry: Carry, noise: Tensor) -> tuple[Carry, dict[str, Tensor]]:
+    def _step(self, carry: Carry, noise: Tensor) -> Step:
         """Act and step once."""
-        state, observation = carry
-        action, log_prob, value, _ = self.agent.act(observation, noise)
+        agent = self.agent
+        state, observation, memory, statistics = carry
+        action, log_prob, value, next_memory = agent.act(observation, noise, *memory)
         state, step, begun = self.env.transition(state, self._for_environment(action))
-        output = {
-            "observation": observation.clone(),
-            "action": action,
-            "action_log_prob": log_prob,
-            "state_value": value,
-            "following": step.observation.clone(),
+        done = step.terminated | step.truncated
+        columns = {
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
+            "done": done,
         }
-        return (tuple(x.clone() for x in state), begun.clone()), output
+        following: dict[str, Tensor] = {key: values.unsqueeze(-1) for key, values in columns.items()}
+        following["observation"] = step.observation.clone()
+        output: dict[str, Any] = {
+            "observation": observation.clone(),
+            "action": action,
+            "action_log_prob": log_prob,
+            "state_value": value.unsqueeze(-1),
+            "next": following,
+        }
+        # First the statistics of all observations, then of those after resets, as in `TensorCollector`.
+        statistics = tuple(merged(old, summary_of(step.observation)) for old in statistics)
+        acted_on = self._normalized(step.observation, statistics)
+        if agent.normalizer is not None:
+            output["normalized"] = acted_on
+        statistics = tuple(merged(old, summary_of(begun, done)) for old in statistics)
+        reset = done.reshape(-1, *[1] * (begun.ndim - 1))
+        acted_on = torch.where(reset, self._normalized(begun, statistics), acted_on)
+        if next_memory is not None:
+            output["memory"] = memory[0].clone()
+            following["memory"] = next_memory
+            memory = (next_memory.masked_fill(done[:, None], 0),)
+        return (tuple(x.clone() for x in state), acted_on, memory, statistics), output
 
-    def _steps(self, carry: Carry, noise: Tensor) -> tuple[Carry, dict[str, Tensor]]:
+    def _normalized(self, observation: Tensor, statistics: tuple[Tensor, ...]) -> Tensor:
+        """Normalize raw observations [N, ...] by a summary, or without one by the agent's statistics."""
+        if not statistics or self.agent.normalizer is None:
+            return self.agent.normalize(observation)
+        count, mean, m2 = statistics[0].unbind()
+        return self.agent.normalizer.normalize_by(mean, (m2 / count + EPSILON).sqrt(), observation)
+
+    def _steps(self, carry: Carry, noise: Tensor) -> Step:
         return scan(self._step, carry, noise)
 
-    def _steps_in_python(self, carry: Carry, noise: Tensor) -> tuple[Carry, dict[str, Tensor]]:
+    def _steps_in_python(self, carry: Carry, noise: Tensor) -> Step:
         outputs = []
         for row in noise:
             carry, output = self._step(carry, row)
             outputs.append(output)
-        return carry, {key: torch.stack([output[key] for output in outputs]) for key in outputs[0]}
+        return carry, tree_map(lambda *rows: torch.stack(rows), *outputs)

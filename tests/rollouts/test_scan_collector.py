@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo_lightning import PPO, MLPAgent
+from ppo_lightning import PPO, MLPAgent, RecurrentPPO
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.models.tensor_statistics import stacked
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
@@ -20,10 +21,13 @@ SMALL = {"backend": "torch", "num_envs": 4, "num_steps": 16, "total_timesteps": 
 SHORT = {"max_episode_steps": 10}  # time limits, besides poles that fall
 
 
-def collector_of(env_id="CartPole-v1", kind=make_collector, **options):
+MEMORY = {"memory": "min_gru", "memory_size": 8, "shared": True}
+
+
+def collector_of(env_id="CartPole-v1", kind=make_collector, agent=(), **options):
     env = EnvFactory(env_id, "torch", SHORT).make(num_envs=3, seed=5)
     torch.manual_seed(1)
-    agent = MLPAgent(*specs_of(env))
+    agent = MLPAgent(*specs_of(env), **dict(agent))
     return kind(env, agent, 16, seed=2, reward_scaler=RewardScaler(0.9, 10.0), **options)
 
 
@@ -42,9 +46,12 @@ def test_rollouts_are_those_of_the_collector_that_steps_one_by_one(env_id):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_compiled_rollouts_are_those_of_python(env_id):
-    plain, compiled = collector_of(env_id), collector_of(env_id, compile=True)
+@pytest.mark.parametrize(
+    ("env_id", "agent"),
+    [("CartPole-v1", {}), ("Pendulum-v1", {}), ("CartPole-v1", MEMORY | {"norm_obs": True})],
+)
+def test_compiled_rollouts_are_those_of_python(env_id, agent):
+    plain, compiled = (collector_of(env_id, agent=agent, compile=on) for on in (False, True))
     for _ in range(12):
         rollout, other = plain.rollout(), compiled.rollout()
         for key, values in rollout.items(True, True):
@@ -54,37 +61,52 @@ def test_compiled_rollouts_are_those_of_python(env_id):
                 collector.agent.critic.bias += 1
 
 
-def test_an_agent_with_statistics_or_a_memory_is_stepped_one_by_one():
-    env = EnvFactory("CartPole-v1", "torch").make(num_envs=2)
-    for options in ({"norm_obs": True}, {"memory": "gru", "shared": True}):
-        collector = make_collector(env, MLPAgent(*specs_of(env), **options), 4)
-        assert type(collector) is TensorCollector
-        assert collector.rollout().batch_size == (2, 4)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("memory", [{}, MEMORY, MEMORY | {"memory": "lstm"}], ids=str)
+@pytest.mark.parametrize("norm_obs", [False, True])
+def test_statistics_and_memories_are_those_of_the_collector_that_steps_one_by_one(
+    norm_obs, memory, deterministic, monkeypatch
+):
+    agent = memory | {"norm_obs": norm_obs}
+    monkeypatch.setattr(MLPAgent, "noise", lambda self, shape, generator=None: torch.full((*shape, 2), 0.5))
+    scanned = collector_of(agent=agent, deterministic=deterministic)
+    stepped = collector_of(agent=agent, deterministic=deterministic, kind=TensorCollector)
+    for _ in range(12):
+        rollout, other = scanned.rollout(), stepped.rollout()
+        assert set(rollout.keys(True, True)) <= set(other.keys(True, True))
+        for key, values in rollout.items(True, True):
+            torch.testing.assert_close(values, other[key], atol=1e-5, rtol=1e-5, msg=str(key))
+    if norm_obs:
+        assert scanned.agent.normalizer.count > 0 or deterministic
+        for name, values in scanned.agent.normalizer.state_dict().items():
+            torch.testing.assert_close(values, stepped.agent.normalizer.state_dict()[name], msg=name)
 
 
-def test_no_step_moves_numbers_to_python(monkeypatch):
-    collector = collector_of()
+@pytest.mark.parametrize("agent", [{}, {"norm_obs": True}, MEMORY], ids=str)
+def test_no_step_moves_numbers_to_python(monkeypatch, agent):
+    collector = collector_of(agent=agent)
     collector.rollout()  # the first observations
 
     def forbidden(*args, **kwargs):
         raise AssertionError("a synchronization within a rollout")
 
     noise = collector.agent.noise((16, 3))
+    memory = () if collector._memory is None else (collector._memory,)
+    statistics = () if collector.agent.normalizer is None else (stacked(collector.agent.normalizer),)
     for name in ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__"):
         monkeypatch.setattr(Tensor, name, forbidden)
     with torch.no_grad():
-        collector._scan((collector.env.state, collector._observation), noise)
+        collector._scan((collector.env.state, collector._observation, memory, statistics), noise)
 
 
-def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, capsys):
-    model = {
-        "agent": functools.partial(MLPAgent, hidden_sizes=(16,)),
-        "norm_reward": True,
-        "learning_rate": 1e-3,
-    }
+@pytest.mark.parametrize("memory", [{}, MEMORY], ids=str)
+def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, capsys, memory):
+    agent = functools.partial(MLPAgent, hidden_sizes=(16,), norm_obs=True, **memory)
+    model = {"agent": agent, "norm_reward": True, "learning_rate": 1e-3}
     data = SMALL | {"env_id": "CartPole-v1", "env_kwargs": SHORT}
-    whole = fit(data, model, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 11)])
-    resumed = fit(data, model, ckpt_path=tmp_path / "middle.ckpt")
+    ppo = RecurrentPPO if memory else PPO
+    whole = fit(data, model, ppo=ppo, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 11)])
+    resumed = fit(data, model, ppo=ppo, ckpt_path=tmp_path / "middle.ckpt")
     assert "resumes its episode, to the bit" in capsys.readouterr().out
     for key, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[key]), key
