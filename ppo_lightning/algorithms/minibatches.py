@@ -1,5 +1,6 @@
 """Gather, weight and split minibatches (dictionaries of tensors [B, ...])."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -58,6 +59,11 @@ def take(rows: Tensor, order: np.ndarray) -> Tensor:
 def with_valid(rollout: TensorDictBase, keys: Sequence[str]) -> list[str]:
     """Return keys of a rollout and, if the rollout has it, ``valid``."""
     return [*keys, *(("valid",) if "valid" in rollout.keys() else ())]  # noqa: SIM118  (a TensorDict)
+
+
+def joined(epochs: Iterator[Iterator[Minibatch]]) -> Iterator[Iterator[Minibatch]]:
+    """Yield the minibatches of all epochs as if they were one epoch."""
+    yield itertools.chain.from_iterable(epochs)
 
 
 def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

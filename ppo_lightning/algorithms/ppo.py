@@ -13,7 +13,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.checks import check_minibatches
-from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_valid
+from ppo_lightning.algorithms.minibatches import Minibatch, joined, mean_of, split_epoch, take, with_valid
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
     KLAdaptiveLR,
@@ -141,8 +141,9 @@ class PPO(AgentModule):
         """
         rollout = self.advantages(rollout)
         metrics = []
-        for _ in range(self.hparams.update_epochs):
-            metrics += self.update(self.minibatches(rollout))
+        epochs = (self.minibatches(rollout) for _ in range(self.hparams.update_epochs))
+        for minibatches in joined(epochs) if self.hparams.target_kl is None else epochs:
+            metrics += self.update(minibatches)
             if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                 break
         self.log_rollout(rollout, metrics)

@@ -1,7 +1,8 @@
-"""Eager and compiled updates with the minibatches of an epoch."""
+"""Eager and compiled updates with minibatches."""
 
 import functools
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -82,16 +83,16 @@ class EagerUpdate:
 
 
 class CompiledUpdate:
-    """Compute loss, gradients, clipping and Adam of the minibatches of an epoch in one graph, on one device.
+    """Compute loss, gradients, clipping and Adam of all minibatches in one graph, on a single device.
 
     The graph is a scan over the minibatches, so that it is compiled for one of them and its guards are paid
-    once an epoch. Minibatches of an agent with convolutions, of different sizes, or that are differentiated
-    in parts have calls of their own. Weights equal those of the eager update to float tolerance, and
-    checkpoints are interchangeable. The eager update of a small network is dominated by the overhead of about
-    150 operations per minibatch. Lightning's hooks around backward and the optimizer's step do not run, and
-    no parameter has a ``grad``.
+    once per iteration, or once per epoch if ``target_kl`` may end the iteration. Minibatches of an agent with
+    convolutions, of different sizes, or that are differentiated in parts have calls of their own. Weights
+    equal those of the eager update to float tolerance, and checkpoints are interchangeable. The eager update
+    of a small network is dominated by the overhead of about 150 operations per minibatch. Lightning's hooks
+    around backward and the optimizer's step do not run, and no parameter has a ``grad``.
 
-    The first epoch of a run is eager, because Adam creates its state in its first step. Once in about a
+    The first iteration of a run is eager, because Adam creates its state in its first step. Once in about a
     thousand compiled updates, the loss of a minibatch is also computed without the compiler. If the two
     losses differ, the run continues eagerly, with a warning.
 
@@ -125,8 +126,6 @@ class CompiledUpdate:
         self._lr = torch.zeros((), device=self._params[0].device)
         self._calls = 0
         self._drift = 0.0
-        # Convolutions take longer than the overhead of calls, and their scan compiles for more than a minute.
-        self._scans = all(parameter.ndim < 3 for parameter in self._params)
         self._length: int | None = None  # number of minibatches for which the scan is compiled
         self._scan: Any = compile_scan(self._epoch, self._lr.device)
         self._whole: Any = compile_per_instance(self._update)
@@ -140,11 +139,21 @@ class CompiledUpdate:
             metrics = self.eager(minibatches)
             self._optimizer.zero_grad()
             return metrics
-        return self._compiled(list(minibatches))
+        remaining = iter(minibatches)
+        first = next(remaining, None)
+        if first is None:
+            return []
+        if not self._is_small(first):  # several minibatches may not fit into memory
+            return [self._compiled([minibatch])[0] for minibatch in itertools.chain([first], remaining)]
+        return self._compiled([first, *remaining])
+
+    def _is_small(self, minibatch: Minibatch) -> bool:
+        """Return whether the overhead of a call matters for a minibatch [B, ...]."""
+        # The scan of convolutions would also compile for more than a minute.
+        convolutions = any(parameter.ndim > 2 for parameter in self._params)
+        return not convolutions and len(equal_parts(minibatch, self.module.rows_at_once)) == 1
 
     def _compiled(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
-        if not minibatches:
-            return []
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
         expected = None
         if -self._calls % CHECK_EVERY < len(minibatches):
@@ -167,10 +176,8 @@ class CompiledUpdate:
         return metrics
 
     def _can_scan(self, minibatches: Sequence[Minibatch]) -> bool:
-        shapes = [[tensor.shape for tensor in minibatch.values()] for minibatch in minibatches]
-        one_part = len(equal_parts(minibatches[0], self.module.rows_at_once)) == 1
-        equal = all(shape == shapes[0] for shape in shapes)
-        if len(minibatches) == 1 or not (self._scans and one_part and equal):
+        sizes = {len(minibatch["action"]) for minibatch in minibatches}
+        if len(minibatches) == 1 or len(sizes) > 1:
             return False
         # Minibatches without two valid steps are left out. A graph for each number of them would take long.
         self._length = self._length or len(minibatches)
@@ -272,7 +279,7 @@ class CompiledUpdate:
 
 
 def make_update(module: Any, loss: Loss) -> EagerUpdate | CompiledUpdate:
-    """Return the update of an epoch for a loss, compiled if the module's settings say so.
+    """Return the updates for a loss, compiled if the module's settings say so.
 
     Args:
         module: A PPO module in a fit.

@@ -44,7 +44,7 @@ def calls(monkeypatch):
 
 
 class Tracing(PPO):
-    """Recorder of metrics and learning rate of each epoch."""
+    """Recorder of the metrics of each minibatch and the learning rate of each iteration."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -94,7 +94,7 @@ def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls):
     eager, compiled = (fit(data, MODEL | model | {"compile": on}, ppo=ppo) for on in (False, True))
     assert eager.steps == compiled.steps
     assert eager.steps.ready == eager.steps.completed == 3 * 2 * 2
-    assert [len(call) for call in calls] == [2] * 5, "all epochs but the first, which makes Adam's state"
+    assert [len(call) for call in calls] == [4, 4], "all iterations but the first, which makes Adam's state"
     assert all(parameter.grad is None for parameter in compiled.agent.parameters())
     assert eager.learning_rates == compiled.learning_rates
     for one, other in zip(eager.metrics, compiled.metrics, strict=True):
@@ -124,7 +124,7 @@ def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path,
         _, path = half(first)
         module, _ = half(second, ckpt_path=path, rollouts=2)
         ends.append((weights(module), optimizer_state(module), module.trainer.global_step))
-    assert len(calls) == 2 + 1, "a resumed run has Adam's state already"
+    assert len(calls) == 1, "a resumed run has Adam's state already"
     for end in ends[1:]:
         assert end[2] == ends[0][2] == 2 * 2 * 2
         torch.testing.assert_close(end[:2], ends[0][:2], atol=1e-5, rtol=1e-3)
@@ -145,24 +145,21 @@ def test_microbatches_give_the_update_of_the_whole_minibatch(fit, calls):
 
 
 class Irregular(Tracing):
-    """Epochs of two, one, one and no minibatches, and of two with different sizes."""
+    """Iterations with fewer minibatches, without any, and with minibatches of different sizes."""
 
     def minibatches(self, rollout):
         first, second = super().minibatches(rollout)
         half = {key: values[:16] for key, values in second.items()}
-        epochs = [first, second], [first, second], [first], [second], [], [first, half], [first, second]
-        yield from epochs[min(self.epoch, 6)]
-        self.epoch += 1
-
-    epoch = 0
+        yield from ([first, second], [first, second], [first], [], [first, half])[self.rollouts_done]
 
 
 @pytest.mark.integration
-def test_a_scan_takes_epochs_of_equal_minibatches_and_the_rest_goes_one_by_one(fit, calls):
-    eager, compiled = (fit(CARTPOLE, MODEL | {"compile": on}, ppo=Irregular) for on in (False, True))
-    # Of six epochs, the first is eager. The fifth has no minibatch.
-    assert [len(call) for call in calls] == [2, 1, 1, 1, 1]
-    assert [len(call[0]["action"]) for call in calls] == [32, 32, 32, 32, 16]
+def test_a_scan_takes_equal_minibatches_and_the_rest_go_one_by_one(fit, calls):
+    data = CARTPOLE | {"total_timesteps": 64 * 5}
+    eager, compiled = (fit(data, MODEL | {"compile": on}, ppo=Irregular) for on in (False, True))
+    # Of five iterations, the first is eager. The fourth has no minibatch.
+    assert [len(call) for call in calls] == [4, 1, 1, 1, 1, 1, 1]
+    assert [len(call[0]["action"]) for call in calls] == [32, 32, 32, 32, 16, 32, 16]
     assert eager.steps == compiled.steps
     torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)
     for one, other in zip(eager.metrics, compiled.metrics, strict=True):
@@ -180,8 +177,16 @@ def test_the_compiled_loss_is_checked_about_every_thousandth_update(fit, monkeyp
 
     monkeypatch.setattr(CompiledUpdate, "_without_compiler", record)
     monkeypatch.setattr("ppo_lightning.algorithms.update.CHECK_EVERY", 5)
-    fit(CARTPOLE | {"total_timesteps": 64 * 5}, MODEL | {"compile": True})
-    assert checked == [0, 4, 10, 14], "18 updates, two by two, with a check at each multiple of 5"
+    fit(CARTPOLE | {"total_timesteps": 64 * 6}, MODEL | {"compile": True})
+    assert checked == [0, 4, 8, 12], "20 updates, four by four, with a check at each multiple of 5"
+
+
+@pytest.mark.integration
+def test_epochs_are_scanned_one_by_one_where_the_divergence_may_end_them(fit, calls):
+    ends = [fit(CARTPOLE, MODEL | {"compile": on, "target_kl": 5e-6}, ppo=Tracing) for on in (False, True)]
+    assert len(ends[0].metrics) < 3 * 2 * 2, "an iteration ended early"
+    assert {len(call) for call in calls} == {2}
+    torch.testing.assert_close(weights(ends[1]), weights(ends[0]), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -212,13 +217,11 @@ def test_a_second_run_in_the_process_compiles_for_images_of_another_size(fit, ca
         games = {"env_id": "ALE/Breakout-v5", "env_kwargs": {"screen_size": size}}
         data = games | {"num_envs": 2, "num_steps": 8, "total_timesteps": 2 * 8 * 2}
         assert fit(data, model).env_steps == 32
-    assert [len(call) for call in calls] == [1] * 4, (
-        "convolutions are not scanned, and the first epoch is eager"
-    )
+    assert [len(call) for call in calls] == [1] * 4, "convolutions are not scanned"
 
 
 @pytest.mark.integration
-def test_a_compiled_loss_that_differs_is_abandoned_after_its_first_epoch(fit, calls, monkeypatch):
+def test_a_compiled_loss_that_differs_is_abandoned_after_its_first_iteration(fit, calls, monkeypatch):
     loss = PPO.loss
 
     def wrong(self, minibatch):
@@ -319,7 +322,7 @@ def frozen(observation_spec, action_spec):
 @pytest.mark.slow
 def test_frozen_parameters_stay_frozen(fit, calls):
     ends = [fit(CARTPOLE, MODEL | {"compile": on, "agent": frozen}) for on in (False, True)]
-    assert len(calls) == 5
+    assert len(calls) == 2
     torch.testing.assert_close(weights(ends[1]), weights(ends[0]), atol=1e-5, rtol=1e-4)
 
 
