@@ -67,8 +67,7 @@ class ScanCollector(TensorCollector):
         shape = (env.num_envs, self.num_steps)
         steps["next"] = TensorDict(steps["next"], shape)
         rollout = TensorDict(steps, shape, device=self.agent.device)
-        self._carrier = TensorDict({"observation": self._observation})
-        self._require_finite(rollout)
+        self._require_finite(rollout, self._observation)
         if normalized is not None:
             rollout["next", "observation"] = normalized
         if self.agent.normalizer is not None and statistics:

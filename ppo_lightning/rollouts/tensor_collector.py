@@ -121,13 +121,16 @@ class TensorCollector(BaseCollector):
         try:
             outputs = self._walk(moments, steps)
         except Exception:
-            if steps:  # the exception may be a consequence of a non-finite observation
-                self._require_finite(_stacked(steps))
+            if (
+                steps and self._carrier is not None
+            ):  # the exception may be a consequence of a non-finite observation
+                self._require_finite(_stacked(steps), self._carrier["observation"])
             raise
         finally:
             self._watch.stop()
         rollout = _stacked(steps)
-        self._require_finite(rollout)
+        assert self._carrier is not None
+        self._require_finite(rollout, self._carrier["observation"])
         if moments is not None:
             moments.store()
         for key in outputs[0]:
@@ -197,13 +200,16 @@ class TensorCollector(BaseCollector):
         action = action.to(self._device, self._action_dtype)
         return action if self._bounds is None else action.clamp(*self._bounds)
 
-    def _require_finite(self, rollout: TensorDictBase) -> None:
-        """Check a rollout [N, T] on its device; only a failure is located step by step."""
-        assert self._carrier is not None
+    def _require_finite(self, rollout: TensorDictBase, fresh: Tensor) -> None:
+        """Check a rollout [N, T] on its device; only a failure is located step by step.
+
+        Args:
+            rollout: Steps, with raw observations.
+            fresh: Observations after the rollout, [N, ...].
+        """
         observation = rollout["observation"]
         following = rollout["next", "observation"]
         reward = rollout["next", "reward"]
-        fresh = self._carrier["observation"]
         if all(_is_finite(values) for values in (observation, following, reward, fresh)):
             return
         step = self._frames // self.env.batch_size[0]
