@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from ppo_lightning import PPO, __main__
+from ppo_lightning.commands.recipes import recipe_path
 from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, commands, flags_of, words
 
 CARTPOLE = ROOT / "configs/classic/cartpole.yaml"
@@ -27,10 +28,13 @@ NOT_RUN = {
     "make docs": "tests/test_docs.py builds the site",
     "make attack": "tests/test_attack.py has a small one",
     "pip install": "the network",
+    "pip wheel": "tests/test_wheel.py builds the wheel",
+    "docker ": "a Docker daemon; tests/test_containers.py runs the steps of the Dockerfile",
     "pytest ": "the tests themselves",
     "python benchmarks/": "minutes; some need Stable-Baselines3 or a GPU",
     "--trainer.accelerator gpu": "a GPU",
 }
+FOREIGN = {"sb3_zoo.yaml": "ppo.yml", "rsl_rl_agent.yaml": "agent.yaml"}  # settings of other libraries
 LANGUAGES = {"bash", "inline", "python", "yaml", ""}
 
 
@@ -65,6 +69,8 @@ class Reader:
         monkeypatch.chdir(folder)
         shutil.copytree(ROOT / "configs", "configs")
         shutil.copy(CARTPOLE, "RECIPE.yaml")
+        for source, name in FOREIGN.items():
+            shutil.copy(ROOT / "tests/commands/foreign" / source, name)
         np.save("observations.npy", np.zeros((3, 4), np.float32))
         for name in ("runs/before", "runs/after"):
             os.makedirs(name)
@@ -126,7 +132,7 @@ class Reader:
         return self.budget_of_fit(args) if args[0] == "fit" else []
 
     def budget_of_fit(self, args):
-        flags, recipe = ["--data.eval_episodes", "2"], value(args, "--config", "")
+        flags, recipe = ["--data.eval_episodes", "2"], recipe_path(value(args, "--config", ""))
         path = value(args, "--ckpt_path")
         if path not in (None, "last"):
             checkpoint = torch.load(path, weights_only=True)
@@ -259,5 +265,7 @@ def test_what_is_not_run_is_parsed_or_looked_up(reader):
                 assert set(extra.split(",")) <= set(extras), command
             for file in re.findall(r"-[cr] (\S+)", command):
                 assert (ROOT / file).is_file(), command
+        elif program == "docker":
+            assert args[0] in ("build", "run")
         else:
             assert program == "pytest" and all((ROOT / arg).exists() for arg in args if "/" in arg), command

@@ -1,7 +1,6 @@
 """Checkpoint plugin with atomic writing and safe reading."""
 
 import contextlib
-import fcntl
 import io
 import os
 import sys
@@ -12,6 +11,11 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from ppo_lightning.checkpoints.file import read_checkpoint
+
+try:
+    import fcntl
+except ImportError:  # on Windows, which neither renames nor removes an open file: no lock is needed
+    fcntl = None  # type: ignore[assignment]
 
 UNFINISHED = ".unfinished.part"
 
@@ -90,9 +94,14 @@ class CheckedCheckpointIO(TorchCheckpointIO):
 
 def remove_unfinished(folder: Path) -> None:
     """Remove the file of a killed writer; a running writer holds a lock on its file."""
-    with contextlib.suppress(OSError), open(folder / UNFINISHED, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (folder / UNFINISHED).unlink()
+    path = folder / UNFINISHED
+    with contextlib.suppress(OSError):
+        if fcntl is None:
+            path.unlink()
+        else:
+            with open(path, "r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
@@ -103,11 +112,15 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
     unfinished = path.with_name(UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
-            with contextlib.suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                with contextlib.suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
+            if fcntl is not None:
+                os.replace(unfinished, path)  # before the lock is released
+        if fcntl is None:
             os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

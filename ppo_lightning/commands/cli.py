@@ -39,6 +39,7 @@ from ppo_lightning.commands.options import (
     SUBCOMMANDS,
     TRAINER_DEFAULTS,
 )
+from ppo_lightning.commands.recipes import with_recipe_paths
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -177,6 +178,7 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
     try:
+        args = with_recipe_paths(args)
         if args and args[0] in OTHER_COMMANDS:
             module = args[0].replace("-", "_")
             return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import importlib
 import importlib.util
 import re
 import sys
@@ -25,7 +26,8 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "export": "write a trained agent as ONNX, or as a folder for the Hugging Face Hub",
     "profile": "measure the time of each stage of a recipe on this machine, and try faster settings",
     "check-env": "report what in an environment would break or bias training",
-    "details": "list the implementation details of a recipe or a checkpoint; compare two checkpoints",
+    "details": "list the implementation details of a run; compare two checkpoints, or another library",
+    "recipes": "list the bundled recipes with environment, steps and measured return",
     "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
     "compare": "test whether the runs of one benchmark are worse than those of another",
     "tournament": "let checkpoints and scripted players play each other, and rate them",
@@ -60,7 +62,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 
 def answer(args: Sequence[str]) -> bool:
-    """Answer ``--help``, ``--version`` and unknown commands.
+    """Answer ``--help``, ``--version``, ``recipes`` and unknown commands.
 
     Args:
         args: Arguments of the command line.
@@ -75,6 +77,8 @@ def answer(args: Sequence[str]) -> bool:
         print(f"ppo-lightning {__version__}")
     elif not args or args[0] in ("-h", "--help"):
         print(_commands())
+    elif args[0] == "recipes":
+        importlib.import_module("ppo_lightning.commands.recipes").main(args[1:])
     elif args[0] in SUBCOMMANDS and {"-h", "--help"} & set(args):
         print(_subcommand(args[0]))
     elif not args[0].startswith("-") and args[0] not in DESCRIPTIONS:
@@ -91,10 +95,10 @@ def _commands() -> str:
     lines = [f"  {name:<10} {text}" for name, text in DESCRIPTIONS.items()]
     return "\n".join(
         [
-            "usage: ppo-lightning COMMAND [--config RECIPE.yaml] [--OPTION VALUE ...]",
+            "usage: ppo-lightning COMMAND [--config RECIPE] [--OPTION VALUE ...]",
             "\nPPO with TorchRL rollouts and PyTorch Lightning. Every command has a --help:\n",
             *lines,
-            "\nStart with: ppo-lightning fit --config configs/classic/cartpole.yaml",
+            "\nStart with: ppo-lightning fit --config classic/cartpole",
         ]
     )
 
@@ -102,10 +106,12 @@ def _commands() -> str:
 def _subcommand(command: str) -> str:
     parser = argparse.ArgumentParser(
         prog=f"ppo-lightning {command}",
-        usage=f"ppo-lightning {command} --config RECIPE.yaml [--OPTION VALUE ...]",
+        usage=f"ppo-lightning {command} --config RECIPE [--OPTION VALUE ...]",
         description=f"{DESCRIPTIONS[command]}. In YAML, put options of the algorithm under model.init_args.",
     )
-    parser.add_argument("-c", "--config", metavar="FILE", help="recipe in YAML; flags override its values")
+    parser.add_argument(
+        "-c", "--config", metavar="RECIPE", help="bundled recipe, or YAML file; flags override its values"
+    )
     parser.add_argument("--print_config", action="store_true", help="print the whole configuration and exit")
     parser.add_argument(
         "--seed_everything", metavar="SEED", help="seed of the run, true for a random seed (default: 1)"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import re
 import resource
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
+from ppo_lightning.checkpoints import io as checkpoint_io
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import UNFINISHED, CheckedCheckpointIO, remove_unfinished
 from ppo_lightning.commands import cli
@@ -488,5 +490,27 @@ def test_what_a_killed_writer_left_is_removed_and_a_running_writers_file_is_not(
             writer.send_signal(signal.SIGKILL)
     assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", UNFINISHED}
     assert torch.load("last.ckpt", weights_only=True) == {"a": torch.zeros(1)}
+    remove_unfinished(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt"}
+
+
+def test_checkpoints_are_written_without_locks(tmp_path, monkeypatch):
+    """As on Windows, which has no ``fcntl``, and where an open file can be neither renamed nor removed."""
+    opened, replace = [], os.replace
+
+    def open_file(*args, **options):
+        opened.append(open(*args, **options))  # noqa: SIM115
+        return opened[-1]
+
+    def rename(*paths):
+        assert all(file.closed for file in opened)
+        replace(*paths)
+
+    monkeypatch.setattr(checkpoint_io, "fcntl", None)
+    monkeypatch.setattr(checkpoint_io, "open", open_file, raising=False)
+    monkeypatch.setattr(checkpoint_io.os, "replace", rename)
+    CheckedCheckpointIO().save_checkpoint({"a": torch.zeros(1)}, tmp_path / "last.ckpt")
+    assert opened
+    (tmp_path / UNFINISHED).touch()
     remove_unfinished(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt"}

@@ -1,0 +1,1 @@
+"""Settings of other libraries: read a file, translate it into a recipe, and name the differences."""

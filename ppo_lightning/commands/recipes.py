@@ -1,0 +1,123 @@
+"""``ppo-lightning recipes``: list the bundled recipes, and find one by its name."""
+
+import argparse
+import csv
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ppo_lightning.errors import ConfigError, nearest
+
+PACKAGE = Path(__file__).parents[1]
+# A wheel has the recipes and their measured runs inside the package, a checkout next to it.
+DATA = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
+NAME = re.compile(r"[\w./\\-]+")  # anything else is YAML text, which --config accepts, too
+HEADER = ("recipe", "environment", "steps", "measured return")
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """Return the file of each bundled recipe by name, for example ``classic/cartpole``."""
+    folder = DATA / "configs"
+    paths = sorted(folder.rglob("*.yaml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+
+
+def recipe_path(value: str) -> str:
+    """Return the file of a recipe. A file that exists has precedence over a bundled recipe.
+
+    Args:
+        value: File name, name of a bundled recipe, or YAML text.
+
+    Raises:
+        ConfigError: There is neither such a file nor such a recipe.
+    """
+    if Path(value).exists() or not NAME.fullmatch(value):
+        return value
+    recipes = bundled_recipes()
+    if value in recipes:
+        return str(recipes[value])
+    name = value.removeprefix("configs/").removesuffix(".yaml")
+    ends = {recipe.rpartition("/")[2]: recipe for recipe in recipes} | {recipe: recipe for recipe in recipes}
+    guess = nearest(name, ends) or "; ppo-lightning recipes lists all names."
+    raise ConfigError(f"There is neither a file nor a bundled recipe {value!r}{guess}")
+
+
+def with_recipe_paths(args: Sequence[str]) -> list[str]:
+    """Replace the names of bundled recipes after ``--config`` and ``--recipes`` by their files.
+
+    Args:
+        args: Arguments of the command line.
+
+    Raises:
+        ConfigError: A recipe does not exist.
+    """
+    return list(_replace(args))
+
+
+def _replace(args: Sequence[str]) -> Iterator[str]:
+    flag = ""
+    for arg in args:
+        if arg.startswith("-"):
+            flag, equals, value = arg.partition("=")
+            yield f"{flag}={recipe_path(value)}" if equals and flag == "--config" else arg
+        else:
+            yield recipe_path(arg) if flag in ("-c", "--config", "--recipes") else arg
+            flag = flag if flag == "--recipes" else ""
+
+
+def measured_return(recipe: Path) -> str:
+    """Return the measured result of a recipe, from the runs that its comment ``# Measured: FILE`` names.
+
+    Args:
+        recipe: YAML file.
+
+    Returns:
+        Mean and standard deviation over the seeds of the return of the last 100 training episodes, or an
+        empty string.
+    """
+    named = re.search(r"^# Measured: (\S+)$", recipe.read_text(encoding="utf-8"), re.MULTILINE)
+    if named is None:
+        return ""
+    with open(DATA / named[1], encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["recipe"] == recipe.stem]
+    returns = [float(row.get("episodic_return") or row["return_last_100"]) for row in rows]
+    mean, std = statistics.mean(returns), statistics.stdev(returns)
+    digits = 3 if abs(mean) < 10 else 1
+    return f"{mean:.{digits}f} ± {std:.{digits}f} ({len(returns)} seeds)"
+
+
+def table() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each bundled recipe: name, environment, environment steps, measured return."""
+    for name, path in bundled_recipes().items():
+        data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
+        steps = f"{data['total_timesteps']:,}".replace(",", " ")
+        yield name, data["env_id"], steps, measured_return(path)
+
+
+def main(args: Sequence[str]) -> None:
+    """Run ``ppo-lightning recipes``: print the table of the bundled recipes.
+
+    Args:
+        args: Arguments of the command.
+    """
+    parser = argparse.ArgumentParser(
+        "ppo-lightning recipes",
+        description="List the bundled recipes. ppo-lightning fit --config NAME trains one of them.",
+        epilog="The measured return is the mean ± standard deviation over seeds of the return of the last 100"
+        " training episodes. It is empty for a recipe without such runs. The documentation has other"
+        " results.",
+    )
+    parser.parse_args(args)
+    rows = [HEADER, *table()]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    rows.insert(1, tuple("-" * width for width in widths))
+    for row in rows:
+        cells = (
+            cell.rjust(width) if column == 2 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())

@@ -1,0 +1,117 @@
+"""Bundled recipes: found by name, and listed with their measured results."""
+
+import csv
+import statistics
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ppo_lightning import ConfigError
+from ppo_lightning.commands import cli
+from ppo_lightning.commands.recipes import (
+    bundled_recipes,
+    measured_return,
+    recipe_path,
+    table,
+    with_recipe_paths,
+)
+
+ROOT = Path(__file__).parents[2]
+CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
+    return tmp_path
+
+
+def test_a_recipe_is_found_by_name(folder):
+    assert recipe_path("classic/cartpole") == CARTPOLE
+    assert with_recipe_paths(["fit", "--config", "classic/cartpole", "--name", "classic/cartpole"]) == [
+        *("fit", "--config", CARTPOLE, "--name", "classic/cartpole")
+    ]
+    assert with_recipe_paths(["fit", "--config=classic/cartpole"])[1] == f"--config={CARTPOLE}"
+    recipes = with_recipe_paths(["benchmark", "--recipes", "classic/cartpole", CARTPOLE, "--seeds", "1"])
+    assert recipes[2:4] == [CARTPOLE, CARTPOLE]
+
+
+def test_a_file_has_precedence(folder):
+    (folder / "classic").mkdir()
+    (folder / "classic/cartpole").write_text("data: {num_envs: 2}")
+    assert recipe_path("classic/cartpole") == "classic/cartpole"
+    assert recipe_path("data: {num_envs: 2}") == "data: {num_envs: 2}", "--config takes YAML, too"
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [
+        ("classic/cartpol", "did you mean classic/cartpole"),
+        ("cartpole", "did you mean ppg/cartpole"),
+        ("configs/classic/cartpole.yaml", "did you mean classic/cartpole"),
+        ("nothing/like/it", "ppo-lightning recipes lists all names"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_near_ones(name, guess, folder, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["fit", "--config", name])
+    assert end.value.code == 2
+    message = capsys.readouterr().err
+    assert (
+        message.startswith(f"error: There is neither a file nor a bundled recipe {name!r}")
+        and guess in message
+    )
+    assert len(message.splitlines()) == 1
+
+
+def test_a_run_has_the_name_of_the_recipe(folder):
+    flags = ("--data.total_timesteps", "512", "--data.eval_episodes", "1")
+    cli.main(["fit", "--config", "classic/cartpole", *flags])
+    assert (folder / "runs/cartpole/version_0/metrics.csv").is_file()
+
+
+def test_the_table_has_every_recipe_and_the_means_of_its_runs():
+    rows = {name: (env_id, steps, measured) for name, env_id, steps, measured in table()}
+    assert rows.keys() == bundled_recipes().keys()
+    with open(ROOT / "benchmarks/results/mujoco/runs.csv") as file:
+        returns = [float(row["episodic_return"]) for row in csv.DictReader(file) if row["recipe"] == "hopper"]
+    expected = f"{statistics.mean(returns):.1f} ± {statistics.stdev(returns):.1f} (3 seeds)"
+    assert rows["mujoco/hopper"] == ("Hopper-v4", "1 000 000", expected)
+    assert rows["rnd/montezuma"] == ("ALE/MontezumaRevenge-v5", "2 000 000 000", ""), "not measured"
+    assert sum(bool(measured) for *_, measured in rows.values()) >= 16
+
+
+def test_the_results_in_the_readme_are_those_of_the_table():
+    readme = (ROOT / "README.md").read_text()
+    for name in ("classic/acrobot", "mujoco/walker2d", "mujoco/pusher", "memory/minigrid"):
+        measured = measured_return(bundled_recipes()[name]).removesuffix(" (3 seeds)")
+        line = next(line for line in readme.splitlines() if line.startswith(f"| [`{name}`]"))
+        assert f"| {measured}" in line
+
+
+def test_the_runs_that_recipes_name_are_in_the_wheel():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    lines = [line for path in bundled_recipes().values() for line in path.read_text().splitlines()]
+    named = {line.removeprefix("# Measured: ") for line in lines if line.startswith("# Measured: ")}
+    assert named == {path for path in wheel["only-include"] if path.startswith("benchmarks/")}
+
+
+@pytest.mark.integration
+def test_help_and_the_table_import_no_pytorch():
+    code = """import sys
+from ppo_lightning.__main__ import main
+sys.argv = ["ppo-lightning", sys.argv[1]]
+main()
+print("torch" in sys.modules, "yaml" in sys.modules)"""
+    for command, imported in (("recipes", "False True"), ("--help", "False False")):
+        done = subprocess.run([sys.executable, "-c", code, command], cwd=ROOT, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == imported, done.stderr
+
+
+def test_errors_are_one_sentence():
+    with pytest.raises(ConfigError, match=r"bundled recipe 'x/y'; ppo-lightning recipes lists all names\.$"):
+        recipe_path("x/y")
