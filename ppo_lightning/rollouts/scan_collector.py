@@ -41,7 +41,7 @@ class ScanCollector(TensorCollector):
         """Collect one rollout [N, T], see :meth:`TensorCollector.rollout`."""
         env, device = self.env, self.agent.device
         if self._observation is None:
-            self._observation = env.reset_tensors(None)
+            self._observation = env.rows(env.reset_tensors(None))
         noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows]
         if self.deterministic:
             noise.zero_()  # zero noise selects the mode
@@ -109,12 +109,12 @@ class ScanCollector(TensorCollector):
             "action": action,
             "action_log_prob": log_prob,
             "state_value": value,
-            "following": step.observation.clone(),
+            "following": self.env.rows(step.observation).clone(),
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
         }
-        return (tuple(x.clone() for x in state), begun.clone()), output
+        return (tuple(x.clone() for x in state), self.env.rows(begun).clone()), output
 
     def _steps(self, carry: Carry, noise: Tensor) -> tuple[Carry, dict[str, Tensor]]:
         return scan(self._step, carry, noise)
