@@ -29,7 +29,7 @@ import sys
 
 hidden = ("envpool", "ale_py", "procgen", "mujoco", "dm_control", "shimmy", "minigrid", "cv2")
 hidden = (*hidden, "pettingzoo", "mpe2", "multi_agent_ale_py", "pygame")
-hidden = (*hidden, "gymnasium.envs.mujoco")
+hidden = (*hidden, "gymnasium.envs.mujoco", "jax", "brax", "mujoco_playground")
 sys.modules.update(dict.fromkeys(hidden))  # as if they were not installed
 import ppo_lightning.algorithms
 import ppo_lightning.commands.cli

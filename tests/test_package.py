@@ -90,6 +90,7 @@ def test_the_extras_are_there():
         "procgen",
         "selfplay",
         "wandb",
+        "brax",
         "notebook",
         "benchmark",
         "report",

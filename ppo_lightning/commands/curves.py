@@ -15,7 +15,8 @@ Row = dict[str, Any]
 def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:
     """Compute a learning curve on a grid: at each point, the mean return over the 4 % of the axis before it.
 
-    Windows without an episode end are interpolated linearly. Points before the first episode end are masked.
+    Windows without an episode end are interpolated linearly. Points before the first episode end are masked,
+    which may be all of them: the grid ends where the shortest run ends, and another run may have begun later.
 
     Args:
         rows: Points of one run, with ``x`` and ``episodic_return``.
@@ -29,6 +30,8 @@ def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:
     windows = [returns[(xs > point - WINDOW * grid[-1]) & (xs <= point)] for point in grid]
     means = np.array([window.mean() if len(window) else np.nan for window in windows])
     found = ~np.isnan(means)
+    if not found.any():
+        return np.ma.masked_all(len(grid))
     return np.ma.masked_array(np.interp(grid, grid[found], means[found]), mask=np.cumsum(found) == 0)
 
 

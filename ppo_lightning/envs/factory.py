@@ -53,8 +53,9 @@ class EnvFactory:
     Args:
         env_id: Id of the environment as the backend spells it, or a function that creates a new environment
             of Gymnasium, TorchRL or PettingZoo, or a new ``gymnasium.vector.VectorEnv``, at each call. A
-            function with the parameters ``num_envs``, ``seed`` or ``first_env`` gets the number of
-            environments that step together, the seed of the first one and the global index of the first one.
+            function with the parameters ``num_envs``, ``seed``, ``seeds`` or ``first_env`` gets the number of
+            environments that step together, the seed of the first one, one seed for each and the global index
+            of the first one.
             These values are the same at each call of a function that creates single environments.
         backend: A key of ``BACKENDS``.
         env_kwargs: Arguments of the backend's own ``make``, including ``max_episode_steps``. For Atari games,
@@ -179,7 +180,7 @@ class EnvFactory:
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
             )
-        batch = {"num_envs": len(seeds), "seed": seeds[0], "first_env": first_env}
+        batch = {"num_envs": len(seeds), "seed": seeds[0], "seeds": seeds, "first_env": first_env}
         parameters = _parameters(function)
         bound = getattr(function, "keywords", {})  # of a functools.partial
         wanted = {name: batch[name] for name in batch if name in parameters and name not in bound}
@@ -212,7 +213,8 @@ class EnvFactory:
                 f"env_id makes an environment of batch size {list(env.batch_size)}: it must be [] or"
                 f" [{num_envs}]."
             )
-        env.set_seed(seeds[0])
+        if "seeds" not in wanted:  # otherwise each environment has its seed
+            env.set_seed(seeds[0])
         return env
 
     def _refuse_workers(self, kind: str) -> None:
@@ -299,8 +301,11 @@ def _import_class(path: str) -> Any:
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
+    # The metaclass of TorchRL's environments hides the parameters of a class.
+    is_hidden = isinstance(function, type) and type(function).__call__ is not type.__call__
+    shown: Any = inspect.getattr_static(function, "__init__") if is_hidden else function
     try:
-        return inspect.signature(function).parameters
+        return inspect.signature(shown).parameters
     except (TypeError, ValueError):  # builtins have no signature
         return {}
 

@@ -6,6 +6,7 @@ from torchrl.data import Categorical, Composite, TensorSpec
 from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.tensor_env import TensorEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.specs import MASK, stored
@@ -32,12 +33,12 @@ def specs_of(env: EnvBase) -> Specs:
     Raises:
         ConfigError: The environment has no ``observation``, or transforms would hide a part of its spaces.
     """
-    if isinstance(env, BatchedEnv):
+    if isinstance(env, BatchedEnv | TensorEnv):
         return Specs(*env.agent_specs)
     spec = env.observation_spec_unbatched
     base = getattr(env, "base_env", None)
     has_parts = False
-    if isinstance(base, BatchedEnv):
+    if isinstance(base, BatchedEnv | TensorEnv):
         observations, actions = base.agent_specs
         sizes = getattr(observations, "entry_sizes", {})
         transformed = spec.get("observation", None)

@@ -1,6 +1,7 @@
 """Batched environments whose states and observations are tensors on one device."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,17 +11,19 @@ from torch import Tensor
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from ppo_lightning.spaces.specs import spec_from_space
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.spaces.specs import entries, join_vectors, spec_from_space
 
 State = tuple[Tensor, ...]
+Observations = Tensor | Mapping[str, Any]  # [N, ...], or by the names of the observation space
 
 
 class TensorStep(NamedTuple):
     """What a step returns, tensors on the environment's device.
 
     Attributes:
-        observation: Next observations, [N, ...]. A simulator that resets by itself gives the first
-            observation of the new episode at episode ends.
+        observation: Next observations, [N, ...], a dictionary if the space is one. A simulator that resets
+            by itself gives the first observation of the new episode at episode ends.
         reward: [N].
         terminated: [N] bool.
         truncated: [N] bool.
@@ -28,11 +31,11 @@ class TensorStep(NamedTuple):
             None: ``observation`` holds them, or a simulator that resets by itself does not give them.
     """
 
-    observation: Tensor
+    observation: Observations
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
-    final_observation: Tensor | None = None
+    final_observation: Observations | None = None
 
 
 class TensorEnv(EnvBase):
@@ -46,10 +49,14 @@ class TensorEnv(EnvBase):
     with the value of the last seen observation.
 
     Args:
-        observation_space: Observation space of one environment.
+        observation_space: Observation space of one environment. A dictionary of float vectors is joined to
+            one vector, whose entries ``model.agent.actor_keys`` and ``critic_keys`` can choose.
         action_space: Action space of one environment.
         num_envs: N.
         device: Device of all tensors.
+
+    Raises:
+        ConfigError: A dictionary of observations has other parts than float vectors.
 
     Example:
         >>> class Walk(TensorEnv):
@@ -79,15 +86,24 @@ class TensorEnv(EnvBase):
     ) -> None:
         super().__init__(device=torch.device(device), batch_size=[num_envs])
         self.num_envs = num_envs
-        self.observation_spec_unbatched = Composite(observation=spec_from_space(observation_space)).to(device)
-        self.action_spec_unbatched = spec_from_space(action_space).to(device)
+        self._observation_space = observation_space
+        joined = join_vectors(observation_space)
+        if isinstance(joined, spaces.Dict | spaces.Tuple):
+            raise ConfigError(
+                f"The observation space {observation_space} is not supported on a device: it must be a Box"
+                " or a dictionary of float vectors."
+            )
+        # What agents are built from: the specs of TorchRL lose the names of the entries.
+        self.agent_specs = spec_from_space(joined), spec_from_space(action_space)
+        self.observation_spec_unbatched = Composite(observation=self.agent_specs[0].clone()).to(device)
+        self.action_spec_unbatched = self.agent_specs[1].clone().to(device)
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32, device=self.device)
         flag = Categorical(2, shape=(1,), dtype=torch.bool, device=self.device)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
         self._begun: Tensor | None = None  # observations of a simulator that resets by itself
 
     @abstractmethod
-    def reset_tensors(self, mask: Tensor | None) -> Tensor:
+    def reset_tensors(self, mask: Tensor | None) -> Any:
         """Start new episodes.
 
         Args:
@@ -95,7 +111,7 @@ class TensorEnv(EnvBase):
                 None only.
 
         Returns:
-            Observations of all environments, [N, ...].
+            Observations of all environments, [N, ...], a dictionary if the space is one.
         """
 
     @abstractmethod
@@ -106,7 +122,7 @@ class TensorEnv(EnvBase):
             action: Actions inside their bounds, [N, ...].
         """
 
-    def transition(self, state: State, action: Tensor) -> tuple[State, TensorStep, Tensor]:
+    def transition(self, state: State, action: Tensor) -> tuple[State, TensorStep, Observations]:
         """Step every environment once, and reset those whose episode ended, as a function without effects.
 
         An environment whose state is the tuple of tensors ``state`` may implement this. Its rollouts can then
@@ -118,7 +134,7 @@ class TensorEnv(EnvBase):
 
         Returns:
             States after the step and the resets, the step with the final observations of ended episodes, and
-            the observations to act on, [N, ...].
+            the observations to act on, [N, ...], a dictionary if the space is one.
         """
         raise NotImplementedError
 
@@ -128,7 +144,7 @@ class TensorEnv(EnvBase):
             assert self._begun is not None
             observation = self._begun
         else:
-            observation = self.reset_tensors(None if mask is None else mask.reshape(-1))
+            observation = self.rows(self.reset_tensors(None if mask is None else mask.reshape(-1)))
         self._begun = observation
         flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
         flags = {key: flag.clone() for key in ("terminated", "truncated", "done")}
@@ -137,19 +153,42 @@ class TensorEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         step = self.step_tensors(tensordict["action"])
         done = step.terminated | step.truncated
-        following = step.observation
+        following = self.rows(step.observation)
         if self.resets_itself:
-            self._begun = step.observation
+            self._begun = following
             final = step.final_observation
-            final = tensordict["observation"] if final is None else final
+            final = tensordict["observation"] if final is None else self.rows(final)
             rows = done.reshape(-1, *[1] * (following.ndim - 1))
             following = torch.where(rows, final.to(following.dtype), following)
-        entries = {"reward": step.reward.float(), "terminated": step.terminated, "truncated": step.truncated}
-        columns = {key: values.unsqueeze(-1) for key, values in (entries | {"done": done}).items()}
+        flags = {"terminated": step.terminated, "truncated": step.truncated, "done": done}
+        columns = {"reward": step.reward.float()} | flags
+        columns = {key: values.unsqueeze(-1) for key, values in columns.items()}
         return self._pack({"observation": following, **columns})
 
-    def _pack(self, entries: dict[str, Tensor]) -> TensorDictBase:
-        return TensorDict(entries, batch_size=self.batch_size, device=self.device)
+    def rows(self, observation: Observations) -> Tensor:
+        """Return observations as tensors [N, ...], see :func:`joined_rows`."""
+        return joined_rows(observation, self._observation_space)
+
+    def _pack(self, values: dict[str, Tensor]) -> TensorDictBase:
+        return TensorDict(values, batch_size=self.batch_size, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed the environments. A subclass without randomness of its own has nothing to do."""
+
+
+def joined_rows(observation: Any, space: spaces.Space) -> Tensor:
+    """Return observations as tensors [N, ...]: the entries of a dictionary as columns, in the space's order.
+
+    Args:
+        observation: A tensor [N, ...], or a dictionary of tensors for a dictionary of spaces.
+        space: Observation space of one environment.
+
+    Example:
+        >>> space = spaces.Dict(b=spaces.Box(0, 1, (2,)), a=spaces.Box(0, 1, (1,)))
+        >>> joined_rows({"a": torch.ones(3, 1), "b": torch.zeros(3, 2)}, space)[0].tolist()
+        [0.0, 0.0, 1.0]
+    """
+    if not isinstance(space, spaces.Dict):
+        return observation
+    parts = [joined_rows(observation[name], part) for name, part in entries(space)]
+    return torch.cat([part.flatten(1) for part in parts], dim=1)

@@ -50,7 +50,7 @@ class ScanCollector(TensorCollector):
         if self.agent.normalizer is not None and not self.deterministic:
             statistics = (stacked(self.agent.normalizer),)
         if self._observation is None:
-            first = env.reset_tensors(None)
+            first = env.rows(env.reset_tensors(None))
             statistics = tuple(merged(old, summary_of(first)) for old in statistics)
             self._observation = self._normalized(first, statistics)
         noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows]
@@ -111,7 +111,8 @@ class ScanCollector(TensorCollector):
         agent = self.agent
         state, observation, memory, statistics = carry
         action, log_prob, value, next_memory = agent.act(observation, noise, *memory)
-        state, step, begun = self.env.transition(state, self._for_environment(action))
+        state, step, after = self.env.transition(state, self._for_environment(action))
+        raw, begun = self.env.rows(step.observation), self.env.rows(after)
         done = step.terminated | step.truncated
         columns = {
             "reward": step.reward,
@@ -120,7 +121,7 @@ class ScanCollector(TensorCollector):
             "done": done,
         }
         following: dict[str, Tensor] = {key: values.unsqueeze(-1) for key, values in columns.items()}
-        following["observation"] = step.observation.clone()
+        following["observation"] = raw.clone()
         output: dict[str, Any] = {
             "observation": observation.clone(),
             "action": action,
@@ -129,8 +130,8 @@ class ScanCollector(TensorCollector):
             "next": following,
         }
         # First the statistics of all observations, then of those after resets, as in `TensorCollector`.
-        statistics = tuple(merged(old, summary_of(step.observation)) for old in statistics)
-        acted_on = self._normalized(step.observation, statistics)
+        statistics = tuple(merged(old, summary_of(raw)) for old in statistics)
+        acted_on = self._normalized(raw, statistics)
         if agent.normalizer is not None:
             output["normalized"] = acted_on
         statistics = tuple(merged(old, summary_of(begun, done)) for old in statistics)

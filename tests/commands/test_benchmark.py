@@ -309,6 +309,18 @@ def test_a_learning_curve_is_whole_though_few_episodes_end():
     assert (np.diff(found[34:]) > 0).all()
 
 
+def test_a_run_that_begins_after_the_shortest_run_has_no_curve(tmp_path):
+    """It once ended the report: a run that compiles beside other programs has its first point late."""
+    points = [
+        {"recipe": "one", "seed": seed, "seconds": seconds, "episodic_return": 1.0}
+        for seed, all_seconds in ((1, (1, 2)), (2, (5, 6)))
+        for seconds in all_seconds
+    ]
+    assert curve(points[2:], "seconds", np.linspace(0, 2, 101)).mask.all()
+    curves.draw(points, "seconds", {}, tmp_path / "curves")
+    assert (tmp_path / "curves.png").exists()
+
+
 @pytest.mark.parametrize("labels", [["one"], ["one", "two", "three", "four"]])
 def test_the_legend_covers_no_curve(labels, tmp_path, monkeypatch):
     """The legend stands beside the panels; inside, it once covered low curves."""

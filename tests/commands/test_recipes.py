@@ -48,7 +48,11 @@ def short(recipe):
         options += ["--model.num_iterations_obs_norm_init", 1]
     if "/ppg/" in recipe:
         options += ["--model.n_iteration", 2]
-    if data["backend"] == "procgen":
+    if "/tensor/" in recipe:  # tests/envs/test_jax_env.py and test_isaac_lab.py have their environments
+        options += ["--data.env_id", "tests.envs.simulators.StandIn", "--trainer.accelerator", "cpu"]
+        options += ["--data.num_envs", 64, "--data.num_steps", 16]
+        options[1] = 2 * 64 * 16
+    if data.get("backend") == "procgen":
         options += ["--data.num_envs", 16, "--data.num_steps", 8]
         options[1] = 2 * 16 * 8
     # RPO's noise moves the ratio from 1; without it, RPO is PPO.
@@ -64,11 +68,13 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
         pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
     metrics_of_updates = []
     update = PPO.update
-    monkeypatch.setattr(
-        PPO,
-        "update",
-        lambda self, minibatch: metrics_of_updates.append(update(self, minibatch)) or metrics_of_updates[-1],
-    )
+
+    def recorded(self, minibatches):
+        metrics = update(self, minibatches)
+        metrics_of_updates.extend(metrics)
+        return metrics
+
+    monkeypatch.setattr(PPO, "update", recorded)
     # Other tests cover the compiled update.
     out = run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.compile", "false")
     assert abs(metrics_of_updates[0]["approx_kl"]) < 1e-6, "also with bfloat16"
@@ -157,6 +163,10 @@ def test_the_recipes_have_the_reference_hyperparameters():
             (64, 64, 1_000_000),
         ),
         "spaces": (reference | {"learning_rate": 1e-3, "ent_coef": 0.05}, (4, 128, 100_000)),
+        "tensor": (
+            continuous | {"learning_rate": 1e-3, "num_minibatches": 8, "update_epochs": 5},
+            (64, 32, 200_000),
+        ),
         # Losses, epochs and clipping of MuJoCo Playground's rsl_rl_config, discount of its brax_ppo_config.
         "playground": (
             {
@@ -172,11 +182,29 @@ def test_the_recipes_have_the_reference_hyperparameters():
             (64, 64, 5_000_000),
         ),
     }
+    # Defaults of Brax 0.14.2, and MuJoCo Playground's brax_ppo_config for the suite of dm_control.
+    brax = reference | {"learning_rate": 1e-3, "anneal_lr": False, "gamma": 0.995, "num_minibatches": 32}
+    brax |= {"update_epochs": 16, "clip_coef": 0.3, "clip_vloss": False, "ent_coef": 1e-2, "adam_eps": 1e-8}
+    brax |= {"max_grad_norm": 1e9}
+    go1 = brax | {"learning_rate": 3e-4, "gamma": 0.97, "update_epochs": 4, "max_grad_norm": 1.0}
+    rl_games = reference | {"learning_rate": 3e-4, "anneal_lr": False, "num_minibatches": 2, "ent_coef": 0.0}
+    rl_games |= {"vf_coef": 2.0, "max_grad_norm": 1.0, "desired_kl": 0.008, "adam_eps": 1e-8}
+    by_name = {
+        "pendulum.yaml": (  # rl-baselines3-zoo's hyperparams/ppo.yml, with 64 of its minibatches of 64
+            reference
+            | {"learning_rate": 1e-3, "anneal_lr": False, "gamma": 0.9, "num_minibatches": 64}
+            | {"update_epochs": 10, "clip_vloss": False, "ent_coef": 0.0},
+            (4, 1024, 100_000),
+        ),
+        "playground_cheetah.yaml": (brax, (2048, 480, 60_000_000)),
+        "playground_go1.yaml": (go1, (8192, 20, 200_000_000)),
+        "isaac_ant.yaml": (rl_games, (4096, 16, 500 * 4096 * 16)),  # Isaac Lab's rl_games_ppo_cfg.yaml
+    }
     pong_in_5_minutes = {"num_minibatches": 8, "update_epochs": 3, "clip_coef": 0.2}
     for recipe in RECIPES:
         if recipe.endswith(NOT_PUBLISHED):
             continue
-        hyperparameters, sizes = expected[Path(recipe).parent.name]
+        hyperparameters, sizes = by_name.get(Path(recipe).name) or expected[Path(recipe).parent.name]
         config = yaml.safe_load((ROOT / recipe).read_text())
         if recipe.endswith("masked_velocity.yaml"):
             hyperparameters, sizes = (

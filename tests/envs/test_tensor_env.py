@@ -5,8 +5,11 @@ import torch
 from gymnasium import spaces
 
 from ppo_lightning import PPO, MLPAgent
+from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
+from ppo_lightning.envs.torch_env import TorchEnv
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
@@ -83,6 +86,63 @@ def test_it_trains_and_evaluates(fit, kind):
     module = fit(SMALL | {"env_id": kind}, {"num_minibatches": 2}, ppo=PPO, limit_val_batches=1)
     assert module.env_steps == 96
     assert set(module.episode_returns) == {6.0, 10.0}
+
+
+class Sized(Clock):
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+
+
+def test_a_class_gets_the_number_of_environments():
+    assert EnvFactory(Sized).make(5).batch_size == (5,)
+
+
+class Kind(Sized):
+    """Inherits its constructor."""
+
+
+def test_a_subclass_gets_the_number_of_environments():
+    assert EnvFactory(Kind).make(5).batch_size == (5,)
+
+
+def cartpole(seeds):
+    return TorchEnv("CartPole-v1", seeds)
+
+
+def test_seeds_belong_to_the_global_index_of_an_environment():
+    whole = EnvFactory(cartpole).make(4, seed=7).reset()["observation"]
+    halves = [EnvFactory(cartpole).make(2, seed=7, first_env=first) for first in (0, 2)]
+    assert torch.equal(whole, torch.cat([env.reset()["observation"] for env in halves]))
+    assert torch.equal(whole, EnvFactory("CartPole-v1", "torch").make(4, seed=7).reset()["observation"])
+
+
+class Parts(Clock):
+    """Clock with a dictionary of observations, nested and not in alphabetical order."""
+
+    def __init__(self, num_envs=2):
+        super().__init__(num_envs)
+        box = spaces.Box(-99, 99, (1,))
+        space = spaces.Dict([("time", spaces.Dict(now=box)), ("privileged_limit", box)])
+        TensorEnv.__init__(self, space, spaces.Discrete(2), num_envs)
+
+    def see(self):
+        return {"privileged_limit": self.limit[:, None].float(), "time": {"now": self.time[:, None].clone()}}
+
+
+def test_a_dictionary_of_observations_is_joined_and_keeps_its_names():
+    names = specs_of(Parts()).observation.entry_sizes
+    assert names == {"time.now": 1, "privileged_limit": 1}
+    assert str(MLPAgent(*specs_of(Parts())).entries).startswith("The actor reads time.now (1), the critic")
+    for one, other in zip(rollouts(Clock), rollouts(Parts), strict=True):
+        for key in ("observation", ("next", "observation")):
+            assert torch.equal(other[key][..., :1], one[key])
+            assert other[key][..., 1].unique(dim=1).flatten().tolist() == [3, 4]
+
+
+def test_other_dictionaries_are_refused():
+    space = spaces.Dict(place=spaces.Box(0, 1, (2,)), kind=spaces.Discrete(3))
+    with pytest.raises(ConfigError, match="a dictionary of float vectors"):
+        TensorEnv.__init__(Clock(), space, spaces.Discrete(2), 2)
 
 
 def test_specs_follow_the_contract_of_torchrl():

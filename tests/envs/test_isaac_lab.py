@@ -1,0 +1,147 @@
+"""Isaac Lab's environments, with a fake that behaves as they do, and the documented script."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from ppo_lightning import MLPAgent
+from ppo_lightning.envs.isaac_lab import IsaacLabEnv
+from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from tests.documented import ROOT, blocks
+from tests.envs.simulators import FakeIsaacEnv, configuration
+
+FAKES = {
+    "isaaclab/__init__.py": "",
+    "isaaclab/app.py": """
+        class AppLauncher:
+            started = False
+
+            def __init__(self, args):
+                AppLauncher.started = True
+                self.app = self
+
+            @staticmethod
+            def add_app_launcher_args(parser):
+                parser.add_argument("--headless", action="store_true")
+                parser.add_argument("--device", default="cuda:0")
+
+            def close(self):
+                print("closed")
+        """,
+    "isaaclab_tasks/__init__.py": """
+        import gymnasium
+        from isaaclab.app import AppLauncher
+
+        assert AppLauncher.started, "the app starts first"
+        gymnasium.register("Isaac-Ant-v0", "tests.envs.simulators:FakeIsaacEnv", disable_env_checker=True)
+        """,
+    "isaaclab_tasks/utils.py": """
+        from tests.envs.simulators import configuration
+
+        def parse_env_cfg(task, device, num_envs):
+            made = configuration(num_envs, critic=False, compute_final_obs=False)
+            made.sim.device = device
+            return made
+        """,
+}
+
+
+def make(**options):
+    return IsaacLabEnv(FakeIsaacEnv(configuration(**options)))
+
+
+def collected(env, num_steps=8, **options):
+    torch.manual_seed(1)
+    agent = MLPAgent(*specs_of(env), **options)
+    return TensorCollector(env, agent, num_steps, seed=1).rollout()
+
+
+def test_the_critic_reads_its_group_and_the_actor_does_not():
+    spec = specs_of(make()).observation
+    assert spec.entry_sizes == {"policy": 2, "privileged_critic": 3}
+    agent = MLPAgent(*specs_of(make()))
+    assert str(agent.entries) == (
+        "The actor reads policy (2), the critic reads policy (2), privileged_critic (3)."
+    )
+    rollout = collected(make())
+    assert rollout["observation"][1, 0].tolist() == [0, 1, 0, 1, -1]
+    assert not hasattr(specs_of(make(critic=False)).observation, "entry_sizes")
+    alone = collected(make(critic=False))["observation"]
+    assert alone[0].tolist() == rollout["observation"][0, :, :2].tolist()
+
+
+def test_final_observations_and_time_limits():
+    rollout = collected(make())
+    following = rollout["next"]
+    assert not following["terminated"].any(), "the agent does not fall"
+    assert following["truncated"][0, :, 0].tolist() == [False, False, True] * 2 + [False, False]
+    assert rollout["observation"][0, :, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert following["observation"][0, :, 0].tolist() == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert rollout["observation"][0, :, 1].tolist() == [0, 0, 0, 10, 10, 10, 20, 20]
+    assert following["observation"][0, :, 1].tolist() == [0, 0, 0, 10, 10, 10, 20, 20]
+    assert following["reward"][0, :, 0].tolist() == [1, 2, 3, 1, 2, 3, 1, 2], "no buffer is reused"
+    last_seen = collected(make(compute_final_obs=False))["next", "observation"]
+    assert last_seen[0, :, 0].tolist() == [1, 2, 2, 1, 2, 2, 1, 2]
+    finite = collected(make(is_finite_horizon=True))["next"]
+    assert torch.equal(finite["terminated"], following["truncated"]) and not finite["truncated"].any()
+
+
+def test_it_is_reset_once_and_gets_bounded_actions():
+    env = make()
+    rollout = collected(env, num_steps=32)
+    assert env.env.reset_calls == 1
+    assert env.action_spec_unbatched.space.high.tolist() == [10.0]
+    assert torch.equal(torch.stack(env.env.actions, 1), rollout["action"].clamp(-10, 10))
+    narrow = IsaacLabEnv(FakeIsaacEnv(configuration()), clip_actions=0.1)
+    collected(narrow, num_steps=8)
+    assert torch.stack(narrow.env.actions).abs().max() <= 0.1
+
+
+def test_a_fall_is_terminal():
+    env = make()
+    carrier = env.reset()
+    carrier["action"] = torch.tensor([[-6.0], [0.0]])
+    step, carrier = env.step_and_maybe_reset(carrier)
+    assert step["next", "terminated"].flatten().tolist() == [True, False]
+    assert carrier["observation"][:, 0].tolist() == [0, 1]
+    env.set_seed(3)
+    assert env.env.seeded == 3
+    env.close()
+    assert env.env.is_closed
+
+
+def test_an_environment_without_the_group_policy_is_refused():
+    fake = FakeIsaacEnv(configuration())
+    fake.single_observation_space = spaces.Dict(state=spaces.Box(0, 1, (2,)))
+    with pytest.raises(ConfigError, match="observation groups state"):
+        IsaacLabEnv(fake)
+
+
+@pytest.mark.integration
+def test_the_documented_script_trains(tmp_path):
+    (script,) = [block.text for block in blocks(ROOT / "docs/simulators.md") if "AppLauncher" in block.text]
+    (tmp_path / "train.py").write_text(script)
+    for name, text in FAKES.items():
+        path = tmp_path / "fakes" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(re.sub(r"^        ", "", text, flags=re.MULTILINE))
+    recipe = ["--config", str(ROOT / "configs/tensor/isaac_ant.yaml")]
+    small = ["--data.num_envs", "4", "--data.num_steps", "8", "--data.total_timesteps", "64"]
+    done = subprocess.run(
+        [sys.executable, "train.py", "--task", "Isaac-Ant-v0", "--device", "cpu", *recipe, *small],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path / 'fakes'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wall time:" in done.stdout and done.stdout.rstrip().endswith("closed")
