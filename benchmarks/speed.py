@@ -90,7 +90,12 @@ def competitors(workload: str, device: str) -> dict[str, Any]:
 
 
 def train(
-    workload: str, callback: Any, options: dict[str, Any], env_kwargs: Any = None, **trainer: Any
+    workload: str,
+    callback: Any,
+    options: dict[str, Any],
+    env_kwargs: Any = None,
+    overlap: bool = False,
+    **trainer: Any,
 ) -> Any:
     """Train with this package, without logs and files, until the callback ends the run.
 
@@ -99,6 +104,7 @@ def train(
         callback: Lightning callback or stopwatch.
         options: Options of ``PPO`` beside those of the workload, and ``num_threads`` for ``Threads``.
         env_kwargs: Arguments of the environment.
+        overlap: Collect during the update.
         **trainer: Arguments of Lightning's Trainer.
 
     Returns:
@@ -133,7 +139,9 @@ def train(
         callbacks=[StopwatchCallback() if isinstance(callback, peers.Stopwatch) else callback, threads],
         **trainer,
     )
-    data: Any = RolloutDataModule(env_id, backend, num_envs, num_steps, 10**9, env_kwargs=env_kwargs)  # type: ignore
+    data = RolloutDataModule(
+        env_id, backend, num_envs, num_steps, 10**9, env_kwargs=env_kwargs, overlap=overlap
+    )  # type: ignore
     algorithm = RecurrentPPO if memory else PPO
     lightning_trainer.fit(algorithm(**RECIPES[kind], **options, agent=agent), data)
     return lightning_trainer

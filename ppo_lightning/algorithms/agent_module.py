@@ -292,6 +292,10 @@ class AgentModule(L.LightningModule):
 
     # Evaluation and prediction
 
+    def on_validation_start(self) -> None:
+        """Let a pending rollout finish: both would use PyTorch's generators and the watchdog of steps."""
+        self.data.wait()
+
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
         self._log_episodes("eval", episodes)

@@ -47,6 +47,7 @@ class CaptureVideo(L.Callback):
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:
             return
         data = pl_module.data
+        data.wait()  # the recording uses PyTorch's generator, too
         path = Path(trainer.log_dir or trainer.default_root_dir, "videos", f"step={pl_module.env_steps}.mp4")
         options = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
         record_video(pl_module.agent, data.factory, path, **options)

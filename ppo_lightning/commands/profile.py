@@ -62,8 +62,10 @@ class StageClock(L.Callback):
         """Check that the stages can be measured, and start the clock.
 
         Raises:
-            ConfigError: The run uses a TensorCollector.
+            ConfigError: The run uses a TensorCollector, or collects during the update.
         """
+        if pl_module.data.overlap:
+            raise ConfigError("profile times one stage after the other: leave out data.overlap.")
         if not isinstance(pl_module.data.collector, RolloutCollector):
             raise ConfigError(
                 "profile times natively batched environments only:"

@@ -20,11 +20,10 @@ from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker
 from ppo_lightning.envs.state import to_columns, to_rows
 from ppo_lightning.envs.step_time import WorkerChoice, choose_workers
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import EvaluationLoader
 from ppo_lightning.rollouts.loader import RolloutLoader
-from ppo_lightning.rollouts.make_collector import CollectorInputs, make_collector
-from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs, make_collector
+from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.processors import processors
@@ -66,6 +65,8 @@ class RolloutDataModule(L.LightningDataModule):
         num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
             this process; ``auto``: measure a short episode and choose. It must divide the environments of a
             rank. The episodes do not depend on it.
+        overlap: Collect the next rollout in a thread during the update, with the weights before this update.
+            Without opponents. See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -90,6 +91,7 @@ class RolloutDataModule(L.LightningDataModule):
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
         max_restarts: Annotated[int, Range(0)] = 0,
         num_workers: Annotated[int | Literal["auto"], Range(0, 1024)] = 0,
+        overlap: bool = False,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")
         require_maker(env_id)
@@ -110,9 +112,10 @@ class RolloutDataModule(L.LightningDataModule):
         self.local_num_envs = local_num_envs
         self.step_timeout = step_timeout
         self.max_restarts = max_restarts
+        self.overlap = overlap
         self._count(local_num_envs or num_envs)
         self.seed = 1
-        self.collector: RolloutCollector | TensorCollector | None = None
+        self.collector: Collector | OverlappedCollector | None = None
         self._env: EnvBase | None = None
         self._specs: Specs | None = None
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
@@ -236,12 +239,13 @@ class RolloutDataModule(L.LightningDataModule):
         assert self.trainer is not None
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
             inputs = self._collector_inputs()
-            self.collector = make_collector(
+            acting = behavior_copy(inputs) if self.overlap else inputs
+            collector = make_collector(
                 self.env,
-                inputs.agent,
+                acting.agent,
                 self.num_steps,
                 self.num_rollouts,
-                reward_scaler=inputs.reward_scaler,
+                reward_scaler=acting.reward_scaler,
                 seed=self.seed,
                 first_env=self.first_env,
                 total_envs=self.num_envs,
@@ -250,9 +254,15 @@ class RolloutDataModule(L.LightningDataModule):
                 opponents=inputs.opponents,
                 compile=inputs.compile,
             )
+            self.collector = OverlappedCollector(collector, inputs) if self.overlap else collector
             if self.trainer.ckpt_path is not None:
                 self._resume()
         return RolloutLoader(self.collector, self.rollouts_per_epoch)
+
+    def wait(self) -> None:
+        """Wait until no thread steps the training environments or draws from PyTorch's generators."""
+        if isinstance(self.collector, OverlappedCollector):
+            self.collector.wait()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the collector and, if they can be resumed, the running episodes of all ranks.

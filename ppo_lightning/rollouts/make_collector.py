@@ -17,6 +17,8 @@ from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils import collectives
 
+Collector = RolloutCollector | TensorCollector
+
 
 class CollectorInputs(NamedTuple):
     """Inputs of a collector, which the LightningModule's method ``collector_inputs`` returns.
@@ -48,7 +50,7 @@ def make_collector(
     step_timeout: float | None = None,
     opponents: Opponents | None = None,
     compile: bool = False,
-) -> RolloutCollector | TensorCollector:
+) -> Collector:
     """Choose the collector for an environment of batch size [N].
 
     Args:

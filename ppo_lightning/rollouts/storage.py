@@ -73,12 +73,12 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
             stored[:] = evaluation.log_prob
             values[:] = evaluation.value
         return
-    keys = ("observation", "action", "action_log_prob", "state_value")
+    keys = ("observation", "action")
     flat = (rollout[key].transpose(0, 1).flatten(0, 1).split(agent.rows_in_cache) for key in keys)
-    for observation, action, log_prob, value in zip(*flat, strict=True):
-        evaluation = agent.evaluate(observation.to(device), action.to(device))
-        log_prob[:] = evaluation.log_prob
-        value[:, 0] = evaluation.value
+    parts = [agent.evaluate(x.to(device), action.to(device))[:3:2] for x, action in zip(*flat, strict=True)]
+    for key, values in zip(("action_log_prob", "state_value"), zip(*parts, strict=True), strict=True):
+        stored = rollout[key]
+        stored.copy_(torch.cat(values).view(rollout.shape[::-1]).T.reshape(stored.shape))
 
 
 def perspective(rollout: TensorDictBase) -> Tensor | None:

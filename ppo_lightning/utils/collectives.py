@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+_of_thread = threading.local()  # has a `group` in threads that called `use_group`
 
 
 def world_size() -> int:
@@ -91,7 +94,23 @@ def require_same(state: Mapping[str, Tensor], step: int) -> None:
 
 def cpu_group() -> Any:
     """Return the process group for tensors on the CPU, None on a single rank."""
-    return _cpu_group(dist.group.WORLD) if world_size() > 1 else None
+    if world_size() == 1:
+        return None
+    return getattr(_of_thread, "group", None) or _cpu_group(dist.group.WORLD)
+
+
+def new_group() -> Any:
+    """Return the CPU group for the collectives of a second thread, None on a single rank.
+
+    Two threads must not share a group, because all ranks must call the collectives of a group in one order.
+    This is a collective.
+    """
+    return _second_group(dist.group.WORLD) if world_size() > 1 else None
+
+
+def use_group(group: Any) -> None:
+    """Let the collectives of this thread use a group from :func:`new_group`."""
+    _of_thread.group = group
 
 
 @functools.lru_cache(maxsize=1)
@@ -99,5 +118,14 @@ def _cpu_group(world: Any) -> Any:
     """Create the CPU group at the first collective, with the timeout of the default group."""
     if dist.get_backend(world) == "gloo":
         return world
+    return _new_gloo(world)
+
+
+@functools.lru_cache(maxsize=1)
+def _second_group(world: Any) -> Any:
+    return _new_gloo(world)
+
+
+def _new_gloo(world: Any) -> Any:
     options = world._get_backend(world._device_types[0]).options
     return dist.new_group(backend="gloo", timeout=getattr(options, "_timeout", None))

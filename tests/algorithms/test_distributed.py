@@ -116,6 +116,36 @@ def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, device
     )
 
 
+@pytest.mark.parametrize("nccl", [False, True])
+def test_ranks_that_collect_during_the_update_do_what_one_rank_does(tmp_path, nccl):
+    """The threads exchange statistics in a group of their own, while the gradients are exchanged."""
+    options = HOPPER | {"data": HOPPER["data"] | {"overlap": True}, "validations": 1}
+    (one,) = run(tmp_path / "one", 1, **options)
+    several = run(tmp_path / "several", 2, **options, nccl=nccl)
+    assert difference(several, one) < 0.01
+    for rank in several:
+        assert torch.equal(rank["weights"], several[0]["weights"])
+        assert rank["returns"] == pytest.approx(one["returns"], rel=1e-4)
+        for name, value in one["statistics"].items():
+            assert torch.equal(rank["statistics"][name], several[0]["statistics"][name]), name
+            torch.testing.assert_close(rank["statistics"][name], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("memory", [None, "gru"])
+def test_ranks_that_collect_during_the_update_are_equal_past_rollout_10(tmp_path, memory):
+    agent = HOPPER["agent"] | ({"memory": memory, "shared": True} if memory else {})
+    model = {"norm_reward": True} | ({"num_minibatches": 2} if memory else {})
+    options = HOPPER | {"agent": agent, "model": model, "rollouts": 23, "timeout": 60}
+    ranks = run(tmp_path / "run", 2, **options | {"data": HOPPER["data"] | {"overlap": True}})
+    for name, value in ranks[0]["statistics"].items():
+        assert torch.equal(value, ranks[1]["statistics"][name]), name
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    assert ranks[0]["env_steps"] == 23 * 64
+
+
 def test_ranks_with_transforms_do_what_one_rank_with_all_environments_does(tmp_path):
     """All ranks merge the statistics of each step, whichever of them reset environments."""
     options = HOPPER | {"transforms": True}

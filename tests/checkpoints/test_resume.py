@@ -211,19 +211,21 @@ def same(a, b):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("overlap", ["false", "true"])
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices):
+def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices, overlap):
     """One process receives the signal; the resumed run ends like the uninterrupted one, to the bit."""
     whole, broken = runs("whole"), runs("broken")
-    uninterrupted = whole.start(devices=devices)
-    process = broken.start(devices=devices)
+    flags = ("--data.overlap", overlap)
+    uninterrupted = whole.start(*flags, devices=devices)
+    process = broken.start(*flags, devices=devices)
     assert wait_for_a_checkpoint(broken, process)
     process.send_signal(signal.SIGTERM)
     code, said = broken.wait(process)
     assert code == EXIT_CODE == 143, said
     assert "Preempted after" in said
     assert "preempted.ckpt" in said
-    code, said = broken.wait(broken.start("--auto_resume", devices=devices))
+    code, said = broken.wait(broken.start("--auto_resume", *flags, devices=devices))
     assert code == 0, said
     assert "preempted.ckpt: each environment resumes its episode, to the bit" in said
     code, said = whole.wait(uninterrupted)

@@ -25,6 +25,11 @@ def test_the_stages_add_up_and_the_run_ends(fit, compile):
     assert clock.changes[-1] == ("--data.num_envs", "4")
 
 
+def test_collection_during_the_update_is_refused(fit):
+    with pytest.raises(ConfigError, match=r"leave out data.overlap"):
+        fit(SMALL | {"overlap": True}, {}, max_epochs=-1, callbacks=[StageClock(0.5)])
+
+
 def test_a_slow_stage_is_found(fit, monkeypatch):
     from ppo_lightning import PPO
 

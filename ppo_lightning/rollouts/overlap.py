@@ -1,0 +1,173 @@
+"""Collection of rollouts in a thread, while the main thread learns."""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
+
+from ppo_lightning.envs.state import Row
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.normalizers import Moments
+from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs
+from ppo_lightning.rollouts.storage import add_evaluation
+from ppo_lightning.utils import collectives
+
+
+class OverlappedCollector(BaseCollector):
+    """Collector that collects rollout t + 1 in a thread, during the update on rollout t.
+
+    The thread acts by a copy of the agent, the behavior policy. When rollout t is handed out, the copy
+    receives the weights of the module, which are those after update t - 1, and the module receives the
+    statistics up to rollout t, as without a thread. The thread then starts. Nothing else is shared, so that
+    the results do not depend on the speed of the thread.
+
+    A rollout is handed out with the log-probabilities and values of the module's weights, which are one
+    update newer than the weights that acted. So the clipping range is centered on the policy before the
+    update. With the log-probabilities of the older weights, the range is centered on that policy, and
+    HalfCheetah learns less (docs/performance.md).
+
+    The first two rollouts have the initial weights. Both are collected before the first update, during which
+    PyTorch may compile.
+
+    The state of a checkpoint is that before the pending rollout, with the behavior weights. A resumed run
+    collects the pending rollout again.
+
+    Args:
+        collector: Collector whose agent and scaler are those of :func:`behavior_copy`. Only the thread steps
+            its environments.
+        inputs: Agent and scaler of the module.
+
+    Source: Huang et al., "Cleanba: A Reproducible and Efficient Distributed Reinforcement Learning Platform"
+    (2023), arXiv:2310.00036.
+
+    Example:
+        >>> env = make_env("CartPole-v1", num_envs=4)
+        >>> inputs = CollectorInputs(MLPAgent(*env.agent_specs), reward_scaler=None)
+        >>> acting = behavior_copy(inputs)
+        >>> collector = OverlappedCollector(RolloutCollector(env, acting.agent, 8, num_rollouts=3), inputs)
+        >>> [rollout.batch_size for rollout in collector]
+        [torch.Size([4, 8]), torch.Size([4, 8]), torch.Size([4, 8])]
+        >>> collector.shutdown()
+    """
+
+    def __init__(self, collector: Collector, inputs: CollectorInputs) -> None:
+        super().__init__()
+        self.collector = collector
+        self.env = collector.env
+        self.can_resume = collector.can_resume
+        self.requested_frames_per_batch = collector.requested_frames_per_batch
+        self.total_frames = collector.total_frames
+        self._learner = inputs.agent
+        self._moments = list(
+            zip(
+                _moments(inputs),
+                _moments(CollectorInputs(collector.agent, collector.reward_scaler)),
+                strict=True,
+            )
+        )
+        self._rollouts = iter(collector)
+        self._pending: Future[TensorDictBase | None] | None = None
+        self._before: tuple[OrderedDict, list[Row] | None] | None = None  # state before the pending rollout
+        settings = torch.get_num_threads(), collectives.new_group()
+        self._thread = ThreadPoolExecutor(1, "rollouts", initializer=_begin_thread, initargs=settings)
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yield the remaining rollouts of the run. An exception of the thread is raised here."""
+        is_first = self._pending is None
+        if self._pending is None:
+            self._pending = self._thread.submit(self._collect)
+        while (rollout := self._pending.result()) is not None:
+            self._hand_over()
+            self._pending = self._thread.submit(self._collect)
+            if is_first:
+                self.wait()
+                is_first = False
+            with torch.no_grad(), self.collector.precision():
+                add_evaluation(self._learner, rollout)
+            yield rollout
+
+    def _collect(self) -> TensorDictBase | None:
+        """Collect one rollout, in the thread. Return None after the last one."""
+        self._before = copy.deepcopy(self.collector.state_dict()), self.collector.running()
+        rollout = next(self._rollouts, None)
+        return None if rollout is None else rollout.clone()  # the collector reuses its storage
+
+    def _hand_over(self) -> None:
+        """Give the module its statistics, and the thread the weights for the next rollout."""
+        behavior = self.collector.agent
+        for learned, collected in self._moments:
+            learned.load_state_dict(collected.state_dict())
+        behavior.load_state_dict(self._learner.state_dict())
+
+    def wait(self) -> None:
+        """Wait until the thread is idle."""
+        if self._pending is not None:
+            wait([self._pending])
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed the collector, see :meth:`RolloutCollector.set_seed`."""
+        return self.collector.set_seed(seed, static_seed)
+
+    def running(self) -> list[Row] | None:
+        """Return the episodes that ran before the pending rollout, see :meth:`RolloutCollector.running`."""
+        self.wait()
+        return self.collector.running() if self._before is None else self._before[1]
+
+    def resume(self, rows: list[Row]) -> None:
+        """Resume the episodes that :meth:`running` returned."""
+        self.collector.resume(rows)
+
+    def state_dict(self) -> OrderedDict:
+        """Return the collector's state before the pending rollout, and the behavior weights."""
+        self.wait()
+        state = self.collector.state_dict() if self._before is None else self._before[0]
+        return OrderedDict(state, behavior=dict(self.collector.agent.state_dict()))
+
+    def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, or the state of a collector without a thread."""
+        self.collector.load_state_dict(state_dict)
+        if "behavior" in state_dict:
+            self.collector.agent.load_state_dict(state_dict["behavior"])
+        for learned, collected in self._moments:
+            collected.load_state_dict(learned.state_dict())
+
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """Wait for the pending rollout, close the environments and end the thread."""
+        self.wait()
+        self.collector.shutdown(timeout, close_env, raise_on_error)
+        self._thread.shutdown()
+
+
+def behavior_copy(inputs: CollectorInputs) -> CollectorInputs:
+    """Return inputs with copies of agent and scaler, for the collector of an :class:`OverlappedCollector`.
+
+    Raises:
+        ConfigError: There are opponents, which read the module's agent and its past weights.
+    """
+    if inputs.opponents is not None:
+        raise ConfigError(
+            "data.overlap does not work with opponents, whose pool changes during an update: set it to false,"
+            " or model.past_share and model.opening_moves to 0."
+        )
+    return inputs._replace(
+        agent=copy.deepcopy(inputs.agent), reward_scaler=copy.deepcopy(inputs.reward_scaler)
+    )
+
+
+def _moments(inputs: CollectorInputs) -> list[Moments]:
+    """Return the running statistics that a collector updates."""
+    parts = [part for part in (inputs.agent, inputs.reward_scaler) if part is not None]
+    return [module for part in parts for module in part.modules() if isinstance(module, Moments)]
+
+
+def _begin_thread(num_threads: int, group: Any) -> None:
+    """Prepare the thread: PyTorch's number of threads and the process group belong to a thread."""
+    torch.set_num_threads(num_threads)
+    collectives.use_group(group)
