@@ -18,6 +18,7 @@ from ppo_lightning import PPG, RND, RecurrentPPO, SelfPlay
 from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks import Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
+from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
 from ppo_lightning.utils import collectives
 from tests import environments
@@ -89,10 +90,8 @@ class RNDRun(Recorded, RND):
 def make_local(what):
     """Replace one exchange between ranks by a local computation."""
     if what == "seeds":
-        make = ppo_lightning.RolloutDataModule._make
-        ppo_lightning.RolloutDataModule._make = lambda self, num_envs, first_env, stream: make(
-            self, num_envs, 0, stream
-        )
+        make = EnvFactory.make
+        EnvFactory.make = lambda self, num_envs, seed, first_env: make(self, num_envs, seed, 0)
     if what == "statistics":
         normalizers.collectives = types.SimpleNamespace(
             world_size=lambda: 1, gather_array=lambda array: array[None]
