@@ -129,6 +129,7 @@ class StageClock(L.Callback):
         stages = {stage: self.spent[stage] for stage in COLLECTION_STAGES}
         stages["storing"] = self.spent["collection"] - sum(stages.values())
         stages |= {stage: self.spent[stage] for stage in ("advantages", "shuffling", "updates", "logging")}
+        stages["updates"] -= stages["shuffling"]  # the update draws its minibatches
         stages["other"] = wall - sum(stages.values())
         self.shares = {stage: value / wall for stage, value in stages.items()}
         self.changes = changes(pl_module)

@@ -35,9 +35,8 @@ def test_a_second_fit_starts_at_the_learning_rate_again(make_trainer):
 @pytest.mark.parametrize("options", [{"compile": True}], ids=str)
 def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch, options):
     """Compiled graphs and thread counts are dropped, so that the next run is an ordinary one."""
-    monkeypatch.setattr(
-        PPO, "update", lambda self, minibatch: {"approx_kl": torch.zeros(())}
-    )  # nothing is compiled
+    nothing = [{"approx_kl": torch.zeros(())}]
+    monkeypatch.setattr(PPO, "update", lambda self, minibatches: nothing)  # nothing is compiled
     module = Interrupted(fails=True, **MODEL | options)
     with pytest.raises(RuntimeError, match="interrupted"):
         make_trainer(callbacks=[Threads(2)]).fit(module, RolloutDataModule(**CARTPOLE))
