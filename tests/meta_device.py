@@ -78,7 +78,7 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     strategy = SingleDeviceStrategy(META, accelerator=AnyDevice())
     # What the compiler would compile runs as it is.
     for module in ("algorithms.update", "rollouts.scan_collector"):
-        monkeypatch.setattr(f"ppo_lightning.{module}.compile_scan", lambda method, device: method)
+        monkeypatch.setattr(f"ppo_lightning.{module}.compile_scan", lambda method, cpp_loop: method)
         monkeypatch.setattr(f"ppo_lightning.{module}.scan", scan_in_python)
     monkeypatch.setattr("ppo_lightning.algorithms.update.compile_per_instance", lambda method, *_: method)
     with OneDevice():

@@ -40,7 +40,9 @@ class ScanCollector(TensorCollector):
     def __init__(self, *args: Any, compile: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         compiles = compile and self.agent.traceable
-        self._scan: Any = compile_scan(self._steps, self._device) if compiles else self._steps_in_python
+        self._scan: Any = (
+            compile_scan(self._steps, self._device.type == "cpu") if compiles else self._steps_in_python
+        )
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:

@@ -50,18 +50,18 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
     return call
 
 
-def compile_scan(method: Callable[..., Any], device: torch.device) -> Any:
+def compile_scan(method: Callable[..., Any], cpp_loop: bool) -> Any:
     """Compile a method with a ``scan`` for its object alone, see :func:`compile_per_instance`.
 
     PyTorch stores the graph on disk, so that the next run of the same settings compiles for a shorter time.
 
     Args:
         method: The bound method.
-        device: Device of the tensors. On the CPU, the loop is C++: for four CartPoles it takes half the time
-            of the loop in Python.
+        cpp_loop: Make the loop C++, on the CPU. For four CartPoles it takes half the time of the loop in
+            Python. Compilation takes longer, for large graphs by minutes.
     """
     # PyTorch stores no scan unless told to. The key of a stored graph includes the step of the scan (tested).
     options: dict[str, Any] = {"unsafe_marked_cacheable_functions": {SCAN: torch.__version__}}
-    if device.type == "cpu":
+    if cpp_loop:
         options["cpp_wrapper"] = True
     return compile_per_instance(method, options=options)

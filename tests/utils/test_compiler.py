@@ -23,7 +23,7 @@ class Sums:
             return carry, carry.clone()
         return scan(step, start, rows)[1]
 
-compiled = compile_scan(Sums(float(sys.argv[1]), float(sys.argv[2])).sums, torch.device("cpu"))
+compiled = compile_scan(Sums(float(sys.argv[1]), float(sys.argv[2])).sums, True)
 print(compiled(torch.ones(3), torch.ones(2, 3))[:, 0].tolist(), counters["inductor"]["fxgraph_cache_hit"])
 """
 
