@@ -50,8 +50,8 @@ class OverlappedCollector(BaseCollector):
         >>> inputs = CollectorInputs(MLPAgent(*env.agent_specs), reward_scaler=None)
         >>> acting = behavior_copy(inputs)
         >>> collector = OverlappedCollector(RolloutCollector(env, acting.agent, 8, num_rollouts=3), inputs)
-        >>> [rollout.numel() for rollout in collector]
-        [32, 32, 32]
+        >>> sum(rollout.numel() for rollout in collector)
+        96
         >>> collector.shutdown()
     """
 
