@@ -5,12 +5,16 @@ from typing import Any
 
 from ppo_lightning.commands.against.translation import (
     BOOTSTRAPS_CURRENT,
+    INITIAL_WEIGHTS,
     KEEPS_ONE_PERMUTATION,
+    MINIBATCH_STATISTICS,
     NO_LIMIT,
     NORMALIZES_ROLLOUT,
+    VALUE_NORMALIZATION,
     Translation,
     chosen,
     require,
+    scaled_rewards,
 )
 
 LIBRARY = "rl_games"
@@ -113,25 +117,16 @@ def _normalization(t: Translation) -> None:
     t.same("normalize_input", "model.agent.norm_obs")
     if t.get("normalize_input"):
         t.implicit("clipping of observations", "model.agent.clip_obs", 5.0)
-        t.differ("Statistics of observations: {library} updates them from minibatches; here from every step.")
+        t.differ(MINIBATCH_STATISTICS)
     t.convert("normalize_advantage", "model.norm_adv", bool(t.get("normalize_advantage")), "see below")
     if t.get("normalize_advantage"):
         t.differ(NORMALIZES_ROLLOUT)
     if t.get("normalize_value"):
-        t.differ(
-            "Value normalization: {library} learns normalized returns, so that its value loss, clip_value and"
-            " critic_coef are in units of the returns' standard deviation; here the critic learns returns."
-            " model.norm_reward true brings rewards to a similar scale."
-        )
+        t.differ(VALUE_NORMALIZATION, clip="clip_value", weight="critic_coef")
     scale = chosen(t.settings, "reward_shaper").get("scale_value", 1)
     if scale != 1:
-        scaling = {
-            "class_path": "torchrl.envs.RewardScaling",
-            "init_args": {"loc": 0.0, "scale": float(scale)},
-        }
-        t.implicit(
-            f"reward_shaper.scale_value {scale}", "data.transforms", [scaling], "returns are scaled, too"
-        )
+        name, note = f"reward_shaper.scale_value {scale}", "returns are scaled, too"
+        t.implicit(name, "data.transforms", scaled_rewards(scale), note)
 
 
 def _network(t: Translation, network: dict[str, Any]) -> None:
@@ -140,7 +135,7 @@ def _network(t: Translation, network: dict[str, Any]) -> None:
     t.hidden_layers("network.mlp.units", layers, layers)
     t.implicit("network.separate", "model.agent.shared", not network.get("separate", False))
     t.activation(mlp.get("activation", "elu"))
-    t.differ("Initial weights: those of nn.Linear; here they are orthogonal, and 0.01 in the last layer.")
+    t.differ(INITIAL_WEIGHTS)
     continuous = chosen(network, "space", "continuous")
     if continuous and not continuous.get("fixed_sigma", True):
         t.differ("Standard deviation: a function of the observation; here it is not.")

@@ -5,6 +5,7 @@ from typing import Any
 
 from ppo_lightning.commands.against.translation import (
     BOOTSTRAPS_CURRENT,
+    INITIAL_WEIGHTS,
     KEEPS_ONE_PERMUTATION,
     NO_LIMIT,
     NORMALIZES_ROLLOUT,
@@ -73,8 +74,7 @@ def translate(settings: dict[str, Any], overrides: Mapping[str, Any]) -> Transla
     t.same("lam", "model.gae_lambda")
     t.same("clip_param", "model.clip_coef")
     t.same("use_clipped_value_loss", "model.clip_vloss")
-    note = "rsl_rl's value loss is the mean squared error, here half of it"
-    t.convert("value_loss_coef", "model.vf_coef", 2 * t.number("value_loss_coef"), note)
+    t.squared_error("value_loss_coef")
     t.same("entropy_coef", "model.ent_coef")
     note = "rsl_rl 4 and 5 clip the gradients of actor and critic separately; here together"
     t.convert("max_grad_norm", "model.max_grad_norm", t.number("max_grad_norm"), note)
@@ -121,7 +121,7 @@ def _policy(t: Translation) -> None:
     t.hidden_layers("actor_hidden_dims", actor, critic)
     t.implicit("bodies of actor and critic", "model.agent.shared", False)
     t.activation(t.get("activation"))
-    t.differ("Initial weights: those of nn.Linear; here they are orthogonal, and 0.01 in the last layer.")
+    t.differ(INITIAL_WEIGHTS)
     if t.number("init_noise_std") != 1:
         t.differ(f"Initial standard deviation: {t.get('init_noise_std')}; here it is 1.")
     if t.get("noise_std_type") == "scalar":

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppo_lightning.commands.against.files import keyword_arguments
-from ppo_lightning.commands.against.translation import Translation, require
+from ppo_lightning.commands.against.translation import VALUE_CLIPPING, Translation, require
 from ppo_lightning.errors import ConfigError, nearest
 
 LIBRARY = "Stable-Baselines3"
@@ -66,8 +66,7 @@ def translate(settings: dict[str, Any], overrides: Mapping[str, Any]) -> Transla
         t.convert(steps, "data.total_timesteps", int(t.number(steps)))
     for name, ours in (("gamma", "gamma"), ("gae_lambda", "gae_lambda"), ("ent_coef", "ent_coef")):
         t.same(name, f"model.{ours}")
-    note = "Stable-Baselines3's value loss is the mean squared error, here half of it"
-    t.convert("vf_coef", "model.vf_coef", 2 * t.number("vf_coef"), note)
+    t.squared_error("vf_coef")
     t.same("max_grad_norm", "model.max_grad_norm")
     t.convert("normalize_advantage", "model.norm_adv", t.get("normalize_advantage"))
     target = t.get("target_kl")
@@ -116,10 +115,7 @@ def _learning_rate_and_clipping(t: Translation) -> None:
     note = "off unless set; here one switch, and the range is that of the ratio"
     t.convert("clip_range_vf", "model.clip_vloss", clip is not None, note)
     if clip is not None:
-        t.differ(
-            f"Value clipping: {{library}} takes the clipped error, within {clip:g}; here the larger of both"
-            " errors, within clip_coef."
-        )
+        t.differ(VALUE_CLIPPING, clip=f"{clip:g}")
 
 
 def _schedule(value: Any) -> tuple[float | None, bool]:

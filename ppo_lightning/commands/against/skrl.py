@@ -5,12 +5,17 @@ from typing import Any
 
 from ppo_lightning.commands.against.translation import (
     BOOTSTRAPS_CURRENT,
+    INITIAL_WEIGHTS,
     KEEPS_ONE_PERMUTATION,
+    MINIBATCH_STATISTICS,
     NO_LIMIT,
     NORMALIZES_ROLLOUT,
+    VALUE_CLIPPING,
+    VALUE_NORMALIZATION,
     Translation,
     chosen,
     require,
+    scaled_rewards,
 )
 
 LIBRARY = "skrl"
@@ -88,12 +93,8 @@ def _value_loss(t: Translation) -> None:
     note = "here one switch, and the range is that of the ratio"
     t.convert("value_clip", "model.clip_vloss", clip > 0, note)
     if clip > 0:
-        t.differ(
-            f"Value clipping: {{library}} takes the clipped error, within {clip:g}; here the larger of both"
-            " errors, within clip_coef."
-        )
-    note = "skrl's value loss is the mean squared error, here half of it"
-    t.convert("value_loss_scale", "model.vf_coef", 2 * t.number("value_loss_scale"), note)
+        t.differ(VALUE_CLIPPING, clip=f"{clip:g}")
+    t.squared_error("value_loss_scale")
 
 
 def _learning_rate(t: Translation) -> None:
@@ -132,20 +133,12 @@ def _normalization(t: Translation) -> None:
     t.implicit("RunningStandardScaler of observations", "model.agent.norm_obs", on)
     if on:
         t.implicit("clipping of observations", "model.agent.clip_obs", 5.0)
-        t.differ("Statistics of observations: {library} updates them from minibatches; here from every step.")
+        t.differ(MINIBATCH_STATISTICS)
     if t.get("value_preprocessor"):
-        t.differ(
-            "Value normalization: {library} learns normalized returns, so that its value loss, value_clip and"
-            " value_loss_scale are in units of the returns' standard deviation; here the critic learns"
-            " returns. model.norm_reward true brings rewards to a similar scale."
-        )
+        t.differ(VALUE_NORMALIZATION, clip="value_clip", weight="value_loss_scale")
     scale = t.number("rewards_shaper_scale")
     if scale != 1:
-        scaling = {
-            "class_path": "torchrl.envs.RewardScaling",
-            "init_args": {"loc": 0.0, "scale": float(scale)},
-        }
-        t.convert("rewards_shaper_scale", "data.transforms", [scaling], "returns are scaled, too")
+        t.convert("rewards_shaper_scale", "data.transforms", scaled_rewards(scale), "returns are scaled, too")
 
 
 def _network(t: Translation, models: dict[str, Any]) -> None:
@@ -157,7 +150,7 @@ def _network(t: Translation, models: dict[str, Any]) -> None:
     t.hidden_layers("models.network.layers", layers["policy"], layers["value"])
     t.implicit("models.separate", "model.agent.shared", not models.get("separate", False))
     t.activation(activation)
-    t.differ("Initial weights: those of nn.Linear; here they are orthogonal, and 0.01 in the last layer.")
+    t.differ(INITIAL_WEIGHTS)
     log_std = chosen(models, "policy").get("initial_log_std", 0)
     if log_std:
         t.differ(f"Initial log standard deviation: {log_std}; here it is 0.")

@@ -19,6 +19,20 @@ BOOTSTRAPS_CURRENT = (
     " value of the final observation is used."
 )
 
+MINIBATCH_STATISTICS = (
+    "Statistics of observations: {library} updates them from minibatches; here from every step."
+)
+INITIAL_WEIGHTS = "Initial weights: those of nn.Linear; here they are orthogonal, and 0.01 in the last layer."
+VALUE_NORMALIZATION = (
+    "Value normalization: {library} learns normalized returns, so that its value loss, {clip} and {weight}"
+    " are in units of the returns' standard deviation; here the critic learns returns. model.norm_reward"
+    " true brings rewards to a similar scale."
+)
+VALUE_CLIPPING = (
+    "Value clipping: {library} takes the clipped error, within {clip}; here the larger of both errors, within"
+    " clip_coef."
+)
+
 
 class Row(NamedTuple):
     """One setting of a library and its counterpart here.
@@ -137,6 +151,11 @@ class Translation:
             note += f". {size:g} does not divide {rollout}: minibatches of {rollout // count} instead"
         self.convert(name, "model.num_minibatches", count, note)
 
+    def squared_error(self, name: str) -> None:
+        """Translate the weight of a value loss that is the mean squared error."""
+        note = f"{self.library}'s value loss is the mean squared error, here half of it"
+        self.convert(name, "model.vf_coef", 2 * self.number(name), note)
+
     def hidden_layers(self, name: str, actor: Any, critic: Any) -> None:
         """Translate the widths of the hidden layers."""
         self.read.add(name)
@@ -156,6 +175,12 @@ class Translation:
     def unread(self) -> list[str]:
         """Return the names of settings in the file that the translation did not read."""
         return sorted(name for name in self.settings if name not in self.read)
+
+
+def scaled_rewards(scale: float) -> list[dict[str, Any]]:
+    """Return the value of ``data.transforms`` that multiplies rewards by a number."""
+    init_args = {"loc": 0.0, "scale": float(scale)}
+    return [{"class_path": "torchrl.envs.RewardScaling", "init_args": init_args}]
 
 
 def plain(value: Any) -> Any:
