@@ -92,6 +92,17 @@ def difference(ranks, one, when="weights"):
     return ((ranks[0][when] - one[when]).abs().max() / (one[when] - one["initial"]).abs().max()).item()
 
 
+def require_same_statistics(several, one):
+    """Require equal statistics on all ranks, and those and the observations of one rank to tolerance."""
+    for rank in several:
+        for name, value in one["statistics"].items():
+            assert torch.equal(rank["statistics"][name], several[0]["statistics"][name]), name
+            torch.testing.assert_close(rank["statistics"][name], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3
+    )
+
+
 @pytest.mark.detail("A2")
 @pytest.mark.parametrize(
     ("devices", "compiled"),
@@ -108,12 +119,7 @@ def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, device
         assert rank["env_steps"] == one["env_steps"] == 4 * 16 * 3
         assert rank["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-4)
         assert rank["returns"] == pytest.approx(one["returns"], rel=1e-4)
-        for name, value in one["statistics"].items():
-            assert torch.equal(rank["statistics"][name], several[0]["statistics"][name]), name
-            torch.testing.assert_close(rank["statistics"][name], value, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3
-    )
+    require_same_statistics(several, one)
 
 
 @pytest.mark.parametrize("nccl", [False, True])
@@ -126,12 +132,7 @@ def test_ranks_that_collect_during_the_update_do_what_one_rank_does(tmp_path, nc
     for rank in several:
         assert torch.equal(rank["weights"], several[0]["weights"])
         assert rank["returns"] == pytest.approx(one["returns"], rel=1e-4)
-        for name, value in one["statistics"].items():
-            assert torch.equal(rank["statistics"][name], several[0]["statistics"][name]), name
-            torch.testing.assert_close(rank["statistics"][name], value, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        torch.cat([rank["observation"] for rank in several]), one["observation"], atol=1e-3, rtol=1e-3
-    )
+    require_same_statistics(several, one)
 
 
 @pytest.mark.parametrize("memory", [None, "gru"])

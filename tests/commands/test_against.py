@@ -17,7 +17,6 @@ import yaml
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import mean_of, split_epoch
-from ppo_lightning.commands import cli
 from ppo_lightning.commands.against.files import keyword_arguments, read_settings
 from ppo_lightning.commands.against.report import LIBRARIES, recipe_text, settings_here, translate
 
@@ -284,18 +283,6 @@ def test_keyword_arguments_are_parsed_and_not_evaluated():
 
 
 # The command
-
-
-@pytest.fixture
-def run_cli(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
-
-    def run(*args):
-        cli.main([str(arg) for arg in args])
-        return capsys.readouterr().out
-
-    return run
 
 
 def test_the_table_marks_what_differs_from_a_recipe(run_cli):

@@ -13,7 +13,6 @@ import yaml
 import ppo_lightning
 from ppo_lightning import MLPAgent
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.commands import cli
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -21,19 +20,6 @@ QUICK = ("configs/classic/", "configs/spaces/")
 NOT_PUBLISHED = ("tictactoe.yaml", "connectfour.yaml", "ppg/cartpole.yaml", "rnd/mountaincar.yaml")
 NOT_PUBLISHED += ("rnd/mountaincar_sparse.yaml", "rnd/multiroom.yaml")
 PPG_PHASES = {"n_iteration": 32, "e_auxiliary": 6, "beta_clone": 1.0, "num_aux_rollouts": 4}
-
-
-@pytest.fixture
-def run_cli(tmp_path, monkeypatch, capsys):
-    """Return a function that runs the command line in a folder of the test and returns the output."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
-
-    def run(*args):
-        cli.main([str(arg) for arg in args])
-        return capsys.readouterr().out
-
-    return run
 
 
 def short(recipe):
