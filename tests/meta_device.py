@@ -9,8 +9,9 @@ import pytest
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from ppo_lightning.utils.compiler import scan_in_python
 from tests.fake_gpu import WholeSequences
 
 META = torch.device("meta")
@@ -58,15 +59,6 @@ class WithoutFusedAdam(L.Callback):
         (optimizer,) = trainer.optimizers
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["fused"] = False
-
-
-def scan_in_python(step, carry, rows):
-    """Return what PyTorch's ``scan`` returns."""
-    outputs = []
-    for i in range(len(tree_leaves(rows)[0])):
-        carry, output = step(carry, tree_map(lambda values, i=i: values[i], rows))
-        outputs.append(output)
-    return carry, tree_map(lambda *values: torch.stack(values), *outputs)
 
 
 @contextmanager

@@ -129,8 +129,8 @@ class CompiledUpdate:
         self._drift = 0.0
         self._length: int | None = None  # number of minibatches for which the scan is compiled
         # The loop of two runs with RND compiles for 140 s in C++, and for 57 s in Python.
-        is_small = self._lr.device.type == "cpu" and len(self._params) <= CPP_PARAMETERS
-        self._scan: Any = compile_scan(self._epoch, is_small)
+        cpp_loop = self._lr.device.type == "cpu" and len(self._params) <= CPP_PARAMETERS
+        self._scan: Any = compile_scan(self._epoch, cpp_loop)
         self._whole: Any = compile_per_instance(self._update)
         self._gradients: Any = compile_per_instance(self._differentiate)
         self._step: Any = compile_per_instance(self._apply)

@@ -11,7 +11,7 @@ from ppo_lightning.errors import ConfigError
 
 
 class IsaacLabEnv(TensorEnv):
-    """The environments of a ``ManagerBasedRLEnv`` or a ``DirectRLEnv``, which reset by themselves.
+    """The environments of a ``ManagerBasedRLEnv`` or a ``DirectRLEnv``, which have autoreset.
 
     The observation group ``policy`` is the entry ``policy``. The group ``critic``, if there is one, is the
     entry ``privileged_critic``, which the actor does not read by default. Other groups are left out.
@@ -31,7 +31,7 @@ class IsaacLabEnv(TensorEnv):
         >>> env = IsaacLabEnv(gymnasium.make("Isaac-Ant-v0", cfg=config))  # doctest: +SKIP
     """
 
-    resets_itself = True
+    autoresets = True
 
     def __init__(self, env: Any, clip_actions: float = 10.0) -> None:
         base = env.unwrapped

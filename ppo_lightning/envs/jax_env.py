@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.utils.seeding import derive_seed
 
 
 class JaxEnv(TensorEnv):
@@ -58,10 +57,6 @@ class JaxEnv(TensorEnv):
         self._keys = jax.vmap(jax.random.key)(jax.numpy.array(seeds, dtype=jax.numpy.uint32))
         self._episodes = torch.zeros(self.num_envs, dtype=torch.int32, device=self.device)
         self._steps = torch.zeros_like(self._episodes)
-
-    def _set_seed(self, seed: int | None) -> None:
-        if seed is not None:
-            self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
 
     def reset_tensors(self, mask: Tensor | None) -> Any:
         """Draw initial states, see :meth:`TensorEnv.reset_tensors`."""

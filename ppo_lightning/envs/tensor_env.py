@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import entries, join_vectors, spec_from_space
+from ppo_lightning.utils.seeding import derive_seed
 
 State = tuple[Tensor, ...]
 Observations = Tensor | Mapping[str, Any]  # [N, ...], or by the names of the observation space
@@ -22,13 +23,13 @@ class TensorStep(NamedTuple):
     """What a step returns, tensors on the environment's device.
 
     Attributes:
-        observation: Next observations, [N, ...], a dictionary if the space is one. A simulator that resets
-            by itself gives the first observation of the new episode at episode ends.
+        observation: Next observations, [N, ...], a dictionary if the space is one. A simulator with
+            autoreset gives the first observation of the new episode at episode ends.
         reward: [N].
         terminated: [N] bool.
         truncated: [N] bool.
         final_observation: Last observations of the episodes that ended, [N, ...]; other rows do not matter.
-            None: ``observation`` holds them, or a simulator that resets by itself does not give them.
+            None: ``observation`` holds them, or a simulator with autoreset does not give them.
     """
 
     observation: Observations
@@ -44,7 +45,7 @@ class TensorEnv(EnvBase):
     A subclass implements :meth:`reset` and :meth:`step` as ``reset_tensors`` and ``step_tensors``. Rollouts
     stay on the device. Return an instance from the function ``data.env_id``.
 
-    A simulator that resets by itself sets ``resets_itself``. If its steps have no ``final_observation``, an
+    A simulator with autoreset sets ``autoresets``. If its steps have no ``final_observation``, an
     episode that ends is stored with the last observation before its end: a time limit is then bootstrapped
     with the value of the last seen observation.
 
@@ -73,7 +74,7 @@ class TensorEnv(EnvBase):
         torch.Size([3, 4, 1])
     """
 
-    resets_itself = False
+    autoresets = False
     is_function = False  # whether there is a `transition`
     state: State  # of an environment with a `transition`: tensors [N, ...]
 
@@ -100,14 +101,14 @@ class TensorEnv(EnvBase):
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32, device=self.device)
         flag = Categorical(2, shape=(1,), dtype=torch.bool, device=self.device)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
-        self._begun: Tensor | None = None  # observations of a simulator that resets by itself
+        self._begun: Tensor | None = None  # observations of a simulator with autoreset
 
     @abstractmethod
     def reset_tensors(self, mask: Tensor | None) -> Any:
         """Start new episodes.
 
         Args:
-            mask: Environments to reset, [N] bool. None resets all. A simulator that resets by itself gets
+            mask: Environments to reset, [N] bool. None resets all. A simulator with autoreset gets
                 None only.
 
         Returns:
@@ -140,7 +141,7 @@ class TensorEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        if mask is not None and self.resets_itself:
+        if mask is not None and self.autoresets:
             assert self._begun is not None
             observation = self._begun
         else:
@@ -154,7 +155,7 @@ class TensorEnv(EnvBase):
         step = self.step_tensors(tensordict["action"])
         done = step.terminated | step.truncated
         following = self.rows(step.observation)
-        if self.resets_itself:
+        if self.autoresets:
             self._begun = following
             final = step.final_observation
             final = tensordict["observation"] if final is None else self.rows(final)
@@ -172,8 +173,16 @@ class TensorEnv(EnvBase):
     def _pack(self, values: dict[str, Tensor]) -> TensorDictBase:
         return TensorDict(values, batch_size=self.batch_size, device=self.device)
 
+    def reseed(self, seeds: list[int]) -> None:
+        """Set the seeds for the next full reset. A subclass without randomness has nothing to do.
+
+        Args:
+            seeds: One seed per environment.
+        """
+
     def _set_seed(self, seed: int | None) -> None:
-        """Seed the environments. A subclass without randomness of its own has nothing to do."""
+        if seed is not None:
+            self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
 
 
 def joined_rows(observation: Any, space: spaces.Space) -> Tensor:

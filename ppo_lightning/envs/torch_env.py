@@ -9,7 +9,6 @@ from torch import Tensor
 from ppo_lightning.envs.tensor_env import State, TensorEnv, TensorStep
 from ppo_lightning.envs.torch_tasks import TASKS
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.utils.seeding import derive_seed
 
 
 class TorchEnv(TensorEnv):
@@ -67,10 +66,6 @@ class TorchEnv(TensorEnv):
         zeros = torch.zeros_like(self.seeds)
         # Physical states, steps of the episodes, and how many episodes began.
         self.state: State = (self.low.repeat(self.num_envs, 1), zeros, zeros)
-
-    def _set_seed(self, seed: int | None) -> None:
-        if seed is not None:
-            self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
 
     def reset_tensors(self, mask: Tensor | None) -> Tensor:
         """Draw initial states, see :meth:`TensorEnv.reset_tensors`."""

@@ -1,5 +1,6 @@
 """The rollout collector for environments that are functions of tensors: a rollout is one graph."""
 
+import functools
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ppo_lightning.envs.tensor_env import State, TensorEnv
 from ppo_lightning.models.normalizers import EPSILON
 from ppo_lightning.models.tensor_statistics import merged, stacked, store, summary_of
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
-from ppo_lightning.utils.compiler import compile_scan
+from ppo_lightning.utils.compiler import compile_scan, scan_in_python
 
 # States of the environments, observations to act on, and if the agent has them its memory and statistics.
 Carry = tuple[State, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]
@@ -40,9 +41,9 @@ class ScanCollector(TensorCollector):
     def __init__(self, *args: Any, compile: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         compiles = compile and self.agent.traceable
-        self._scan: Any = (
-            compile_scan(self._steps, self._device.type == "cpu") if compiles else self._steps_in_python
-        )
+        self._scan: Any = functools.partial(scan_in_python, self._step)
+        if compiles:
+            self._scan = compile_scan(self._steps, self._device.type == "cpu")
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
@@ -154,10 +155,3 @@ class ScanCollector(TensorCollector):
 
     def _steps(self, carry: Carry, noise: Tensor) -> Step:
         return scan(self._step, carry, noise)
-
-    def _steps_in_python(self, carry: Carry, noise: Tensor) -> Step:
-        outputs = []
-        for row in noise:
-            carry, output = self._step(carry, row)
-            outputs.append(output)
-        return carry, tree_map(lambda *rows: torch.stack(rows), *outputs)

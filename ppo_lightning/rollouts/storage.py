@@ -75,8 +75,12 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
         return
     keys = ("observation", "action")
     flat = (rollout[key].transpose(0, 1).flatten(0, 1).split(agent.rows_in_cache) for key in keys)
-    parts = [agent.evaluate(x.to(device), action.to(device))[:3:2] for x, action in zip(*flat, strict=True)]
-    for key, values in zip(("action_log_prob", "state_value"), zip(*parts, strict=True), strict=True):
+    parts = [agent.evaluate(*(rows.to(device) for rows in pair)) for pair in zip(*flat, strict=True)]
+    evaluated = {
+        "action_log_prob": [part.log_prob for part in parts],
+        "state_value": [part.value for part in parts],
+    }
+    for key, values in evaluated.items():
         stored = rollout[key]
         stored.copy_(torch.cat(values).view(rollout.shape[::-1]).T.reshape(stored.shape))
 

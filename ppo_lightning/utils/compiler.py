@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ppo_lightning.errors import ConfigError, first_line
 
@@ -48,6 +49,24 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
             ) from error
 
     return call
+
+
+def scan_in_python(step: Callable[..., Any], carry: Any, rows: Any) -> tuple[Any, Any]:
+    """Return what PyTorch's ``scan`` returns, by a loop in Python.
+
+    Args:
+        step: Function of the carry and a row, which returns the next carry and an output.
+        carry: Initial carry, nested tensors.
+        rows: Nested tensors [T, ...].
+
+    Returns:
+        The last carry, and the outputs, nested tensors [T, ...].
+    """
+    outputs = []
+    for i in range(len(tree_leaves(rows)[0])):
+        carry, output = step(carry, tree_map(lambda values, i=i: values[i], rows))
+        outputs.append(output)
+    return carry, tree_map(lambda *values: torch.stack(values), *outputs)
 
 
 def compile_scan(method: Callable[..., Any], cpp_loop: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Environments of tensors: resets by mask, and simulators that reset by themselves."""
+"""Environments of tensors: resets by mask, and simulators with autoreset."""
 
 import pytest
 import torch
@@ -37,9 +37,9 @@ class Clock(TensorEnv):
 
 
 class SelfResetting(Clock):
-    """The same as a simulator on a GPU: it resets by itself, at once."""
+    """The same as a simulator on a GPU: it has autoreset, in the same step."""
 
-    resets_itself = True
+    autoresets = True
     tells_final = False
 
     def step_tensors(self, action):
@@ -62,7 +62,7 @@ def rollouts(kind, count=3):
     return [collector.rollout().clone() for _ in range(count)]
 
 
-def test_a_simulator_that_resets_itself_gives_the_same_rollouts_with_final_observations():
+def test_a_simulator_with_autoreset_gives_the_same_rollouts_with_final_observations():
     for one, other in zip(rollouts(Clock), rollouts(TellsFinal), strict=True):
         for key, values in one.items(True, True):
             assert torch.equal(values, other[key]), key
