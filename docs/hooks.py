@@ -16,6 +16,7 @@ LANGUAGES = {
     ".txt": "text",
     ".csv": "text",
     ".json": "json",
+    ".sh": "bash",
 }
 MANIFEST = ROOT / "ppo_lightning/algorithms/manifest.py"
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")

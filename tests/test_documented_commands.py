@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.distributed import run as torchrun
 
 from ppo_lightning import PPO, __main__
 from ppo_lightning.commands.recipes import recipe_path
@@ -29,6 +30,9 @@ NOT_RUN = {
     "make attack": "tests/test_attack.py has a small one",
     "pip install": "the network",
     "pip wheel": "tests/test_wheel.py builds the wheel",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ": "several machines; tests/commands/test_machines.py",
+    "sbatch ": "a cluster; tests/commands/test_machines.py",
+    "kubectl ": "a cluster; tests/commands/test_machines.py",
     "docker ": "a Docker daemon; tests/test_containers.py runs the steps of the Dockerfile",
     "pytest ": "the tests themselves",
     "python benchmarks/": "minutes; some need Stable-Baselines3 or a GPU",
@@ -266,6 +270,12 @@ def test_what_is_not_run_is_parsed_or_looked_up(reader):
                 assert set(extra.split(",")) <= set(extras), command
             for file in re.findall(r"-[cr] (\S+)", command):
                 assert (ROOT / file).is_file(), command
+        elif args[0] == "torchrun":
+            options = torchrun.parse_args(args[1:])
+            assert options.module and options.training_script == "ppo_lightning"
+            reader.run([*options.training_script_args, "--print_config"])
+        elif program in ("sbatch", "kubectl"):
+            assert all((ROOT / arg).exists() for arg in args if "/" in arg), command
         elif program == "docker":
             assert args[0] in ("build", "run")
         else:

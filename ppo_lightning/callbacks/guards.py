@@ -1,6 +1,7 @@
 """Guards: callbacks that stop a faulty run or warn about it."""
 
 import math
+import os
 import warnings
 from typing import Any
 
@@ -10,7 +11,7 @@ from tensordict import TensorDictBase
 
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.envs.recording import recording_of
-from ppo_lightning.errors import NonFiniteError
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.utils import collectives
 
 
@@ -118,14 +119,31 @@ class NonFiniteGuard(Guard):
 
 
 class EqualRanksGuard(Guard):
-    """Callback that ends a run whose ranks have different weights or statistics.
+    """Callback that ends a run whose ranks start at different steps, or have different weights or statistics.
 
     Args:
-        every: Rollouts between two checks.
+        every: Rollouts between two comparisons of weights and statistics.
     """
 
     def __init__(self, every: int = 10) -> None:
         self.every = every
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Compare the environment steps of all ranks: each rank looks for the checkpoint by itself.
+
+        Rank 0 warns if torchrun cannot restart the ranks.
+
+        Raises:
+            ConfigError: The ranks resume from different checkpoints. The message has the steps of each.
+        """
+        if trainer.is_global_zero:
+            warn_of_lost_restarts()
+        steps = collectives.gather(torch.tensor(pl_module.env_steps)).tolist()
+        if len(set(steps)) > 1:
+            raise ConfigError(
+                f"The ranks resume from different checkpoints (environment steps by rank: {steps}):"
+                " all machines must see the same folder of the run."
+            )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Compare weights and statistics of all ranks.
@@ -135,3 +153,21 @@ class EqualRanksGuard(Guard):
         """
         if pl_module.rollouts_done % self.every == 0:
             collectives.require_same(pl_module.state_dict(), pl_module.env_steps)
+
+
+def warn_of_lost_restarts() -> None:
+    """Warn if a restart by torchrun on several machines would wait until its timeout.
+
+    In the store that the launchers share, ranks find each other under the launcher's number of restarts. A
+    launcher counts a restart if its own rank failed, but not if the other machine left.
+
+    Source: pytorch/pytorch#135712 and #108158.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    if restarts and machines > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        warnings.warn(
+            "After a restart, the ranks of different machines may wait for each other in vain: set"
+            " TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun, on each machine.",
+            stacklevel=2,
+        )
