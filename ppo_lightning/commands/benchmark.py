@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
     runner.require_same_settings(jobs)
     # A shell makes background jobs ignore SIGINT, and SIGTERM would end the process without cleanup.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     try:
         runner.run(jobs)
     finally:
@@ -78,5 +78,6 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
         raise SystemExit(1)
 
 
-def _interrupt(number: int, frame: Any) -> NoReturn:
+def interrupt(number: int, frame: Any) -> NoReturn:
+    """End the process after a signal, with cleanup."""
     raise SystemExit(128 + number)

@@ -3,6 +3,7 @@
 import csv
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,38 +47,56 @@ class Runner:
         self.folder = folder
         self.workers = workers
         self.threads = threads
-        self.failed: list[Job] = []
+        self.failed: dict[Job, int] = {}  # with the code of the process
+        self.display = Display(sys.stderr.isatty())
         self._running: dict[Job, tuple[subprocess.Popen, float]] = {}
-        self._display = Display(sys.stderr.isatty())
+
+    @property
+    def running(self) -> list[Job]:
+        """Jobs whose process was started and has not been reaped."""
+        return list(self._running)
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Run the jobs in order. A failed job is added to ``failed``; the others still run.
+        """Run the jobs in order. A failed job is put into ``failed``; the others still run.
 
         If this process is interrupted (SIGINT, SIGTERM) or killed, running jobs save a checkpoint and end.
         """
-        waiting = [job for job in jobs if not (self.folder_of(job) / DONE).exists()]
+        waiting = [job for job in jobs if not self.is_done(job)]
         finished = len(jobs) - len(waiting)
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < self.workers:
-                    self._start(waiting.pop(0))
+                    self.start(waiting.pop(0))
                 time.sleep(0.2)
-                for job, (process, _) in list(self._running.items()):
-                    if process.poll() is not None:
-                        self._end(job)
-                        finished += job not in self.failed
-                self._display.show(
-                    finished,
-                    len(jobs),
-                    len(self.failed),
-                    [(job, self.folder_of(job)) for job in self._running],
-                )
+                finished += sum(job not in self.failed for job in self.poll())
+                failed = f", {len(self.failed)} failed" if self.failed else ""
+                self.display.show(f"{finished} of {len(jobs)} runs done{failed}", self.progress())
         finally:
-            for process, _ in self._running.values():
-                process.terminate()
-            for job in list(self._running):
-                self._end(job)
-            self._display.close()
+            self.stop(self.running)
+            self.display.close()
+
+    def poll(self) -> list[Job]:
+        """Return the jobs that have ended since the last call."""
+        ended = [job for job, (process, _) in self._running.items() if process.poll() is not None]
+        for job in ended:
+            self._end(job)
+        return ended
+
+    def stop(self, jobs: Sequence[Job]) -> None:
+        """Let running jobs save a checkpoint and end, and wait for them."""
+        for job in jobs:
+            self._running[job][0].terminate()
+        for job in jobs:
+            self._end(job)
+
+    def is_done(self, job: Job) -> bool:
+        """Return whether a job has finished, now or in an earlier process."""
+        return (self.folder_of(job) / DONE).exists()
+
+    def progress(self) -> Iterator[str]:
+        """Yield a line about each running job."""
+        for job in self._running:
+            yield f"  {job.name:40.40} {progress(job, self.folder_of(job))}"
 
     def folder_of(self, job: Job) -> Path:
         """Return the folder of a job."""
@@ -129,7 +148,8 @@ class Runner:
         part.write_text(json.dumps(record, indent=1) + "\n")
         part.replace(path)
 
-    def _start(self, job: Job) -> None:
+    def start(self, job: Job) -> None:
+        """Start the process of a job, which resumes from its newest checkpoint, if any."""
         folder = self.folder_of(job)
         folder.mkdir(parents=True, exist_ok=True)
         self.record(job)
@@ -157,10 +177,10 @@ class Runner:
             (folder / DONE).write_text(
                 json.dumps({"label": job.label, "seed": job.seed, "wall_seconds": round(seconds, 1)})
             )
-        elif code != 143:  # the exit code of a preempted run
-            self.failed.append(job)
+        elif code not in (143, -signal.SIGTERM):  # preempted, or ended by the signal during start or end
+            self.failed[job] = code
             last = (folder / "log.txt").read_text().strip().splitlines()[-1:]
-            self._display.say(f"{job.name} failed with code {code}: {' '.join(last)} ({folder / 'log.txt'})")
+            self.display.say(f"{job.name} failed with code {code}: {' '.join(last)} ({folder / 'log.txt'})")
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -188,7 +208,7 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
     tries = [rows for rows in tries if rows]
     seconds_before = 0.0
     steps_before = 0
-    for rows, next_rows in zip(tries, [*tries[1:], None], strict=True):
+    for rows, next_rows in itertools.zip_longest(tries, tries[1:]):
         end = int(next_rows[0]["step"]) if next_rows else None
         seconds = seconds_before
         for row in rows:
@@ -210,26 +230,28 @@ class Display:
     """
 
     def __init__(self, terminal: bool) -> None:
-        self._terminal = terminal
+        self.terminal = terminal
         self._lines = 0
         self._last_shown = 0.0
-        self._finished = -1
+        self._summary = ""
 
-    def show(self, finished: int, total: int, failed: int, running: Sequence[tuple[Job, Path]]) -> None:
-        """Show the progress of all runs, at most once per second on a terminal."""
-        summary = f"{finished} of {total} runs done" + (f", {failed} failed" if failed else "")
-        if not self._terminal:
-            if finished + failed != self._finished:
-                self._finished = finished + failed
+    def show(self, summary: str, lines: Iterable[str]) -> None:
+        """Show a summary and lines about running jobs, at most once per second.
+
+        Without a terminal, only a summary that has changed is printed.
+        """
+        if not self.terminal:
+            if summary != self._summary:
+                self._summary = summary
                 self.say(summary)
             return
         if time.monotonic() - self._last_shown < 1:
             return
         self._last_shown = time.monotonic()
-        lines = [summary, *(f"  {job.name:40.40} {progress(job, folder)}" for job, folder in running)]
+        text = [summary, *lines]
         self._clear()
-        print("\n".join(lines), file=sys.stderr, flush=True)
-        self._lines = len(lines)
+        print("\n".join(text), file=sys.stderr, flush=True)
+        self._lines = len(text)
 
     def say(self, line: str) -> None:
         """Print a permanent line."""

@@ -21,7 +21,7 @@ from ppo_lightning.commands import benchmark as command
 from ppo_lightning.commands import cli, curves, provenance
 from ppo_lightning.commands.compare import compare, p_worse, probability_of_improvement, smallest_difference
 from ppo_lightning.commands.curves import curve
-from ppo_lightning.commands.jobs import jobs_of
+from ppo_lightning.commands.jobs import Job, jobs_of
 from ppo_lightning.commands.report import (
     interquartile_mean,
     interval,
@@ -31,7 +31,7 @@ from ppo_lightning.commands.report import (
     write_csv,
     write_report,
 )
-from ppo_lightning.commands.runner import Runner, metrics_of
+from ppo_lightning.commands.runner import Runner, metrics_of, progress
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs/classic/cartpole.yaml"
@@ -222,6 +222,11 @@ def test_flags_override_the_recipe():
     assert job.name == "cartpole_Acrobot-v1-3"
     settings = job.settings
     assert (settings["env_id"], settings["total_timesteps"], settings["num_envs"]) == ("Acrobot-v1", 10, 7)
+
+
+def test_the_progress_of_a_run_without_metrics(tmp_path):
+    """It once ended a benchmark on a terminal."""
+    assert progress(Job("cartpole", RECIPE, 1), tmp_path) == "starting"
 
 
 def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
