@@ -16,6 +16,7 @@ from torch.distributed import run as torchrun
 
 from ppo_lightning import PPO, __main__
 from ppo_lightning.commands.recipes import recipe_path
+from ppo_lightning.commands.search_space import read_space
 from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, commands, flags_of, words
 
 CARTPOLE = ROOT / "configs/classic/cartpole.yaml"
@@ -76,6 +77,7 @@ class Reader:
         shutil.copy(CARTPOLE, "RECIPE.yaml")
         for source, name in FOREIGN.items():
             shutil.copy(ROOT / "tests/commands/foreign" / source, name)
+        Path("cartpole_space.yaml").write_text("parameters: {model.gamma: {low: 0.9, high: 0.999}}")
         np.save("observations.npy", np.zeros((3, 4), np.float32))
         for name in ("runs/before", "runs/after"):
             os.makedirs(name)
@@ -126,6 +128,9 @@ class Reader:
             return ["--seconds", "1"]
         if args[0] == "play":
             return ["--episodes", "1"]
+        if args[0] == "tune" and "--print-wandb-sweep" not in args:
+            budget = ["--data.total_timesteps", "1024", "--data.env_kwargs.max_episode_steps", "50"]
+            return ["--trials", "1", "--seeds", "1", "--data.eval_episodes", "1", *budget]
         if args[0] in ("benchmark", "ablate"):
             flags = ["--seeds", "1", "--model.compile", "false", "--data.eval_episodes", "1"]
             if args[0] == "benchmark":
@@ -171,7 +176,7 @@ class Reader:
 
     def run(self, args):
         """Run a command: in this process, or in a new one if the command starts others."""
-        if "--trainer.devices" in args or args[0] in ("benchmark", "ablate"):
+        if "--trainer.devices" in args or args[0] in ("benchmark", "ablate", "tune"):
             env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "ppo_lightning", *args]
             done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=400)
@@ -205,7 +210,11 @@ class Reader:
         self.capfd.readouterr()
 
     def read_settings(self, text):
-        """Parse settings in YAML."""
+        """Parse settings or a search space in YAML."""
+        if "\nparameters:" in text:
+            (self.folder / "space.yaml").write_text(text)
+            read_space(self.folder / "space.yaml")
+            return
         (self.folder / "settings.yaml").write_text(text)
         assert "class_path: ppo_lightning" in self.run(["fit", "--config", "settings.yaml", "--print_config"])
 
@@ -231,7 +240,8 @@ def test_the_examples_of_a_document_work(document, reader):
         for command in commands(block):
             if is_run(command) and first[command] == document:
                 reader.type(command)
-        if block.language == "python" and "AppLauncher" not in block.text:  # tests/envs/test_isaac_lab.py
+        # Isaac Lab: tests/envs/test_isaac_lab.py. Ray is not installed.
+        if block.language == "python" and not re.search("AppLauncher|from ray", block.text):
             reader.paste(block.text)
         if block.language == "yaml":
             reader.read_settings(block.text)

@@ -94,6 +94,7 @@ def test_the_extras_are_there():
         "notebook",
         "benchmark",
         "report",
+        "tune",
         "export",
         "docs",
         "dev",

@@ -34,12 +34,25 @@ def check_config_files(args: Sequence[str]) -> None:
     for path in parser.parse_known_args(args)[0].config:
         if not os.path.isfile(path):
             continue  # jsonargparse reports a missing file, or the value is YAML itself
-        try:
-            with open(path, encoding="utf-8") as file:
-                yaml.load(file.read(), _UniqueKeys)
-        except (UnicodeDecodeError, OSError) as error:
-            raise ConfigError(f"--config {path} cannot be read as text in UTF-8: {error}.") from error
-        except ConfigError as error:
-            raise ConfigError(f"--config {path} {error}") from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}.") from error
+        read_yaml(path, "--config")
+
+
+def read_yaml(path: str, flag: str) -> Any:
+    """Read a YAML file with unique keys.
+
+    Args:
+        path: The file.
+        flag: Flag that names the file, for messages.
+
+    Raises:
+        ConfigError: The file is not text, is not YAML, or has a key twice.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return yaml.load(file.read(), _UniqueKeys)
+    except (UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{flag} {path} cannot be read as text in UTF-8: {error}.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {path} {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{flag} {path} is not YAML: {' '.join(str(error).split())}.") from error

@@ -29,6 +29,7 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "details": "list the implementation details of a run; compare two checkpoints, or another library",
     "recipes": "list the bundled recipes with environment, steps and measured return",
     "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
+    "tune": "search hyperparameters on Optuna, over several recipes, seeds and machines",
     "compare": "test whether the runs of one benchmark are worse than those of another",
     "tournament": "let checkpoints and scripted players play each other, and rate them",
     "ablate": "train a recipe with implementation details switched off, one at a time",
