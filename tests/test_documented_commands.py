@@ -78,6 +78,8 @@ class Reader:
         for source, name in FOREIGN.items():
             shutil.copy(ROOT / "tests/commands/foreign" / source, name)
         Path("cartpole_space.yaml").write_text("parameters: {model.gamma: {low: 0.9, high: 0.999}}")
+        os.makedirs("benchmarks/results/tune")
+        shutil.copy(ROOT / "benchmarks/results/tune/space.yaml", "benchmarks/results/tune")
         np.save("observations.npy", np.zeros((3, 4), np.float32))
         for name in ("runs/before", "runs/after"):
             os.makedirs(name)
