@@ -1,5 +1,6 @@
 """All commands, snippets and settings in README.md and docs/ work as written, with a small budget."""
 
+import json
 import os
 import re
 import shutil
@@ -257,12 +258,36 @@ def test_the_flags_that_recipes_name_are_there(reader):
         reader.run(["fit", "--config", str(recipe), *flags, "--print_config"])
 
 
+HELPS = """
+import contextlib, io, json, os, runpy, sys
+helps = {}
+for script in sys.argv[1:]:
+    sys.path[0] = os.path.dirname(script)
+    sys.argv = [script, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    helps[script] = shown.getvalue()
+print(json.dumps(helps))
+"""
+
+
+def helps_of(scripts):
+    """Return the help of each script, from one process that imports PyTorch once."""
+    command = [sys.executable, "-c", HELPS, *sorted(scripts)]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return json.loads(shown.splitlines()[-1])
+
+
 @pytest.mark.integration
 def test_what_is_not_run_is_parsed_or_looked_up(reader):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    helps = {}
-    for command in filter(lambda command: not is_run(command), all_commands()):
-        program, *args = words(re.sub(r"runs/\S+\.ckpt", "last", command), ROOT)
+    parts = {
+        command: words(re.sub(r"runs/\S+\.ckpt", "last", command), ROOT)
+        for command in all_commands()
+        if not is_run(command)
+    }
+    helps = helps_of({script for program, script, *_ in parts.values() if program == "python"})
+    for command, (program, *args) in parts.items():
         if program == "ppo-lightning":
             assert args[0] in LIGHTNING
             reader.run([*args, "--print_config"])
@@ -270,11 +295,7 @@ def test_what_is_not_run_is_parsed_or_looked_up(reader):
             subprocess.run(["make", "-n", *args], cwd=ROOT, check=True, capture_output=True)
         elif program == "python":
             script, *flags = args
-            if script not in helps:
-                shown = [sys.executable, script, "--help"]
-                helps[script] = subprocess.run(
-                    shown, cwd=ROOT, check=True, capture_output=True, text=True
-                ).stdout
+            assert "usage:" in helps[script], script
             for flag in flags:
                 assert not flag.startswith("--") or flag in helps[script], command
         elif program == "pip":
