@@ -1,7 +1,8 @@
 """Agents: a body for the features, a head for the action distribution and a critic."""
 
 from ppo_lightning.models.agent import ActorCritic, Evaluation
+from ppo_lightning.models.bodies import MLP, ResidualMLP
 from ppo_lightning.models.cnn import CNNAgent
-from ppo_lightning.models.mlp import MLP, MLPAgent
+from ppo_lightning.models.mlp import MLPAgent
 
-__all__ = ["MLP", "ActorCritic", "CNNAgent", "Evaluation", "MLPAgent"]
+__all__ = ["MLP", "ActorCritic", "CNNAgent", "Evaluation", "MLPAgent", "ResidualMLP"]

@@ -15,7 +15,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.composite import make_head
-from ppo_lightning.models.heads import Float32Linear, HeadName, Parameters
+from ppo_lightning.models.heads import Float32Linear, HeadChoice, Parameters
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.lstm_gru import GRU, LSTM
 from ppo_lightning.models.memory import Memory, MemoryName
@@ -110,7 +110,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         action_spec: TensorSpec,
         body: Callable[[], nn.Module],
         shared: bool = False,
-        head: HeadName | None = None,
+        head: HeadChoice = None,
         normalizer: ObservationNormalizer | None = None,
         memory: MemoryName | None = None,
         memory_size: int = 128,

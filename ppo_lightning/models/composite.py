@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
+from ppo_lightning.models.bins import BinsHead
 from ppo_lightning.models.heads import (
     INVALID,
     ArraySampler,
     CategoricalHead,
     GaussianHead,
     Head,
-    HeadName,
+    HeadChoice,
     Parameters,
     TanhGaussianHead,
 )
@@ -122,7 +123,7 @@ class CompositeHead(Head):
         torch.Size([4, 3])
     """
 
-    def __init__(self, in_features: int, action_spec: Composite, head: HeadName | None) -> None:
+    def __init__(self, in_features: int, action_spec: Composite, head: HeadChoice) -> None:
         nn.Module.__init__(self)
         leaves = list(columns(action_spec))
         self.parts = nn.ModuleList(
@@ -224,11 +225,12 @@ class CompositeHead(Head):
         return self._row([part.for_environment(part_action) for part, part_action in parts])
 
 
-def make_head(name: HeadName | None, in_features: int, action_spec: TensorSpec) -> Head:
+def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> Head:
     """Make the head for a spec of actions.
 
     Args:
-        name: Name of the head. Only continuous actions have a choice. None: the default.
+        name: Name of the head, or a function of the other arguments that makes it. Only continuous actions
+            have a choice. None: the default.
         in_features: Width of the features.
         action_spec: Spec of the actions.
 
@@ -245,5 +247,6 @@ def make_head(name: HeadName | None, in_features: int, action_spec: TensorSpec) 
         "categorical": CategoricalHead,
         "gaussian": GaussianHead,
         "tanh_gaussian": TanhGaussianHead,
+        "bins": BinsHead,
     }
-    return heads[name](in_features, action_spec)
+    return (name if callable(name) else heads[name])(in_features, action_spec)

@@ -10,8 +10,8 @@ from torchrl.data import Categorical, TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.encoders import Encoders
-from ppo_lightning.models.mlp import MLP
 from ppo_lightning.spaces.entries import GROUP, choose_entries
 from ppo_lightning.spaces.specs import columns, mask_columns
 from ppo_lightning.utils.arguments import Range, check_arguments

@@ -18,7 +18,7 @@ from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.init import orthogonal
 
-HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
+HeadName = Literal["categorical", "gaussian", "tanh_gaussian", "bins"]
 # Function of the linear layer's output for N environments and of noise. It returns actions [N, ...].
 ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 Parameters = tuple[Tensor, ...]  # parameters of a distribution, each [B, ...]
@@ -136,6 +136,10 @@ class Head(nn.Module):
         return action
 
 
+# A name, a function of the width of the features and the spec of the actions, or None for the default.
+HeadChoice = HeadName | Callable[[int, TensorSpec], Head] | None
+
+
 class CategoricalHead(Head):
     """A categorical distribution over discrete actions.
 
@@ -232,7 +236,7 @@ class GaussianHead(Head):
     width_ratio = 10.0  # maximum ratio of the widest to the narrowest bounds
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
-        low, high = _bounds(action_spec, self.width_ratio)
+        low, high = action_bounds(action_spec, self.width_ratio)
         super().__init__(in_features, len(low))
         self.noise_shape = low.shape
         # detail 24
@@ -347,7 +351,7 @@ class TanhGaussianHead(GaussianHead):
         return self._squashed_log_prob(mean, action), entropy, parameters
 
 
-def _bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
+def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:
     """Return the bounds [A] of continuous actions.
 
     Raises:

@@ -1,24 +1,24 @@
 """Multilayer perceptrons for vector observations."""
 
 import functools
-import math
-from collections.abc import Collection, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
+from ppo_lightning.models.bins import BinsHead
+from ppo_lightning.models.bodies import MLP, Activation, Body, ResidualMLP, as_arrays
 from ppo_lightning.models.composite import CompositeHead
 from ppo_lightning.models.encoders import Encoders
-from ppo_lightning.models.heads import INVALID, HeadName
-from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.heads import INVALID, GaussianHead, HeadName
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
-from ppo_lightning.spaces.entries import choose_entries, describe, entry_columns, row_columns, take_columns
+from ppo_lightning.spaces.entries import choose_entries, describe, entry_columns, row_columns
 from ppo_lightning.spaces.specs import (
     has_numbers_only,
     is_picture,
@@ -28,106 +28,6 @@ from ppo_lightning.spaces.specs import (
     stored,
 )
 from ppo_lightning.utils.arguments import Range, check_arguments
-
-NUMERATOR = (
-    -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
-    1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
-)  # fmt: skip
-DENOMINATOR = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-
-
-class FastTanh(torch.autograd.Function):
-    """The hyperbolic tangent as a rational function with an error below 4e-7.
-
-    In a compiled graph it is ten times as fast as the library function.
-
-    Source: the coefficients of Eigen's ``ptanh``, which XLA also uses.
-
-    Example:
-        >>> round(FastTanh.apply(torch.tensor(0.5)).item(), 4)
-        0.4621
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return tanh(x) for float32."""
-        x = x.clamp(-7.90531110763549805, 7.90531110763549805)
-        y = x * polynomial(NUMERATOR, x * x) / polynomial(DENOMINATOR, x * x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        """Return the gradient with respect to the input."""
-        (y,) = ctx.saved_tensors
-        return grads[0] * (1 - y * y)
-
-
-def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Evaluate a polynomial with Horner's method.
-
-    Args:
-        coefficients: Coefficients, highest power first.
-        x: Arguments, of any shape.
-    """
-    y = torch.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        y = y * x + coefficient
-    return y
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Compute ``torch.tanh``, about five times as fast on the CPU.
-
-    The fast version is :class:`FastTanh` in compiled graphs and NumPy in inference mode.
-    """
-    if x.device.type == "cpu" and x.dtype == torch.float32:
-        if torch.compiler.is_compiling():
-            return x.tanh() if torch.compiler.is_exporting() else FastTanh.apply(x)
-        if torch.is_inference_mode_enabled():
-            return torch.from_numpy(np.tanh(x.numpy()))
-    return x.tanh()
-
-
-class MLP(nn.Module):
-    """Linear layers, each followed by tanh.
-
-    Args:
-        in_features: Width D of the observations.
-        hidden_sizes: Widths of the layers.
-        columns: Columns to read. None: all columns.
-
-    Raises:
-        RuntimeError: The observations have another width.
-
-    Example:
-        >>> MLP(4, [64, 32])(torch.zeros(2, 4)).shape
-        torch.Size([2, 32])
-    """
-
-    def __init__(
-        self, in_features: int, hidden_sizes: Sequence[int], columns: Sequence[slice] | None = None
-    ) -> None:
-        super().__init__()
-        self.columns = columns
-        self._width = in_features
-        if columns is not None:
-            in_features = sum(place.stop - place.start for place in columns)
-        self.layers = nn.ModuleList()
-        for width in hidden_sizes:
-            self.layers.append(orthogonal(nn.Linear(in_features, width), gain=math.sqrt(2)))
-            in_features = width
-        self.out_features = in_features
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Map observations [B, D] to features [B, F]."""
-        if self.columns is not None:
-            if observation.shape[-1] != self._width:
-                raise RuntimeError(f"observations have {observation.shape[-1]} columns, not {self._width}")
-            observation = take_columns(observation, self.columns)
-        for layer in self.layers:
-            observation = tanh(layer(observation))
-        return observation
 
 
 class MLPAgent(ActorCritic):
@@ -142,8 +42,9 @@ class MLPAgent(ActorCritic):
         hidden_sizes: Widths of the hidden layers.
         shared: Use one body, and one memory, for policy and value instead of one body each. None: one each.
             A memory needs true or false: with false, the value function has no memory.
-        head: Distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the
-            bounds). None: Gaussian. Discrete actions always use ``categorical``.
+        head: Distribution of continuous actions: ``gaussian``, ``tanh_gaussian`` (squashed into the bounds)
+            or ``bins`` (``num_bins`` values per component). None: Gaussian. Discrete actions always use
+            ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
             parts and pictures.
         clip_obs: Maximum absolute value of a normalized observation.
@@ -153,6 +54,12 @@ class MLPAgent(ActorCritic):
             names of nested entries, and the name of a dictionary selects all of its entries. None: all
             entries except ``privileged_...``.
         critic_keys: The same for the value function. None: all entries.
+        body: ``mlp``, or ``residual`` for blocks with layer normalization, one for each of ``hidden_sizes``.
+        activation: ``tanh``, ``relu`` or ``elu``, in multilayer perceptrons.
+        critic_hidden_sizes: Widths of the value function's multilayer perceptron, if it differs from the
+            policy's body. None: the policy's kind of body.
+        log_std_init: Initial logarithm of the standard deviation of a Gaussian.
+        num_bins: Number of values per component of the head ``bins``.
 
     Raises:
         ConfigError: The observations are a picture, the head does not support the actions, a key is unknown,
@@ -178,6 +85,11 @@ class MLPAgent(ActorCritic):
         memory_size: Annotated[int, Range(1, 8192)] = 128,
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
+        body: Literal["mlp", "residual"] = "mlp",
+        activation: Activation = "tanh",
+        critic_hidden_sizes: Annotated[Sequence[int] | None, Range(1, 16_384)] = None,
+        log_std_init: Annotated[float, Range(-10, 2)] = 0.0,
+        num_bins: Annotated[int, Range(2, 1024)] = 41,
     ) -> None:
         check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
@@ -201,31 +113,53 @@ class MLPAgent(ActorCritic):
                 " policy and value, or to false for a value function without memory."
             )
 
-        def body(names: Collection[str] | None) -> nn.Module:
+        if body == "residual" and len(set(hidden_sizes)) != 1:
+            raise ConfigError(
+                f"model.agent.hidden_sizes is {[*hidden_sizes]}, and the blocks of a residual body have one"
+                " width: give each block the same."
+            )
+        policy: Callable[..., nn.Module] = functools.partial(
+            MLP, hidden_sizes=hidden_sizes, activation=activation
+        )
+        if body == "residual":
+            policy = functools.partial(ResidualMLP, hidden_sizes=hidden_sizes)
+        value = policy
+        if critic_hidden_sizes is not None:
+            value = functools.partial(MLP, hidden_sizes=critic_hidden_sizes, activation=activation)
+
+        def make_body(network: Callable[..., nn.Module], names: Collection[str] | None) -> nn.Module:
             if one_vector:
                 columns = None if names is None else row_columns(observation_spec, names)
-                return MLP(observation_spec.shape[0], hidden_sizes, columns)
+                return network(observation_spec.shape[0], columns=columns)
             if has_numbers_only(observation_spec):
                 columns = row_columns(observation_spec, names or entry_columns(observation_spec))
-                return MLP(shape[0], hidden_sizes, columns)
-            return Encoders(observation_spec, lambda width: MLP(width, hidden_sizes), names)
+                return network(shape[0], columns=columns)
+            return Encoders(observation_spec, network, names)
 
         shape = tuple(stored(observation_spec).shape)
         excluded = not_measured(observation_spec)
         normalizer = ObservationNormalizer(shape, clip_obs, excluded) if norm_obs else None
         shared = bool(shared)
+        if shared and critic_hidden_sizes is not None:
+            raise ConfigError(
+                "model.agent.critic_hidden_sizes is set, but with model.agent.shared the value function has"
+                " no body of its own: remove one of them."
+            )
         super().__init__(
             action_spec,
-            functools.partial(body, entries and entries.actor),
+            functools.partial(make_body, policy, entries and entries.actor),
             shared,
-            head,
+            functools.partial(BinsHead, num_bins=num_bins) if head == "bins" else head,
             normalizer,
             memory,
             memory_size,
             mask_columns(observation_spec),
-            functools.partial(body, entries and entries.critic),
+            functools.partial(make_body, value, entries and entries.critic),
             entries,
         )
+        for part in self.head.modules():
+            if isinstance(part, GaussianHead):
+                nn.init.constant_(part.log_std, log_std_init)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:
@@ -236,21 +170,18 @@ class MLPAgent(ActorCritic):
         """
         body = self.actor_body
         head = self.head
-        if not isinstance(body, MLP) or isinstance(head, CompositeHead):
+        if not isinstance(body, Body) or isinstance(head, CompositeHead):
             return super().array_policy()
         if self.critic.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
-        columns = body.columns
-        layers = [as_arrays(layer) for layer in body.layers]
+        forward = body.array_forward()
         head_weight, head_bias = as_arrays(head.linear)
         sample = head.array_sampler()
         memory_step = None if self.memory is None else self.memory.array_step()
         mask = self.mask
 
         def policy(observation: np.ndarray, noise: np.ndarray | None, memory: np.ndarray | None) -> Acted:
-            features = observation if columns is None else take_columns(observation, columns)
-            for weight, bias in layers:
-                features = np.tanh(features @ weight + bias)
+            features = forward(observation)
             if memory_step is not None:
                 assert memory is not None
                 features = memory_step(features, memory)
@@ -260,9 +191,3 @@ class MLPAgent(ActorCritic):
             return sample(logits, noise), None, None
 
         return policy
-
-
-def as_arrays(layer: nn.Module) -> tuple[np.ndarray, np.ndarray]:
-    """Return views of a linear layer's weight [in, out] and bias [out]."""
-    assert isinstance(layer, nn.Linear)
-    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()

@@ -72,7 +72,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
         elif bounds is None:
             valid = get_origin(annotation) is not Callable or callable(value)
             requirement = "it must be a class or a function"
-        elif get_origin(annotation) is Sequence:
+        elif any(get_origin(kind) is Sequence for kind in kinds):
             valid = isinstance(value, Sequence) and all(bounds.holds(entry, Integral) for entry in value)
             requirement = f"each entry must be {bounds}"
         else:

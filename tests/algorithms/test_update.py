@@ -14,7 +14,7 @@ from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.algorithms.schedule import IterationLR
 from ppo_lightning.algorithms.update import CompiledUpdate, compile_per_instance
-from ppo_lightning.models.mlp import FastTanh
+from ppo_lightning.models.bodies import FastTanh
 
 # Few iterations: float32 rounds differently in a compiled graph, and training amplifies any difference.
 REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}

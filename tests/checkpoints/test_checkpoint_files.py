@@ -211,7 +211,7 @@ AGENTS = {
     "an argument of another type": ("agent", "init_args", "hidden_sizes", "wide"),
     "other layers": ("agent", "init_args", "hidden_sizes", [32, 32]),
     "no such class": ("agent", "class_path", "ppo_lightning.models.mlp.MLPAgents"),
-    "another class of ours": ("agent", "class_path", "ppo_lightning.models.mlp.MLP"),
+    "another class of ours": ("agent", "class_path", "ppo_lightning.models.bodies.MLP"),
     "no class": ("agent", "class_path", ""),
     "a missing weight": ("state_dict", WEIGHT, MISSING),
     "a weight of another shape": ("state_dict", WEIGHT, torch.ones(2)),

@@ -139,8 +139,6 @@ def _network(t: Translation, network: dict[str, Any]) -> None:
     continuous = chosen(network, "space", "continuous")
     if continuous and not continuous.get("fixed_sigma", True):
         t.differ("Standard deviation: a function of the observation; here it is not.")
-    sigma = chosen(continuous, "sigma_init").get("val", 0)
-    if sigma:
-        t.differ(f"Initial log standard deviation: {sigma}; here it is 0.")
+    t.log_std(chosen(continuous, "sigma_init").get("val", 0))
     if "rnn" in network or "cnn" in network:
         t.differ("network: rnn and cnn are not translated.")

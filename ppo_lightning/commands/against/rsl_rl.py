@@ -1,5 +1,6 @@
 """Settings of rsl_rl: ``agent.yaml`` of Isaac Lab, or its Python file of a configuration class."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,8 +123,7 @@ def _policy(t: Translation) -> None:
     t.implicit("bodies of actor and critic", "model.agent.shared", False)
     t.activation(t.get("activation"))
     t.differ(INITIAL_WEIGHTS)
-    if t.number("init_noise_std") != 1:
-        t.differ(f"Initial standard deviation: {t.get('init_noise_std')}; here it is 1.")
+    t.log_std(math.log(t.number("init_noise_std")))
     if t.get("noise_std_type") == "scalar":
         t.differ("Standard deviation: {library} learns it as it is; here its logarithm is learned.")
     for name in ("rnd_cfg", "symmetry_cfg", "clip_actions"):

@@ -168,8 +168,7 @@ def _network(t: Translation) -> None:
     t.activation(re.sub(r".*\.|'>", "", str(options.get("activation_fn", "Tanh"))))
     if options.get("ortho_init") is False:
         t.differ("Initial weights: those of nn.Linear; here they are orthogonal.")
-    if options.get("log_std_init", 0):
-        t.differ(f"Initial log standard deviation: {options['log_std_init']}; here it is 0.")
+    t.log_std(options.get("log_std_init", 0))
     if t.get("use_sde"):
         t.differ("Exploration: state-dependent (gSDE); here the noise is independent in each step.")
     for name in set(options) - {"net_arch", "activation_fn", "ortho_init", "log_std_init"}:

@@ -151,6 +151,4 @@ def _network(t: Translation, models: dict[str, Any]) -> None:
     t.implicit("models.separate", "model.agent.shared", not models.get("separate", False))
     t.activation(activation)
     t.differ(INITIAL_WEIGHTS)
-    log_std = chosen(models, "policy").get("initial_log_std", 0)
-    if log_std:
-        t.differ(f"Initial log standard deviation: {log_std}; here it is 0.")
+    t.log_std(chosen(models, "policy").get("initial_log_std", 0))

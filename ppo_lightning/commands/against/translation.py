@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.bodies import ACTIVATIONS
 
 LARGEST_ROLLOUT = 1_000_000_000  # steps
 NO_LIMIT = 1e6  # a bound that nothing reaches, where a library has no bound
@@ -163,14 +164,23 @@ class Translation:
         self.rows.append(Row(name, actor, name in self.settings, "model.agent.hidden_sizes", actor, ""))
         self.recipe["model.agent.hidden_sizes"] = actor
         if list(critic) != actor:
-            self.differ(f"Network: the critic has layers {list(critic)}; here it has those of the actor.")
+            self.implicit("layers of the critic", "model.agent.critic_hidden_sizes", list(critic))
 
     def activation(self, name: Any) -> None:
-        """Name the difference of an activation function other than tanh."""
-        if str(name).lower() != "tanh":
+        """Translate the activation function of the bodies."""
+        name = str(name).lower()
+        if name in ACTIVATIONS:
+            self.implicit("activation of the bodies", "model.agent.activation", name)
+        else:
             self.differ(
-                f"Network: {name} after each layer; MLPAgent has tanh. Subclass ActorCritic for another."
+                f"Network: {name} after each layer; MLPAgent has {', '.join(ACTIVATIONS)}."
+                " Subclass ActorCritic for another."
             )
+
+    def log_std(self, value: float) -> None:
+        """Translate the initial logarithm of the standard deviation."""
+        if value:
+            self.implicit("initial log standard deviation", "model.agent.log_std_init", value)
 
     def unread(self) -> list[str]:
         """Return the names of settings in the file that the translation did not read."""
