@@ -67,13 +67,14 @@ def smallest_difference(before: Sequence[float], after: Sequence[float], alpha: 
     return float((t.ppf(1 - alpha, freedom) + t.ppf(POWER, freedom)) * error)
 
 
-def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[str, int]:
+def compare(before: Path, after: Path, key: str = "episodic_return", by: str = "recipe") -> tuple[str, int]:
     """Compare two sets of runs, recipe by recipe.
 
     Args:
         before: CSV file with the columns ``recipe``, ``seed`` and ``key``, or a folder with ``runs.csv``.
         after: CSV file or folder of the second set of runs.
         key: Column to compare. Higher is better.
+        by: Column that the sets share: ``recipe``, or ``env_id`` for different recipes of an environment.
 
     Returns:
         A table in Markdown and the exit code. The code is 1 if a recipe is worse (5 % false alarms) or has
@@ -82,15 +83,18 @@ def compare(before: Path, after: Path, key: str = "episodic_return") -> tuple[st
     Raises:
         ConfigError: A file cannot be read, a value is non-finite, or the sets share no recipe.
     """
-    first = read_runs(before, key)
-    second = read_runs(after, key)
+    first = read_runs(before, key, by)
+    second = read_runs(after, key, by)
     shared = [label for label in first if label in second]
     if not shared:
-        raise ConfigError(f"{before} and {after} share no recipe: compare benchmarks of the same recipes.")
+        raise ConfigError(
+            f"{before} and {after} share no {by}: compare benchmarks of the same recipes, or of the same"
+            " environments with --by env_id."
+        )
     alpha = ALPHA / len(shared)  # Bonferroni correction
     needed = next(count for count in range(2, 1000) if _smallest_p(count, count) <= alpha)
     lines = [
-        "| recipe | runs | before | after | difference [95 %] | probability of improvement"
+        f"| {by} | runs | before | after | difference [95 %] | probability of improvement"
         " | smallest detectable difference | p | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -142,12 +146,13 @@ def _smallest_p(old: int, new: int) -> float:
     return 1 / math.comb(old + new, new)
 
 
-def read_runs(path: Path, key: str) -> Runs:
-    """Read the values of a column by recipe and seed.
+def read_runs(path: Path, key: str, by: str = "recipe") -> Runs:
+    """Read the values of a column by recipe, or environment, and seed.
 
     Args:
         path: CSV file, or folder with ``runs.csv``.
         key: Name of the column.
+        by: ``recipe`` or ``env_id``.
 
     Raises:
         ConfigError: The file cannot be read, a value is non-finite, or a recipe has a seed twice.
@@ -156,21 +161,21 @@ def read_runs(path: Path, key: str) -> Runs:
     runs: Runs = {}
     try:
         for line, row in enumerate(read_csv(path), start=2):
-            recipe = row["recipe"]
+            recipe = row[by]
             seed = row["seed"]
             value = float(row[key])
-            location = f"{path}, line {line} (recipe {recipe}, seed {seed})"
+            location = f"{path}, line {line} ({by} {recipe}, seed {seed})"
             if not math.isfinite(value):
                 raise ConfigError(f"{location}: {key} is {value}; train this run until an episode ends.")
             if seed in runs.setdefault(recipe, {}):
                 raise ConfigError(
-                    f"{location}: an earlier line has the same recipe and seed; keep one of them."
+                    f"{location}: an earlier line has the same {by} and seed; keep one of them."
                 )
             runs[recipe][seed] = value
     except ConfigError:
         raise
     except (OSError, KeyError, TypeError, ValueError) as error:
-        columns = f"the columns recipe, seed and {key}"
+        columns = f"the columns {by}, seed and {key}"
         raise ConfigError(f"{path} cannot be read as runs with {columns}: {error}.") from error
     return runs
 
@@ -194,8 +199,14 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "--key", default="episodic_return", help="column to compare (default: episodic_return)"
     )
+    parser.add_argument(
+        "--by",
+        choices=["recipe", "env_id"],
+        default="recipe",
+        help="what the benchmarks share; env_id compares different recipes of an environment",
+    )
     options = parser.parse_args(args)
-    text, exit_code = compare(options.before, options.after, options.key)
+    text, exit_code = compare(options.before, options.after, options.key, options.by)
     print(text)
     if exit_code:
         raise SystemExit(exit_code)

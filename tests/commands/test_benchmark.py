@@ -396,6 +396,20 @@ def test_a_recipe_that_became_worse_is_found_and_the_command_says_so(tmp_path, c
     assert exit_code(before, better) == 0
 
 
+def test_recipes_of_one_environment_are_compared_by_it(tmp_path):
+    paths = [tmp_path / f"{name}.csv" for name in FOUR_AND_FOUR]
+    for path, (name, values) in zip(paths, FOUR_AND_FOUR.items(), strict=True):
+        rows = [f"{name},Hopper-v4,{seed},{value}" for seed, value in enumerate(values)]
+        path.write_text("\n".join(["recipe,env_id,seed,episodic_return", *rows]) + "\n")
+    with pytest.raises(ConfigError, match=r"share no recipe: .* with --by env_id"):
+        compare(*paths)
+    text, code = compare(*paths, by="env_id")
+    assert "| Hopper-v4 | 4, 4 |" in text and code == 0
+    paths[0].write_text(paths[0].read_text() + "other,Hopper-v4,0,1\n")
+    with pytest.raises(ConfigError, match="the same env_id and seed"):
+        compare(*paths, by="env_id")
+
+
 def test_folders_are_compared_by_their_runs(tmp_path, capsys):
     files = [runs_file(tmp_path / name / "runs.csv", one=values) for name, values in FOUR_AND_FOUR.items()]
     assert exit_code(*(file.parent for file in files)) == exit_code(*files) == 0
