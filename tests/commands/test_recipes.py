@@ -113,6 +113,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
     expected = {
         "classic": (reference, (4, 128, 500_000)),
         "mujoco": (continuous, (1, 2048, 1_000_000)),
+        "best": (continuous, (1, 2048, 1_000_000)),  # the reference, but for the initial standard deviation
         "dm_control": (continuous, (1, 2048, 1_000_000)),
         "rpo": (continuous, (1, 2048, 8_000_000)),
         "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
@@ -181,6 +182,11 @@ def test_the_recipes_have_the_reference_hyperparameters():
             | {"learning_rate": 1e-3, "anneal_lr": False, "gamma": 0.9, "num_minibatches": 64}
             | {"update_epochs": 10, "clip_vloss": False, "ent_coef": 0.0},
             (4, 1024, 100_000),
+        ),
+        # rl-baselines3-zoo's environments, discount, lambda and minibatches, with shorter rollouts
+        "lunarlander.yaml": (
+            reference | {"learning_rate": 1e-3, "num_minibatches": 64, "gamma": 0.999, "gae_lambda": 0.98},
+            (16, 256, 500_000),
         ),
         "playground_cheetah.yaml": (brax, (2048, 480, 60_000_000)),
         "playground_go1.yaml": (go1, (8192, 20, 200_000_000)),
