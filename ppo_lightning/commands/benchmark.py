@@ -12,6 +12,18 @@ from ppo_lightning.commands.report import write_report
 from ppo_lightning.commands.runner import Runner
 
 
+def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add the arguments of the runner, which ``benchmark``, ``ablate`` and ``tune`` share.
+
+    Args:
+        parser: Parser of the command.
+        output: Default folder for the results.
+    """
+    parser.add_argument("--workers", type=int, default=1, help="number of runs at a time (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch threads per run (default: 1)")
+    parser.add_argument("--output", type=Path, default=Path(output), help=f"folder (default: {output})")
+
+
 def add_shared_arguments(parser: argparse.ArgumentParser, output: str) -> None:
     """Add the arguments shared by ``benchmark`` and ``ablate``.
 
@@ -20,9 +32,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser, output: str) -> None:
         output: Default folder for the results.
     """
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds (default: 1 2 3)")
-    parser.add_argument("--workers", type=int, default=1, help="number of runs at a time (default: 1)")
-    parser.add_argument("--threads", type=int, default=1, help="PyTorch threads per run (default: 1)")
-    parser.add_argument("--output", type=Path, default=Path(output), help=f"folder (default: {output})")
+    add_runner_arguments(parser, output)
 
 
 def main(args: Sequence[str]) -> None:
@@ -65,9 +75,7 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
     """
     runner = Runner(options.output, options.workers, options.threads)
     runner.require_same_settings(jobs)
-    # A shell makes background jobs ignore SIGINT, and SIGTERM would end the process without cleanup.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    exit_on_signals()
     try:
         runner.run(jobs)
     finally:
@@ -78,6 +86,12 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
         raise SystemExit(1)
 
 
-def interrupt(number: int, frame: Any) -> NoReturn:
-    """End the process after a signal, with cleanup."""
-    raise SystemExit(128 + number)
+def exit_on_signals() -> None:
+    """End the process with cleanup after SIGINT and SIGTERM."""
+
+    def interrupt(number: int, frame: Any) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    # A shell makes background jobs ignore SIGINT, and SIGTERM would end the process without cleanup.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)

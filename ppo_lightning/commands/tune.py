@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import io
 import shlex
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import yaml
 
 from ppo_lightning.commands import study as studies
-from ppo_lightning.commands.benchmark import interrupt
+from ppo_lightning.commands.benchmark import add_runner_arguments, exit_on_signals
 from ppo_lightning.commands.compare import compare
 from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import write_report
@@ -139,13 +138,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, default=100, help="trials of the study (default: 100)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each trial, from 1 (default: 3)")
     parser.add_argument("--fresh_seeds", type=int, default=5, help="seeds of the comparison (default: 5)")
-    parser.add_argument("--workers", type=int, default=1, help="number of runs at a time (default: 1)")
-    parser.add_argument("--threads", type=int, default=1, help="PyTorch threads per run (default: 1)")
+    add_runner_arguments(parser, "runs/tune")
     parser.add_argument(
         "--storage", help="file, or URL of a database (default: study.journal in the folder of --output)"
     )
     parser.add_argument("--study", default="tune", help="name of the study in the storage (default: tune)")
-    parser.add_argument("--output", type=Path, default=Path("runs/tune"), help="folder (default: runs/tune)")
     parser.add_argument("--pruner", choices=["median", "hyperband", "none"], default="median")
     parser.add_argument("--aggregate", choices=list(AGGREGATES), default="mean", help="of the scores")
     parser.add_argument("--print-wandb-sweep", action="store_true", help="print the space for W&B, and exit")
@@ -195,8 +192,7 @@ def main(args: Sequence[str]) -> None:
     tuner = Tuner(
         study, runner, space, options.recipes, flags, options.seeds, options.trials, options.aggregate
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    exit_on_signals()
     was_finished = len(tuner.finished()) >= options.trials
     tuner.enqueue_start()
     try:

@@ -176,13 +176,12 @@ class Tuner:
     def _advance(self, active: ActiveTrial) -> None:
         """Report the scores that are new, and end the trial if it is complete, hopeless or has failed."""
         try:
-            failed = [job for jobs in active.jobs for job in jobs if job in self.runner.failed]
-            for job in failed:
-                if self.runner.failed[job] == -signal.SIGKILL and job not in self._killed:
-                    # Not the fault of the parameters: it resumes, once.
-                    del self.runner.failed[job]
-                    self._killed.add(job)
-            failed = [job for job in failed if job in self.runner.failed]
+            failed = [
+                job
+                for jobs in active.jobs
+                for job in jobs
+                if job in self.runner.failed and not self._resumes(job)
+            ]
             if failed:
                 self._fail(active, f"{failed[0].name} failed")
             while active in self.active and (scores := self._scores(active)) is not None:
@@ -199,6 +198,14 @@ class Tuner:
         except self._lost:
             # Another process took the trial up, because this machine did not answer for minutes.
             self._remove(active)
+
+    def _resumes(self, job: Job) -> bool:
+        """Return whether a failed job resumes: once after SIGKILL, which is not the parameters' fault."""
+        if self.runner.failed[job] != -signal.SIGKILL or job in self._killed:
+            return False
+        del self.runner.failed[job]
+        self._killed.add(job)
+        return True
 
     def _scores(self, active: ActiveTrial) -> list[float] | None:
         """Return the scores of the next step: of finished seeds, and of one seed after a share of its steps.
