@@ -31,7 +31,7 @@ def test_agents_compute_on_one_device(device, tmp_path):
     """All agents act, learn and are evaluated, in float32 and under autocast; on MPS without float64."""
     code, output, errors = on_a_fake(device, tmp_path)
     assert code == 0, errors
-    assert len(output.splitlines()) == 24, "12 agents in two precisions"
+    assert len(output.splitlines()) == 26, "13 agents in two precisions"
 
 
 @pytest.mark.integration
