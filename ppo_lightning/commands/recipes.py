@@ -69,11 +69,12 @@ def _replace(args: Sequence[str]) -> Iterator[str]:
             flag = flag if flag == "--recipes" else ""
 
 
-def measured_return(recipe: Path) -> str:
+def measured_return(recipe: Path, env_id: str) -> str:
     """Return the measured result of a recipe, from the runs that its comment ``# Measured: FILE`` names.
 
     Args:
         recipe: YAML file.
+        env_id: Environment of the recipe. The runs may have other environments, too (``--env_ids``).
 
     Returns:
         Mean and standard deviation over the seeds of the return of the last 100 training episodes, or an
@@ -82,8 +83,9 @@ def measured_return(recipe: Path) -> str:
     named = re.search(r"^# Measured: (\S+)$", recipe.read_text(encoding="utf-8"), re.MULTILINE)
     if named is None:
         return ""
+    names = recipe.stem, f"{recipe.stem} {env_id}"
     with open(DATA / named[1], encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["recipe"] == recipe.stem]
+        rows = [row for row in csv.DictReader(file) if row["recipe"] in names]
     returns = [float(row.get("episodic_return") or row["return_last_100"]) for row in rows]
     mean, std = statistics.mean(returns), statistics.stdev(returns)
     digits = 3 if abs(mean) < 10 else 1
@@ -95,7 +97,7 @@ def table() -> Iterator[tuple[str, ...]]:
     for name, path in bundled_recipes().items():
         data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
         steps = f"{data['total_timesteps']:,}".replace(",", " ")
-        yield name, data["env_id"], steps, measured_return(path)
+        yield name, data["env_id"], steps, measured_return(path, data["env_id"])
 
 
 def main(args: Sequence[str]) -> None:

@@ -101,6 +101,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "norm_reward": True,
         "clip_reward": 10.0,
     }
+    best = continuous | {"clip_vloss": False}
     procgen = reference | {
         "learning_rate": 5e-4,
         "anneal_lr": False,
@@ -113,7 +114,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
     expected = {
         "classic": (reference, (4, 128, 500_000)),
         "mujoco": (continuous, (1, 2048, 1_000_000)),
-        "best": (continuous, (1, 2048, 1_000_000)),  # the reference, but for the initial standard deviation
+        "best": (best, (8, 256, 1_000_000)),
         "dm_control": (continuous, (1, 2048, 1_000_000)),
         "rpo": (continuous, (1, 2048, 8_000_000)),
         "atari": (reference | {"clip_coef": 0.1}, (8, 128, 10_000_000)),
@@ -188,6 +189,16 @@ def test_the_recipes_have_the_reference_hyperparameters():
             reference | {"learning_rate": 1e-3, "num_minibatches": 64, "gamma": 0.999, "gae_lambda": 0.98},
             (16, 256, 500_000),
         ),
+        # rl-baselines3-zoo's environments, minibatches, discount, lambda and learning rate
+        "best/swimmer.yaml": (
+            continuous | {"learning_rate": 6e-4, "num_minibatches": 16, "gamma": 0.9999, "gae_lambda": 0.98},
+            (4, 1024, 1_000_000),
+        ),
+        "best/humanoid.yaml": (
+            best | {"learning_rate": 2e-4, "gamma": 0.97, "gae_lambda": 0.9, "target_kl": 0.03},
+            (8, 256, 1_000_000),
+        ),
+        "best/pusher.yaml": (best | {"gamma": 0.95}, (8, 256, 1_000_000)),
         "playground_cheetah.yaml": (brax, (2048, 480, 60_000_000)),
         "playground_go1.yaml": (go1, (8192, 20, 200_000_000)),
         "isaac_ant.yaml": (rl_games, (4096, 16, 500 * 4096 * 16)),  # Isaac Lab's rl_games_ppo_cfg.yaml
@@ -196,7 +207,8 @@ def test_the_recipes_have_the_reference_hyperparameters():
     for recipe in RECIPES:
         if recipe.endswith(NOT_PUBLISHED):
             continue
-        hyperparameters, sizes = by_name.get(Path(recipe).name) or expected[Path(recipe).parent.name]
+        *_, family, name = Path(recipe).parts
+        hyperparameters, sizes = by_name.get(f"{family}/{name}") or by_name.get(name) or expected[family]
         config = yaml.safe_load((ROOT / recipe).read_text())
         if recipe.endswith("masked_velocity.yaml"):
             hyperparameters, sizes = (
@@ -215,7 +227,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
             assert data["num_envs"] * data["num_steps"] == sizes[0] * sizes[1], "minibatches of the same size"
         else:
             assert (data["num_envs"], data["num_steps"], data["total_timesteps"]) == sizes, recipe
-        if hyperparameters is continuous:
+        if hyperparameters is continuous or family == "best" and data["backend"] == "gymnasium":
             agent = {
                 "hidden_sizes": [64, 64],
                 "shared": False,

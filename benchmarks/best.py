@@ -1,0 +1,123 @@
+"""Compare the best MuJoCo recipes with the references, over all tasks, and draw their learning curves.
+
+`python benchmarks/best.py` reads `benchmarks/results/best`, prints the aggregate, and writes
+`docs/images/best.png` and `best.svg`. It needs the extra `report`.
+
+Aggregate: the interquartile mean, over the runs of all tasks, of returns divided by the mean of the
+reference, with a 95 % bootstrap interval that is stratified by task and by side. Where returns are negative
+(Pusher), the mean of the reference is divided by the return.
+
+Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+from ppo_lightning.commands.compare import probability_of_improvement
+from ppo_lightning.commands.curves import decorate, plot_mean, save
+from ppo_lightning.commands.report import interquartile_mean, published, read_csv
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results/best"
+TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Pusher")
+# Stable-Baselines3 with the tuned settings of its zoo, 1 M steps, version 3 of the tasks.
+# Source: DLR-RM/rl-baselines3-zoo, benchmark.md.
+ZOO = {"HalfCheetah": 5819, "Walker2d": 3479, "Hopper": 2410, "Swimmer": 282}
+RESAMPLES = 10_000
+
+
+def normalized(returns: np.ndarray, reference: float) -> np.ndarray:
+    """Return how many times better than the reference the returns are."""
+    return returns / reference if reference > 0 else reference / returns
+
+
+def aggregate(best: list[np.ndarray], references: list[np.ndarray]) -> dict[str, Any]:
+    """Compute the interquartile mean with its interval, and the mean probability of improvement.
+
+    Args:
+        best: Returns of the runs of each task.
+        references: The same for the reference.
+    """
+
+    def mean(best: list[np.ndarray], references: list[np.ndarray]) -> float:
+        pairs = zip(best, references, strict=True)
+        return float(interquartile_mean(np.concatenate([normalized(b, r.mean()) for b, r in pairs])))
+
+    random = np.random.default_rng(0)
+
+    def resample(runs: list[np.ndarray]) -> list[np.ndarray]:
+        return [random.choice(returns, len(returns)) for returns in runs]
+
+    samples = [mean(resample(best), resample(references)) for _ in range(RESAMPLES)]
+    improvements = [
+        probability_of_improvement(list(r), list(b)) for b, r in zip(best, references, strict=True)
+    ]
+    return {
+        "iqm": mean(best, references),
+        "interval": np.percentile(samples, [2.5, 97.5]),
+        "improvement": float(np.mean(improvements)),
+    }
+
+
+def rows_of(pattern: str, env_id: str) -> list[dict[str, str]]:
+    """Return the rows of an environment in the files of a pattern."""
+    rows = [row for path in sorted(RESULTS.glob(pattern)) for row in read_csv(path)]
+    return [row for row in rows if row.get("env_id", row["recipe"].split()[-1]) == env_id]
+
+
+def main() -> None:
+    """Print the aggregate and draw the figure."""
+    print("| task | reference | best | best / reference |\n|---|---|---|---|")
+    sides: dict[str, list[np.ndarray]] = {"best": [], "reference": []}
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
+    for task, axis in zip(TASKS, axes.flat, strict=False):
+        env_id = f"{task}-v4"
+        runs = {"best": rows_of("*/runs.csv", env_id), "reference": rows_of("reference_runs.csv", env_id)}
+        for side, rows in runs.items():
+            sides[side].append(np.array([float(row["episodic_return"]) for row in rows]))
+        best, reference = sides["best"][-1], sides["reference"][-1]
+        ratio = normalized(best, reference.mean()).mean()
+        figures = [f"{side.mean():.0f} ± {side.std(ddof=1):.0f}" for side in (reference, best)]
+        print(f"| {env_id} | {' | '.join(figures)} | {ratio:.2f} |")
+        labels = {row["recipe"] for row in runs["best"]}
+        curves = {
+            "best": [row for path in sorted(RESULTS.glob("*/curves.csv")) for row in read_csv(path)],
+            "reference": read_csv(RESULTS / "reference_curves.csv"),
+        }
+        for side, color in (("reference", "tab:grey"), ("best", "tab:blue")):
+            by_seed: dict[str, list[dict[str, str]]] = {}
+            for row in curves[side]:
+                if row["recipe"] in labels or row["recipe"].split()[-1] == env_id:
+                    by_seed.setdefault(row["seed"], []).append(row)
+            plot_mean(axis, by_seed.values(), "env_steps", side, color)
+        if (row := published(env_id, "mujoco")) and int(row["env_steps"]) == 1_000_000:
+            axis.axhline(float(row["mean"]), color="tab:red", linestyle="--", linewidth=0.9, label="CleanRL")
+        if task in ZOO:
+            axis.axhline(ZOO[task], color="tab:green", linestyle=":", linewidth=1.2, label="SB3's zoo")
+        axis.set_title(env_id, fontsize=10)
+        decorate(axis, "env_steps")
+    result = aggregate(sides["best"], sides["reference"])
+    low, high = result["interval"]
+    print(
+        f"\nInterquartile mean of normalized returns: {result['iqm']:.2f} [{low:.2f}, {high:.2f}],"
+        f" probability of improvement: {result['improvement']:.2f}"
+    )
+    axis = axes.flat[len(TASKS)]
+    axis.errorbar([result["iqm"]], [0], xerr=[[result["iqm"] - low], [high - result["iqm"]]], fmt="o")
+    axis.axvline(1, color="tab:grey")
+    axis.set_title("all tasks: interquartile mean of return / reference", fontsize=10)
+    axis.set_yticks([])
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    handles, names = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+    save(figure, ROOT / "docs/images/best")
+
+
+if __name__ == "__main__":
+    main()
