@@ -227,7 +227,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
             assert data["num_envs"] * data["num_steps"] == sizes[0] * sizes[1], "minibatches of the same size"
         else:
             assert (data["num_envs"], data["num_steps"], data["total_timesteps"]) == sizes, recipe
-        if hyperparameters is continuous or family == "best" and data["backend"] == "gymnasium":
+        if hyperparameters is continuous or (family == "best" and data["backend"] == "gymnasium"):
             agent = {
                 "hidden_sizes": [64, 64],
                 "shared": False,
