@@ -19,6 +19,7 @@ import numpy as np
 from ppo_lightning.commands.compare import probability_of_improvement
 from ppo_lightning.commands.curves import decorate, plot_mean, save
 from ppo_lightning.commands.report import interquartile_mean, published, read_csv
+from ppo_lightning.utils.rounding import decimals
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -83,7 +84,8 @@ def main() -> None:
             sides[side].append(np.array([float(row["episodic_return"]) for row in rows]))
         best, reference = sides["best"][-1], sides["reference"][-1]
         ratio = normalized(best, reference.mean()).mean()
-        figures = [f"{side.mean():.0f} ± {side.std(ddof=1):.0f}" for side in (reference, best)]
+        spec = decimals(float(reference.mean()))
+        figures = [f"{side.mean():{spec}} ± {side.std(ddof=1):{spec}}" for side in (reference, best)]
         print(f"| {env_id} | {' | '.join(figures)} | {ratio:.2f} |")
         labels = {row["recipe"] for row in runs["best"]}
         curves = {
