@@ -198,6 +198,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
             best | {"learning_rate": 2e-4, "gamma": 0.97, "gae_lambda": 0.9, "target_kl": 0.03},
             (8, 256, 1_000_000),
         ),
+        "best/ant.yaml": (best | {"gamma": 0.98, "gae_lambda": 0.9}, (8, 256, 1_000_000)),
         "best/pusher.yaml": (best | {"gamma": 0.95}, (8, 256, 1_000_000)),
         "playground_cheetah.yaml": (brax, (2048, 480, 60_000_000)),
         "playground_go1.yaml": (go1, (8192, 20, 200_000_000)),
