@@ -1,7 +1,7 @@
 """Train Stable-Baselines3 on LunarLander-v3 with the settings of configs/classic/cartpole.yaml.
 
 `python benchmarks/lunarlander_sb3.py --seeds 1 2 3 4 5 --output FILE.csv` trains for 500 000 steps a seed and
-writes one row per run, with the columns of `compare`. It needs the extra `benchmark`.
+writes one row per run, with the columns of `compare`. It needs the extra `benchmark` and box2d 2.3.10.
 """
 
 import argparse
