@@ -1,7 +1,7 @@
 """Compare the best MuJoCo recipes with the references, over all tasks, and draw their learning curves.
 
 `python benchmarks/best.py` reads `benchmarks/results/best`, prints the aggregate, and writes
-`docs/images/best.png` and `best.svg`. It needs the extra `report`.
+`docs/images/best.png`. It needs the extra `report`.
 
 Aggregate: the interquartile mean, over the runs of all tasks, of returns divided by the mean of the
 reference, with a 95 % bootstrap interval that is stratified by task and by side. Where returns are negative
@@ -17,7 +17,7 @@ import matplotlib as mpl
 import numpy as np
 
 from ppo_lightning.commands.compare import probability_of_improvement
-from ppo_lightning.commands.curves import decorate, plot_mean, save
+from ppo_lightning.commands.curves import decorate, plot_mean
 from ppo_lightning.commands.report import interquartile_mean, published, read_csv
 from ppo_lightning.utils.rounding import decimals
 
@@ -26,6 +26,7 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/best"
+FIGURE = ROOT / "docs/images/best.png"
 TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Pusher")
 # Stable-Baselines3 with the tuned settings of its zoo, 1 M steps, version 3 of the tasks.
 # Source: DLR-RM/rl-baselines3-zoo, benchmark.md.
@@ -113,12 +114,13 @@ def main() -> None:
     axis = axes.flat[len(TASKS)]
     axis.errorbar([result["iqm"]], [0], xerr=[[result["iqm"] - low], [high - result["iqm"]]], fmt="o")
     axis.axvline(1, color="tab:grey")
-    axis.set_title("all tasks: interquartile mean of return / reference", fontsize=10)
+    axis.set_title("return / reference, all tasks", fontsize=10)
     axis.set_yticks([])
     axis.spines[["top", "right", "left"]].set_visible(False)
     handles, names = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-    save(figure, ROOT / "docs/images/best")
+    figure.savefig(FIGURE, dpi=110)
+    plt.close(figure)
 
 
 if __name__ == "__main__":
