@@ -10,6 +10,8 @@ reference, with a 95 % bootstrap interval that is stratified by task and by side
 Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021).
 """
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +75,11 @@ def rows_of(pattern: str, env_id: str) -> list[dict[str, str]]:
     return [row for row in rows if row.get("env_id", row["recipe"].split()[-1]) == env_id]
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Print the aggregate and draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--figure", type=Path, default=FIGURE, help="file of the learning curves")
+    path = parser.parse_args(args).figure
     print("| task | reference | best | best / reference |\n|---|---|---|---|")
     sides: dict[str, list[np.ndarray]] = {"best": [], "reference": []}
     figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
@@ -119,7 +124,7 @@ def main() -> None:
     axis.spines[["top", "right", "left"]].set_visible(False)
     handles, names = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-    figure.savefig(FIGURE, dpi=110)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
