@@ -129,7 +129,8 @@ def test_wrong_input_ends_in_one_sentence_and_exit_code_2(run_cli, flags, messag
         (
             "data:",
             "      init_args:\n        hiden_sizes: [8]\ndata:",
-            "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes",
+            "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes,"
+            " model.agent.critic_hidden_sizes?",
         ),
         (AGENT, f"rpo_alpha: 0.9\n    {AGENT}", "did you mean rpo_alpha of model ppo_lightning.RPO"),
         (AGENT, f"norm_obs: true\n    {AGENT}", "did you mean model.agent.norm_obs"),
