@@ -69,10 +69,15 @@ def aggregate(best: list[np.ndarray], references: list[np.ndarray]) -> dict[str,
     }
 
 
-def rows_of(pattern: str, env_id: str) -> list[dict[str, str]]:
-    """Return the rows of an environment in the files of a pattern."""
-    rows = [row for path in sorted(RESULTS.glob(pattern)) for row in read_csv(path)]
-    return [row for row in rows if row.get("env_id", row["recipe"].split()[-1]) == env_id]
+def read_side(name: str) -> dict[str, list[dict[str, str]]]:
+    """Return the runs and the curves of ``best``, or of ``reference``, each with an ``env_id``."""
+    files = {kind: RESULTS.glob(f"*/{kind}.csv") for kind in ("runs", "curves")}
+    if name == "reference":
+        files = {kind: [RESULTS / f"reference_{kind}.csv"] for kind in files}
+    rows = {kind: [row for path in sorted(paths) for row in read_csv(path)] for kind, paths in files.items()}
+    env_ids = {row["recipe"]: row["env_id"] for row in rows["runs"]}
+    rows["curves"] = [row | {"env_id": env_ids[row["recipe"]]} for row in rows["curves"]]
+    return rows
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -81,27 +86,23 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--figure", type=Path, default=FIGURE, help="file of the learning curves")
     path = parser.parse_args(args).figure
     print("| task | reference | best | best / reference |\n|---|---|---|---|")
-    sides: dict[str, list[np.ndarray]] = {"best": [], "reference": []}
+    data = {side: read_side(side) for side in ("best", "reference")}
+    sides: dict[str, list[np.ndarray]] = {side: [] for side in data}
     figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
     for task, axis in zip(TASKS, axes.flat, strict=False):
         env_id = f"{task}-v4"
-        runs = {"best": rows_of("*/runs.csv", env_id), "reference": rows_of("reference_runs.csv", env_id)}
-        for side, rows in runs.items():
-            sides[side].append(np.array([float(row["episodic_return"]) for row in rows]))
+        for side, rows in data.items():
+            returns = [float(row["episodic_return"]) for row in rows["runs"] if row["env_id"] == env_id]
+            sides[side].append(np.array(returns))
         best, reference = sides["best"][-1], sides["reference"][-1]
         ratio = normalized(best, reference.mean()).mean()
         spec = decimals(float(reference.mean()))
         figures = [f"{side.mean():{spec}} ± {side.std(ddof=1):{spec}}" for side in (reference, best)]
         print(f"| {env_id} | {' | '.join(figures)} | {ratio:.2f} |")
-        labels = {row["recipe"] for row in runs["best"]}
-        curves = {
-            "best": [row for path in sorted(RESULTS.glob("*/curves.csv")) for row in read_csv(path)],
-            "reference": read_csv(RESULTS / "reference_curves.csv"),
-        }
         for side, color in (("reference", "tab:grey"), ("best", "tab:blue")):
             by_seed: dict[str, list[dict[str, str]]] = {}
-            for row in curves[side]:
-                if row["recipe"] in labels or row["recipe"].split()[-1] == env_id:
+            for row in data[side]["curves"]:
+                if row["env_id"] == env_id:
                     by_seed.setdefault(row["seed"], []).append(row)
             plot_mean(axis, by_seed.values(), "env_steps", side, color)
         if (row := published(env_id, "mujoco")) and int(row["env_steps"]) == 1_000_000:

@@ -1,6 +1,6 @@
-"""Published changes to PPO that were measured and are not part of the package.
+"""Published changes to PPO, which are measured before they become part of the package.
 
-Results: docs/best.md. Each class is used through the command line, from the root of the repository:
+Each class is used through the command line, from the root of the repository:
 
     python -m ppo_lightning fit --config configs/mujoco/hopper.yaml --model benchmarks.candidates.AdamRel
 """

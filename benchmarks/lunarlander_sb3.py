@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import peers
 import torch
-from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
@@ -22,21 +22,7 @@ STEPS = 500_000
 
 def run(seed: int) -> list[str | int | float]:
     """Train one seed and return its row."""
-    env = make_vec_env(ENV_ID, n_envs=4, seed=seed)
-    model = PPO(
-        "MlpPolicy",
-        env,
-        learning_rate=lambda left: 2.5e-4 * left,
-        n_steps=128,
-        batch_size=128,
-        n_epochs=4,
-        clip_range=0.2,
-        clip_range_vf=0.2,
-        ent_coef=0.01,
-        stats_window_size=100,
-        seed=seed,
-        device="cpu",
-    )
+    model = peers.stable_baselines3_like_cartpole(ENV_ID, seed)
     begin = time.perf_counter()
     model.learn(STEPS)
     seconds = time.perf_counter() - begin

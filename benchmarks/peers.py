@@ -118,6 +118,25 @@ def stable_baselines3(
     return watch.rate(batch)
 
 
+def stable_baselines3_like_cartpole(env_id: str, seed: int) -> Any:
+    """Make Stable-Baselines3's PPO with the settings of configs/classic/cartpole.yaml."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    return PPO(
+        "MlpPolicy",
+        make_vec_env(env_id, n_envs=4, seed=seed),
+        learning_rate=lambda left: left * 2.5e-4,
+        n_steps=128,
+        batch_size=128,
+        n_epochs=4,
+        clip_range_vf=0.2,
+        ent_coef=0.01,
+        seed=seed,
+        device="cpu",
+    )
+
+
 def torchrl_loop(
     env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float
 ) -> float:

@@ -58,9 +58,7 @@ def ours(flags: list[str], seed: int) -> int:
 def stable_baselines3(seed: int) -> int:
     """Train Stable-Baselines3 with the same settings; return the steps until the goal, 0 if not reached."""
     import torch
-    from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
 
     class Goal(BaseCallback):
         steps = 0
@@ -78,18 +76,7 @@ def stable_baselines3(seed: int) -> int:
     if threads := peers.THREADS["classic"]:
         torch.set_num_threads(threads)
     goal = Goal()
-    model = PPO(
-        "MlpPolicy",
-        make_vec_env("CartPole-v1", n_envs=4, seed=seed),
-        learning_rate=lambda left: left * 2.5e-4,
-        n_steps=128,
-        batch_size=128,
-        n_epochs=4,
-        clip_range_vf=0.2,
-        ent_coef=0.01,
-        seed=seed,
-        device="cpu",
-    )
+    model = peers.stable_baselines3_like_cartpole("CartPole-v1", seed)
     model.learn(500_000, callback=goal)
     return goal.steps
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
-best = pytest.importorskip("benchmarks.best")
+from benchmarks import best
+
 ROOT = Path(__file__).parents[1]
 
 
