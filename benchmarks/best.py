@@ -1,7 +1,8 @@
-"""Compare the best MuJoCo recipes with the references, over all tasks, and draw their learning curves.
+"""Compare the best recipes with the references, and draw their learning curves.
 
-`python benchmarks/best.py` reads `benchmarks/results/best`, prints the aggregate, and writes
-`docs/images/best.png`. It needs the extra `report`.
+`python benchmarks/best.py` reads `benchmarks/results/best`, prints tables and the aggregate over the MuJoCo
+tasks, and writes `docs/images/best.png` and `best_others.png`. Bands are 95 % t intervals of the mean over
+seeds. The script needs the extra `report`.
 
 Aggregate: the interquartile mean, over the runs of all tasks, of returns divided by the mean of the
 reference, with a 95 % bootstrap interval that is stratified by task and by side. Where returns are negative
@@ -19,7 +20,7 @@ import matplotlib as mpl
 import numpy as np
 
 from ppo_lightning.commands.compare import probability_of_improvement
-from ppo_lightning.commands.curves import decorate, plot_mean
+from ppo_lightning.commands.curves import decorate, plot_mean, shade_interval
 from ppo_lightning.commands.report import interquartile_mean, published, read_csv
 from ppo_lightning.utils.rounding import decimals
 
@@ -28,11 +29,14 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/best"
-FIGURE = ROOT / "docs/images/best.png"
-TASKS = ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Pusher")
+MUJOCO = tuple(
+    f"{name}-v4" for name in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Pusher")
+)
+OTHERS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
+COLORS = {"reference": "tab:grey", "best": "tab:blue"}
 # Stable-Baselines3 with the tuned settings of its zoo, 1 M steps, version 3 of the tasks.
 # Source: DLR-RM/rl-baselines3-zoo, benchmark.md.
-ZOO = {"HalfCheetah": 5819, "Walker2d": 3479, "Hopper": 2410, "Swimmer": 282}
+ZOO = {"HalfCheetah-v4": 5819, "Walker2d-v4": 3479, "Hopper-v4": 2410, "Swimmer-v4": 282}
 RESAMPLES = 10_000
 
 
@@ -80,53 +84,67 @@ def read_side(name: str) -> dict[str, list[dict[str, str]]]:
     return rows
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Print the aggregate and draw the figure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--figure", type=Path, default=FIGURE, help="file of the learning curves")
-    path = parser.parse_args(args).figure
-    print("| task | reference | best | best / reference |\n|---|---|---|---|")
-    data = {side: read_side(side) for side in ("best", "reference")}
-    sides: dict[str, list[np.ndarray]] = {side: [] for side in data}
-    figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
-    for task, axis in zip(TASKS, axes.flat, strict=False):
-        env_id = f"{task}-v4"
-        for side, rows in data.items():
-            returns = [float(row["episodic_return"]) for row in rows["runs"] if row["env_id"] == env_id]
-            sides[side].append(np.array(returns))
-        best, reference = sides["best"][-1], sides["reference"][-1]
-        ratio = normalized(best, reference.mean()).mean()
-        spec = decimals(float(reference.mean()))
-        figures = [f"{side.mean():{spec}} ± {side.std(ddof=1):{spec}}" for side in (reference, best)]
-        print(f"| {env_id} | {' | '.join(figures)} | {ratio:.2f} |")
-        for side, color in (("reference", "tab:grey"), ("best", "tab:blue")):
-            by_seed: dict[str, list[dict[str, str]]] = {}
-            for row in data[side]["curves"]:
-                if row["env_id"] == env_id:
-                    by_seed.setdefault(row["seed"], []).append(row)
-            plot_mean(axis, by_seed.values(), "env_steps", side, color)
-        if (row := published(env_id, "mujoco")) and int(row["env_steps"]) == 1_000_000:
-            axis.axhline(float(row["mean"]), color="tab:red", linestyle="--", linewidth=0.9, label="CleanRL")
-        if task in ZOO:
-            axis.axhline(ZOO[task], color="tab:green", linestyle=":", linewidth=1.2, label="SB3's zoo")
-        axis.set_title(env_id, fontsize=10)
-        decorate(axis, "env_steps")
-    result = aggregate(sides["best"], sides["reference"])
+def draw_task(axis: Any, task: str, data: dict[str, dict[str, list[dict[str, str]]]]) -> None:
+    """Draw the curves of both sides, and the returns that others published for the same steps."""
+    for side, color in COLORS.items():
+        by_seed: dict[str, list[dict[str, str]]] = {}
+        for row in data[side]["curves"]:
+            if row["env_id"] == task:
+                by_seed.setdefault(row["seed"], []).append(row)
+        grid, curves = plot_mean(axis, by_seed.values(), "env_steps", side, color)
+        shade_interval(axis, grid, curves, color)
+    steps = max(int(row["env_steps"]) for row in data["best"]["runs"] if row["env_id"] == task)
+    row = published(task, "mujoco" if task in MUJOCO else "classic")
+    if row and row["env_steps"] and abs(int(row["env_steps"]) / steps - 1) < 0.1:
+        axis.axhline(float(row["mean"]), color="tab:red", linestyle="--", linewidth=0.9, label="CleanRL")
+    if task in ZOO:
+        axis.axhline(ZOO[task], color="tab:green", linestyle=":", linewidth=1.2, label="SB3's zoo")
+    axis.set_title(task, fontsize=10)
+    decorate(axis, "env_steps")
+
+
+def draw_aggregate(axis: Any, result: dict[str, Any]) -> None:
+    """Draw the interquartile mean with its interval."""
     low, high = result["interval"]
-    print(
-        f"\nInterquartile mean of normalized returns: {result['iqm']:.2f} [{low:.2f}, {high:.2f}],"
-        f" probability of improvement: {result['improvement']:.2f}"
-    )
-    axis = axes.flat[len(TASKS)]
     axis.errorbar([result["iqm"]], [0], xerr=[[result["iqm"] - low], [high - result["iqm"]]], fmt="o")
     axis.axvline(1, color="tab:grey")
     axis.set_title("return / reference, all tasks", fontsize=10)
     axis.set_yticks([])
     axis.spines[["top", "right", "left"]].set_visible(False)
-    handles, names = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Print the tables and draw the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=Path, default=ROOT / "docs/images", help="folder of the figures")
+    images = parser.parse_args(args).images
+    data = {side: read_side(side) for side in COLORS}
+    for name, tasks in (("best", MUJOCO), ("best_others", OTHERS)):
+        print("| task | reference | best | best / reference |\n|---|---|---|---|")
+        sides: dict[str, list[np.ndarray]] = {side: [] for side in data}
+        figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
+        for task, axis in zip(tasks, axes.flat, strict=False):
+            for side, rows in data.items():
+                returns = [float(row["episodic_return"]) for row in rows["runs"] if row["env_id"] == task]
+                sides[side].append(np.array(returns))
+            best, reference = sides["best"][-1], sides["reference"][-1]
+            ratio = normalized(best, reference.mean()).mean()
+            spec = decimals(float(reference.mean()))
+            figures = [f"{side.mean():{spec}} ± {side.std(ddof=1):{spec}}" for side in (reference, best)]
+            print(f"| {task} | {' | '.join(figures)} | {ratio:.2f} |")
+            draw_task(axis, task, data)
+        if tasks is MUJOCO:
+            result = aggregate(sides["best"], sides["reference"])
+            low, high = result["interval"]
+            print(
+                f"\nInterquartile mean of normalized returns: {result['iqm']:.2f} [{low:.2f}, {high:.2f}],"
+                f" probability of improvement: {result['improvement']:.2f}\n"
+            )
+            draw_aggregate(axes.flat[-1], result)
+        handles, names = axes.flat[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+        figure.savefig(images / f"{name}.png", dpi=110)
+        plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -77,14 +77,37 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
     save(figure, path)
 
 
-def plot_mean(axis: Any, seeds: Iterable[Sequence[Row]], x: str, label: str, color: str = "tab:blue") -> None:
-    """Draw a thin curve per seed and their thick mean, all up to the end of the shortest curve."""
+def plot_mean(
+    axis: Any, seeds: Iterable[Sequence[Row]], x: str, label: str, color: str = "tab:blue"
+) -> tuple[np.ndarray, np.ma.MaskedArray]:
+    """Draw a thin curve per seed and their thick mean, all up to the end of the shortest curve.
+
+    Returns:
+        Values of the horizontal axis, [G], and the curves of the seeds, [seeds, G].
+    """
     seeds = list(seeds)
     grid = np.linspace(0, min(max(float(row[x]) for row in rows) for rows in seeds), 101)
-    curves = [curve(rows, x, grid) for rows in seeds]
+    curves = np.ma.stack([curve(rows, x, grid) for rows in seeds])
     for seed_curve in curves:
         axis.plot(grid, seed_curve, color=color, linewidth=0.8, alpha=0.35)
-    axis.plot(grid, np.ma.mean(curves, axis=0), color=color, linewidth=2, label=label)
+    axis.plot(grid, curves.mean(axis=0), color=color, linewidth=2, label=label)
+    return grid, curves
+
+
+def shade_interval(axis: Any, grid: np.ndarray, curves: np.ma.MaskedArray, color: str) -> None:
+    """Shade the 95 % t interval of the mean over seeds.
+
+    Args:
+        axis: Axis of matplotlib.
+        grid: Values of the horizontal axis, [G].
+        curves: Curves of at least two seeds, [seeds, G].
+        color: Color of the mean.
+    """
+    t = import_extra("scipy.stats", extra="report").t
+    num_seeds = len(curves)
+    half = curves.std(axis=0, ddof=1) * t.ppf(0.975, num_seeds - 1) / num_seeds**0.5
+    mean = curves.mean(axis=0)
+    axis.fill_between(grid, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
 
 
 def decorate(axis: Any, x: str) -> None:

@@ -1,4 +1,7 @@
-"""Train a short data parallel run and save the result of every rank; test_distributed.py starts it."""
+"""Train a short data parallel run and save the result of every rank.
+
+test_distributed.py starts it: as a script, whose ranks Lightning starts, or in a forked process for each rank.
+"""
 
 import functools
 import json
@@ -23,8 +26,8 @@ from ppo_lightning.models import normalizers
 from ppo_lightning.utils import collectives
 from tests import environments
 
-options = json.loads(sys.argv[1])
-several = options["devices"] * options["nodes"] > 1
+options = {}
+several = False
 
 
 def weights(module):
@@ -129,7 +132,11 @@ def refuse_cpu_tensors():
         setattr(torch.distributed, name, guarded(getattr(torch.distributed, name)))
 
 
-if __name__ == "__main__":
+def train(settings):
+    """Train this process's rank, and the other ranks if the environment does not name this one."""
+    global several
+    options.update(settings)
+    several = options["devices"] * options["nodes"] > 1
     torch.set_num_threads(1)
     L.seed_everything(1)
     make_local(options["local"])
@@ -185,3 +192,17 @@ if __name__ == "__main__":
         "global_step": trainer.global_step,
     }
     torch.save(result, f"{options['folder']}/rank{trainer.global_rank}.pt")
+
+
+def train_forked(settings, rank, port):
+    """Train one rank. Another process starts all of them, as torchrun does."""
+    folder = settings["folder"]
+    with open(f"{folder}/errors{rank}.txt", "w") as errors:
+        os.dup2(errors.fileno(), 2)
+    if settings["devices"] > 1:
+        os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    train(settings)
+
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  (register
 
 from ppo_lightning import ConfigError, RolloutDataModule
 from ppo_lightning.utils import collectives
+from tests.algorithms import distributed_run
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -47,11 +49,20 @@ HOPPER = {
 }
 
 
-def start(folder, devices, launcher=(), **options):
-    """Start a run in ``devices`` processes."""
+# Ranks are forked from a process that imports everything once: imports take five seconds of CPU time.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([distributed_run.__name__])
+
+
+def settings_of(folder, devices, options):
+    """Make the folder of a run, and return its settings."""
     folder.mkdir(exist_ok=True)
-    settings = DEFAULTS | {"folder": str(folder), "devices": devices} | options
-    return launch([*launcher, SCRIPT], settings)
+    return DEFAULTS | {"folder": str(folder), "devices": devices} | options
+
+
+def start(folder, devices, launcher=(), **options):
+    """Start a run as a script, whose ``devices`` processes Lightning starts."""
+    return launch([*launcher, SCRIPT], settings_of(folder, devices, options))
 
 
 def launch(script, settings):
@@ -72,10 +83,32 @@ def finish(process, timeout=120):
 
 
 def run(folder, devices, **options):
-    """Train in ``devices`` processes and return the result of each rank."""
-    code, errors = finish(start(folder, devices, **options))
-    assert code == 0, errors
+    """Train in ``devices`` forked processes and return the result of each rank."""
+    settings = settings_of(folder, devices, options)
+    master_port = port()
+    ranks = [
+        FORKS.Process(target=distributed_run.train_forked, args=(settings, rank, master_port))
+        for rank in range(devices)
+    ]
+    end = time.monotonic() + 120
+    try:
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(max(0, end - time.monotonic()))
+        errors = [path.read_text() for path in sorted(folder.glob("errors*.txt"))]
+        assert [rank.exitcode for rank in ranks] == [0] * devices, "\n".join(errors)
+    finally:
+        for rank in ranks:
+            rank.kill()
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(devices)]
+
+
+def port():
+    """Return a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -309,9 +342,7 @@ def test_the_group_for_the_cpu_is_another_one_where_the_default_has_none():
 
 def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
     """Two launchers with different node ranks meet at an address, as on two hosts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    master_port = str(port())
     nodes = []
     for node in "01":
         flags = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", node]
@@ -322,7 +353,7 @@ def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
             "--master_addr",
             "127.0.0.1",
             "--master_port",
-            port,
+            master_port,
         ]
         nodes.append(start(tmp_path / "run", 1, torchrun, nodes=2, **HOPPER))
     for node in nodes:

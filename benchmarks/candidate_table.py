@@ -1,0 +1,54 @@
+"""Compare published changes to PPO with the best recipes that they change.
+
+`python benchmarks/candidate_table.py` reads `benchmarks/results/candidates/CHANGE/*/runs.csv` and the runs of
+the same tasks in `benchmarks/results/best`, and prints a table in Markdown. It needs the extra `report`.
+
+p is that of a one-sided permutation test: the probability of a difference at least as large if the change
+does not gain.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ppo_lightning.commands.compare import p_worse, probability_of_improvement, read_runs
+from ppo_lightning.commands.report import interval
+from ppo_lightning.utils.rounding import decimals
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def returns_of(folders: Path, key: str) -> dict[str, list[float]]:
+    """Return the values of a column by environment, from ``folders/*/runs.csv``."""
+    files = sorted(folders.glob("*/runs.csv"))
+    return {env: [*runs.values()] for file in files for env, runs in read_runs(file, key, "env_id").items()}
+
+
+def row(name: str, env_id: str, before: list[float], after: list[float]) -> str:
+    """Return a row of the table, for the runs without and with a change."""
+    spec = decimals(float(np.mean(before)))
+    low, high = interval(after, before)
+    figures = [f"{np.mean(runs):{spec}} ± {np.std(runs, ddof=1):{spec}}" for runs in (before, after)]
+    difference = f"{np.mean(after) - np.mean(before):+{spec}} [{low:+{spec}}, {high:+{spec}}]"
+    better = probability_of_improvement(before, after)
+    p = p_worse(after, before)  # of runs without the change, if those with it are the standard
+    return f"| {name} | {env_id} | {' | '.join(figures)} | {difference} | {better:.2f} | {p:.3f} |"
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--key", default="episodic_return", help="column to compare (or eval_return)")
+    key = parser.parse_args(args).key
+    before = returns_of(RESULTS / "best", key)
+    print("| change | task | without | with | difference [95 %] | probability of improvement | p |")
+    print("|---|---|---|---|---|---|---|")
+    for folder in sorted((RESULTS / "candidates").iterdir()):
+        for env_id, after in returns_of(folder, key).items():
+            print(row(folder.name, env_id, before[env_id], after))
+
+
+if __name__ == "__main__":
+    main()
