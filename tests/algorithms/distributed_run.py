@@ -1,6 +1,6 @@
 """Train a short data parallel run and save the result of every rank.
 
-test_distributed.py starts it: as a script, whose ranks Lightning starts, or in a forked process for each rank.
+test_distributed.py starts it as a script, whose ranks Lightning starts, or in one forked process per rank.
 """
 
 import functools
