@@ -1,6 +1,7 @@
 """Data parallel training in real processes (gloo): N ranks train as one rank with all environments does."""
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -49,9 +50,12 @@ HOPPER = {
 }
 
 
-# Ranks are forked from a process that imports everything once: imports take five seconds of CPU time.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([distributed_run.__name__])
+@functools.cache
+def forks():
+    """Return the context of a server that imports everything once, which takes five seconds of CPU time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([distributed_run.__name__])
+    return context
 
 
 def settings_of(folder, devices, options):
@@ -87,7 +91,7 @@ def run(folder, devices, **options):
     settings = settings_of(folder, devices, options)
     master_port = port()
     ranks = [
-        FORKS.Process(target=distributed_run.train_forked, args=(settings, rank, master_port))
+        forks().Process(target=distributed_run.train_forked, args=(settings, rank, master_port))
         for rank in range(devices)
     ]
     end = time.monotonic() + 120
