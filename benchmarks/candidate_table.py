@@ -1,7 +1,8 @@
 """Compare published changes to PPO with the best recipes that they change.
 
-`python benchmarks/candidate_table.py` reads `benchmarks/results/candidates/CHANGE/*/runs.csv` and the runs of
-the same tasks in `benchmarks/results/best`, and prints a table in Markdown. It needs the extra `report`.
+`python benchmarks/candidate_table.py` reads `benchmarks/results/candidates/GROUP/CHANGE/*/runs.csv`, where
+`GROUP/base` has runs of the unchanged recipes on the same machine, and prints a table in Markdown. It needs
+the extra `report`.
 
 p is that of a one-sided permutation test: the probability of a difference at least as large if the change
 does not gain.
@@ -17,7 +18,7 @@ from ppo_lightning.commands.compare import p_worse, probability_of_improvement, 
 from ppo_lightning.commands.report import interval
 from ppo_lightning.utils.rounding import decimals
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "results/candidates"
 
 
 def returns_of(folders: Path, key: str) -> dict[str, list[float]]:
@@ -42,12 +43,13 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--key", default="episodic_return", help="column to compare (or eval_return)")
     key = parser.parse_args(args).key
-    before = returns_of(RESULTS / "best", key)
     print("| change | task | without | with | difference [95 %] | probability of improvement | p |")
     print("|---|---|---|---|---|---|---|")
-    for folder in sorted((RESULTS / "candidates").iterdir()):
-        for env_id, after in returns_of(folder, key).items():
-            print(row(folder.name, env_id, before[env_id], after))
+    for group in sorted(RESULTS.iterdir()):
+        before = returns_of(group / "base", key)
+        for folder in sorted(set(group.iterdir()) - {group / "base"}):
+            for env_id, after in returns_of(folder, key).items():
+                print(row(f"{group.name}/{folder.name}", env_id, before[env_id], after))
 
 
 if __name__ == "__main__":
