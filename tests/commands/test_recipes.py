@@ -177,6 +177,9 @@ def test_the_recipes_have_the_reference_hyperparameters():
     go1 = brax | {"learning_rate": 3e-4, "gamma": 0.97, "update_epochs": 4, "max_grad_norm": 1.0}
     rl_games = reference | {"learning_rate": 3e-4, "anneal_lr": False, "num_minibatches": 2, "ent_coef": 0.0}
     rl_games |= {"vf_coef": 2.0, "max_grad_norm": 1.0, "desired_kl": 0.008, "adam_eps": 1e-8}
+    # rl-baselines3-zoo's environments, discount, lambda and minibatches, with shorter rollouts
+    lunarlander = reference | {"learning_rate": 1e-3, "num_minibatches": 64, "gamma": 0.999}
+    lunarlander |= {"gae_lambda": 0.98, "norm_reward": True}
     by_name = {
         "pendulum.yaml": (  # rl-baselines3-zoo's hyperparams/ppo.yml, with 64 of its minibatches of 64
             reference
@@ -184,11 +187,14 @@ def test_the_recipes_have_the_reference_hyperparameters():
             | {"update_epochs": 10, "clip_vloss": False, "ent_coef": 0.0},
             (4, 1024, 100_000),
         ),
-        # rl-baselines3-zoo's environments, discount, lambda and minibatches, with shorter rollouts
-        "lunarlander.yaml": (
-            reference | {"learning_rate": 1e-3, "num_minibatches": 64, "gamma": 0.999, "gae_lambda": 0.98},
-            (16, 256, 500_000),
+        "lunarlander.yaml": (lunarlander, (16, 256, 500_000)),
+        "best/mountaincar.yaml": (lunarlander | {"gamma": 0.99, "ent_coef": 0.0}, (16, 256, 500_000)),
+        # benchmarks/results/tune/best_cartpole.yaml, rounded
+        "best/classic.yaml": (
+            reference | {"learning_rate": 6.5e-4, "gamma": 0.98, "update_epochs": 6, "clip_vloss": False},
+            (4, 32, 100_000),
         ),
+        "best/dm_control.yaml": (best | {"target_kl": 0.03}, (8, 256, 1_000_000)),
         # rl-baselines3-zoo's environments, minibatches, discount, lambda and learning rate
         "best/swimmer.yaml": (
             continuous | {"learning_rate": 6e-4, "num_minibatches": 16, "gamma": 0.9999, "gae_lambda": 0.98},
@@ -228,7 +234,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
             assert data["num_envs"] * data["num_steps"] == sizes[0] * sizes[1], "minibatches of the same size"
         else:
             assert (data["num_envs"], data["num_steps"], data["total_timesteps"]) == sizes, recipe
-        if hyperparameters is continuous or (family == "best" and data["backend"] == "gymnasium"):
+        if hyperparameters is continuous or (family == "best" and data["env_id"].endswith("-v4")):
             agent = {
                 "hidden_sizes": [64, 64],
                 "shared": False,
