@@ -1,6 +1,6 @@
 """Compare the best recipes with the references, and draw their learning curves.
 
-`python benchmarks/best.py` reads `benchmarks/results/best`, prints tables and the aggregate over the MuJoCo
+`python benchmarks/best.py` reads `benchmarks/results/best`, prints a table and the aggregate over the MuJoCo
 tasks, and writes `docs/images/best.png` and `best_others.png`. Bands are 95 % t intervals of the mean over
 seeds. The script needs the extra `report`.
 
@@ -45,7 +45,7 @@ def normalized(returns: np.ndarray, reference: float) -> np.ndarray:
     return returns / reference if reference > 0 else reference / returns
 
 
-def aggregate(best: list[np.ndarray], references: list[np.ndarray]) -> dict[str, Any]:
+def aggregate(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> dict[str, Any]:
     """Compute the interquartile mean with its interval, and the mean probability of improvement.
 
     Args:
@@ -53,13 +53,13 @@ def aggregate(best: list[np.ndarray], references: list[np.ndarray]) -> dict[str,
         references: The same for the reference.
     """
 
-    def mean(best: list[np.ndarray], references: list[np.ndarray]) -> float:
+    def mean(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> float:
         pairs = zip(best, references, strict=True)
         return float(interquartile_mean(np.concatenate([normalized(b, r.mean()) for b, r in pairs])))
 
     random = np.random.default_rng(0)
 
-    def resample(runs: list[np.ndarray]) -> list[np.ndarray]:
+    def resample(runs: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [random.choice(returns, len(returns)) for returns in runs]
 
     samples = [mean(resample(best), resample(references)) for _ in range(RESAMPLES)]
@@ -113,38 +113,53 @@ def draw_aggregate(axis: Any, result: dict[str, Any]) -> None:
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 
+def draw(
+    path: Path,
+    tasks: Sequence[str],
+    data: dict[str, dict[str, list[dict[str, str]]]],
+    result: dict[str, Any] | None = None,
+) -> None:
+    """Draw a panel per task, and the aggregate if there is one."""
+    columns = len(tasks) // 2 + 1
+    figure, axes = plt.subplots(2, columns, figsize=(3.5 * columns, 6), layout="constrained")
+    legend: dict[str, Any] = {}
+    for task, axis in zip(tasks, axes.flat, strict=False):
+        draw_task(axis, task, data)
+        legend |= {line.get_label(): line for line in axis.get_legend_handles_labels()[0]}
+    for axis in axes.flat[len(tasks) :]:
+        axis.set_visible(False)
+    if result is not None:
+        axes.flat[-1].set_visible(True)
+        draw_aggregate(axes.flat[-1], result)
+    figure.legend([*legend.values()], [*legend], loc="outside lower center", ncols=len(legend), frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def main(args: Sequence[str] | None = None) -> None:
-    """Print the tables and draw the figures."""
+    """Print the table and the aggregate, and draw the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=Path, default=ROOT / "docs/images", help="folder of the figures")
     images = parser.parse_args(args).images
     data = {side: read_side(side) for side in COLORS}
-    for name, tasks in (("best", MUJOCO), ("best_others", OTHERS)):
-        print("| task | reference | best | best / reference |\n|---|---|---|---|")
-        sides: dict[str, list[np.ndarray]] = {side: [] for side in data}
-        figure, axes = plt.subplots(2, 4, figsize=(14, 6), layout="constrained")
-        for task, axis in zip(tasks, axes.flat, strict=False):
-            for side, rows in data.items():
-                returns = [float(row["episodic_return"]) for row in rows["runs"] if row["env_id"] == task]
-                sides[side].append(np.array(returns))
-            best, reference = sides["best"][-1], sides["reference"][-1]
-            ratio = normalized(best, reference.mean()).mean()
-            spec = decimals(float(reference.mean()))
-            figures = [f"{side.mean():{spec}} ± {side.std(ddof=1):{spec}}" for side in (reference, best)]
-            print(f"| {task} | {' | '.join(figures)} | {ratio:.2f} |")
-            draw_task(axis, task, data)
-        if tasks is MUJOCO:
-            result = aggregate(sides["best"], sides["reference"])
-            low, high = result["interval"]
-            print(
-                f"\nInterquartile mean of normalized returns: {result['iqm']:.2f} [{low:.2f}, {high:.2f}],"
-                f" probability of improvement: {result['improvement']:.2f}\n"
-            )
-            draw_aggregate(axes.flat[-1], result)
-        handles, names = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-        figure.savefig(images / f"{name}.png", dpi=110)
-        plt.close(figure)
+    returns: dict[str, list[np.ndarray]] = {task: [] for task in (*MUJOCO, *OTHERS)}
+    print("| task | reference | best |\n|---|---|---|")
+    for task, sides in returns.items():
+        for rows in data.values():
+            runs = [row for row in rows["runs"] if row["env_id"] == task]
+            sides.append(np.array([float(row["episodic_return"]) for row in runs]))
+        spec = decimals(float(sides[0].mean()))
+        figures = [f"{side.mean():{spec}} ± {side.std(ddof=1):{spec}}" for side in sides]
+        print(f"| {task} | {' | '.join(figures)} |")
+    references, best = zip(*(returns[task] for task in MUJOCO), strict=True)
+    result = aggregate(best, references)
+    low, high = result["interval"]
+    print(
+        f"\nInterquartile mean of normalized returns: {result['iqm']:.2f} [{low:.2f}, {high:.2f}],"
+        f" probability of improvement: {result['improvement']:.2f}"
+    )
+    draw(images / "best.png", MUJOCO, data, result)
+    draw(images / "best_others.png", OTHERS, data)
 
 
 if __name__ == "__main__":

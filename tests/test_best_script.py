@@ -20,19 +20,20 @@ def test_twice_the_reference_is_2():
 
 
 def test_the_documented_figures_are_those_of_the_script(capsys, tmp_path):
-    figure = tmp_path / "best.png"
-    best.main(["--figure", str(figure)])
-    assert figure.stat().st_size > 10_000
+    best.main(["--images", str(tmp_path)])
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("best.png", "best_others.png"))
     lines = capsys.readouterr().out.splitlines()
     docs = (ROOT / "docs/best.md").read_text()
-    rows = [line.split(" | ") for line in lines if line.startswith("| ") and "-v4" in line]
-    assert len(rows) == 7
-    for task, reference, after, _ in rows:
-        assert any(
-            line.startswith(task) and f"| {reference} | {after} |" in line for line in docs.splitlines()
-        ), (task, reference, after)
+    rows = [line.strip("|").split(" | ", 1) for line in lines if line.startswith("| ") and "±" in line]
+    assert len(rows) == len(best.MUJOCO + best.OTHERS)
+    for task, figures in rows:
+        assert any(line.startswith(f"|{task}") and f"| {figures}|" in line for line in docs.splitlines()), (
+            task,
+            figures,
+        )
+    aggregate = next(line for line in lines if line.startswith("Interquartile mean"))
     iqm, low, high, improvement = (
-        word.strip("[],") for word in lines[-1].split() if word.strip("[],")[0].isdigit()
+        word.strip("[],") for word in aggregate.split() if word.strip("[],")[0].isdigit()
     )
     sentences = " ".join(docs.split())
     assert f"is {iqm} with a 95 % interval of {low} to {high}" in sentences
