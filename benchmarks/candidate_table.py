@@ -1,8 +1,9 @@
-"""Compare published changes to PPO with the best recipes that they change.
+"""Compare published changes to PPO with the recipes that they change.
 
-`python benchmarks/candidate_table.py` reads `benchmarks/results/candidates/GROUP/CHANGE/*/runs.csv`, where
-`GROUP/base` has runs of the unchanged recipes on the same machine, and prints a table in Markdown. It needs
-the extra `report`.
+`python benchmarks/candidate_table.py` reads `benchmarks/results/candidates/GROUP/CHANGE/*/runs.csv` and
+prints a table in Markdown. It needs the extra `report`. The runs without a change are those of
+`benchmarks/results/best`, or of `GROUP/base`: the same recipes on the machine of the runs with a change, or
+the settings from which the change was published.
 
 p is that of a one-sided permutation test: the probability of a difference at least as large if the change
 does not gain.
@@ -18,12 +19,13 @@ from ppo_lightning.commands.compare import p_worse, probability_of_improvement, 
 from ppo_lightning.commands.report import interval
 from ppo_lightning.utils.rounding import decimals
 
-RESULTS = Path(__file__).parent / "results/candidates"
+RESULTS = Path(__file__).parent / "results"
+GROUPS = ("best", "rn_d")
 
 
-def returns_of(folders: Path, key: str) -> dict[str, list[float]]:
-    """Return the values of a column by environment, from ``folders/*/runs.csv``."""
-    files = sorted(folders.glob("*/runs.csv"))
+def returns_of(pattern: str, key: str) -> dict[str, list[float]]:
+    """Return the values of a column by environment, from files in the folder of results."""
+    files = sorted(RESULTS.glob(pattern))
     return {env: [*runs.values()] for file in files for env, runs in read_runs(file, key, "env_id").items()}
 
 
@@ -45,11 +47,13 @@ def main(args: Sequence[str] | None = None) -> None:
     key = parser.parse_args(args).key
     print("| change | task | without | with | difference [95 %] | probability of improvement | p |")
     print("|---|---|---|---|---|---|---|")
-    for group in sorted(RESULTS.iterdir()):
-        before = returns_of(group / "base", key)
-        for folder in sorted(set(group.iterdir()) - {group / "base"}):
-            for env_id, after in returns_of(folder, key).items():
-                print(row(f"{group.name}/{folder.name}", env_id, before[env_id], after))
+    best = returns_of("best/*/runs.csv", key)
+    for group in GROUPS:
+        folder = RESULTS / "candidates" / group
+        before = best | returns_of(f"candidates/{group}/base/*/runs.csv", key)
+        for change in sorted(set(folder.iterdir()) - {folder / "base"}):
+            for env_id, after in returns_of(f"candidates/{group}/{change.name}/*/runs.csv", key).items():
+                print(row(f"{group}/{change.name}", env_id, before[env_id], after))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from ppo_lightning.errors import import_extra
 from ppo_lightning.utils.rounding import decimals
 
 CONFIDENCE = 0.95
+PUBLISHED = Path(__file__).with_name("published.csv")
 
 
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
@@ -116,22 +118,23 @@ def published(env_id: str, family: str) -> Row | None:
 
     Source: ``published.csv``, which names the source of each figure.
     """
-
-    def plain(name: str) -> str:
-        return name.removeprefix("ALE/").replace("NoFrameskip", "").split("-v")[0] if _atari(name) else name
-
-    with Path(__file__).with_name("published.csv").open() as file:
-        rows = [
-            row
-            for row in csv.DictReader(file)
-            if row["metric"] == "episodic_return" and "CleanRL" in row["source"]
-        ]
-    rows = [row for row in rows if plain(row["env_id"]) == plain(env_id)]
+    rows = [
+        row
+        for row in read_csv(PUBLISHED)
+        if row["metric"] == "episodic_return" and "CleanRL" in row["source"]
+    ]
+    rows = [row for row in rows if common_id(row["env_id"]) == common_id(env_id)]
     return next((row for row in rows if row["recipe"] == family), rows[0] if rows else None)
 
 
-def _atari(name: str) -> bool:
-    return name.startswith("ALE/") or "NoFrameskip" in name
+def common_id(env_id: str) -> str:
+    """Return one id for all names of an Atari game, or of a task of dm_control."""
+    if env_id.startswith("ALE/") or "NoFrameskip" in env_id:
+        return env_id.removeprefix("ALE/").replace("NoFrameskip", "").split("-v")[0]
+    if env_id.startswith("dm_control/"):  # dm_control/cheetah-run-v0 is EnvPool's CheetahRun-v1
+        words = re.split("[-_]", env_id.removeprefix("dm_control/").removesuffix("-v0"))
+        return "".join(word[0].upper() + word[1:] for word in words) + "-v1"
+    return env_id
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -250,6 +250,9 @@ def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
         ("ALE/Breakout-v5", "atari", 414.66),
         ("ALE/Pong-v5", "elsewhere", 20.36),
         ("starpilot", "procgen", 30.99),
+        ("BallInCupCatch-v1", "dm_control", 900.78),
+        ("dm_control/humanoid_CMU-run-v0", "rpo", 0.8),
+        ("HumanoidCMURun-v1", "rpo", 0.8),
     ],
 )
 def test_published_results_are_found(env_id, family, mean):
