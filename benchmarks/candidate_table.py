@@ -1,9 +1,9 @@
-"""Compare published changes to PPO with the recipes that they change.
+"""Compare published changes to PPO with the same recipes without them.
 
 `python benchmarks/candidate_table.py` reads `benchmarks/results/candidates/GROUP/CHANGE/*/runs.csv` and
-prints a table in Markdown. It needs the extra `report`. The runs without a change are those of
-`benchmarks/results/best`, or of `GROUP/base`: the same recipes on the machine of the runs with a change, or
-the settings from which the change was published.
+prints a table in Markdown. It needs the extra `report`. `GROUP/base` has the runs without a change: the
+recipe on the same machine, or the settings from which a change was published. Other recipes without a change
+are in `benchmarks/results/best`.
 
 p is that of a one-sided permutation test: the probability of a difference at least as large if the change
 does not gain.
@@ -20,7 +20,11 @@ from ppo_lightning.commands.report import interval
 from ppo_lightning.utils.rounding import decimals
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("best", "rn_d")
+CHANGES = {
+    "best/spo": "SPO's loss",
+    "best/adam_rel": "Adam-Rel",
+    "best/coloured": "coloured noise (beta 0.5)",
+}
 
 
 def returns_of(pattern: str, key: str) -> dict[str, list[float]]:
@@ -48,12 +52,11 @@ def main(args: Sequence[str] | None = None) -> None:
     print("| change | task | without | with | difference [95 %] | probability of improvement | p |")
     print("|---|---|---|---|---|---|---|")
     best = returns_of("best/*/runs.csv", key)
-    for group in GROUPS:
-        folder = RESULTS / "candidates" / group
+    for folder, name in CHANGES.items():
+        group = folder.partition("/")[0]
         before = best | returns_of(f"candidates/{group}/base/*/runs.csv", key)
-        for change in sorted(set(folder.iterdir()) - {folder / "base"}):
-            for env_id, after in returns_of(f"candidates/{group}/{change.name}/*/runs.csv", key).items():
-                print(row(f"{group}/{change.name}", env_id, before[env_id], after))
+        for env_id, after in returns_of(f"candidates/{folder}/*/runs.csv", key).items():
+            print(row(name, env_id, before[env_id], after))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,17 @@
+"""Tables in docs are those that the scripts in benchmarks print."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import candidate_table
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.mark.parametrize(("script", "page"), [(candidate_table, "best.md")])
+def test_a_documented_table_is_that_of_its_script(script, page, capsys):
+    script.main([])
+    table = capsys.readouterr().out
+    assert table.count("\n") > 4
+    assert table in (DOCS / page).read_text()
