@@ -194,6 +194,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
             reference | {"learning_rate": 6.5e-4, "gamma": 0.98, "update_epochs": 6, "clip_vloss": False},
             (4, 32, 100_000),
         ),
+        "best/mujoco.yaml": (best | {"target_kl": 0.03}, (8, 256, 1_000_000)),
         "best/dm_control.yaml": (best | {"target_kl": 0.03}, (8, 256, 1_000_000)),
         # rl-baselines3-zoo's environments, minibatches, discount, lambda and learning rate
         "best/swimmer.yaml": (
@@ -236,7 +237,7 @@ def test_the_recipes_have_the_reference_hyperparameters():
             assert (data["num_envs"], data["num_steps"], data["total_timesteps"]) == sizes, recipe
         if hyperparameters is continuous or (family == "best" and data["env_id"].endswith("-v4")):
             agent = {
-                "hidden_sizes": [64, 64],
+                "hidden_sizes": [128, 128] if recipe == "configs/best/mujoco.yaml" else [64, 64],
                 "shared": False,
                 "head": "gaussian",
                 "norm_obs": True,
