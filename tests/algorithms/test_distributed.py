@@ -94,7 +94,7 @@ def run(folder, devices, **options):
         forks().Process(target=distributed_run.train_forked, args=(settings, rank, master_port))
         for rank in range(devices)
     ]
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300  # compilation on a busy machine
     try:
         for rank in ranks:
             rank.start()
