@@ -24,6 +24,8 @@ CHANGES = {
     "best/spo": "SPO's loss",
     "best/adam_rel": "Adam-Rel",
     "best/coloured": "coloured noise (beta 0.5)",
+    "best/fresh_advantages": "fresh advantages in each epoch",
+    "best/reuse": "reuse of the last rollout",
 }
 
 
