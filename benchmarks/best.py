@@ -1,8 +1,10 @@
 """Compare the best recipes with the references, and draw their learning curves.
 
-`python benchmarks/best.py` reads `benchmarks/results/best`, prints a table and the aggregate over the MuJoCo
+`python -m benchmarks.best` reads `benchmarks/results/best`, prints tables and the aggregate over the MuJoCo
 tasks, and writes `docs/images/best.png` and `best_others.png`. Bands are 95 % t intervals of the mean over
 seeds. The script needs the extra `report`.
+
+The best recipe of a task is its own recipe if there is one, else `configs/best/mujoco.yaml`.
 
 Aggregate: the interquartile mean, over the runs of all tasks, of returns divided by the mean of the
 reference, with a 95 % bootstrap interval that is stratified by task and by side. Where returns are negative
@@ -12,17 +14,18 @@ Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statisti
 """
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 
+from benchmarks.candidate_table import row
 from ppo_lightning.commands.compare import probability_of_improvement
-from ppo_lightning.commands.curves import decorate, plot_mean, shade_interval
-from ppo_lightning.commands.report import interquartile_mean, published, read_csv
-from ppo_lightning.utils.rounding import decimals
+from ppo_lightning.commands.curves import decorate, plot_mean
+from ppo_lightning.commands.report import interquartile_mean, interval, published, read_csv
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -32,12 +35,36 @@ RESULTS = ROOT / "benchmarks/results/best"
 MUJOCO = tuple(
     f"{name}-v4" for name in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Pusher")
 )
-OTHERS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
+CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3")
+DM_CONTROL = ("WalkerWalk-v1", "WalkerRun-v1", "FishUpright-v1", "FingerSpin-v1", "HopperHop-v1")
 COLORS = {"reference": "tab:grey", "best": "tab:blue"}
-# Stable-Baselines3 with the tuned settings of its zoo, 1 M steps, version 3 of the tasks.
-# Source: DLR-RM/rl-baselines3-zoo, benchmark.md.
-ZOO = {"HalfCheetah-v4": 5819, "Walker2d-v4": 3479, "Hopper-v4": 2410, "Swimmer-v4": 282}
+# Stable-Baselines3 with the tuned settings of its zoo and the same steps: the evaluation of one run, with the
+# deterministic policy. MuJoCo: version 3 of the tasks. Source: DLR-RM/rl-baselines3-zoo, benchmark.md.
+ZOO = {
+    "HalfCheetah-v4": 5819,
+    "Walker2d-v4": 3479,
+    "Hopper-v4": 2410,
+    "Ant-v4": 1327,
+    "Swimmer-v4": 282,
+    "CartPole-v1": 500,
+}
 RESAMPLES = 10_000
+
+
+class Task(NamedTuple):
+    """Runs of a recipe in an environment.
+
+    Attributes:
+        recipe: Name of the recipe.
+        returns: Returns at the end, [seeds].
+        curves: Points of the curve of each seed.
+        env_steps: Steps of a run.
+    """
+
+    recipe: str
+    returns: np.ndarray
+    curves: list[list[dict[str, str]]]
+    env_steps: int
 
 
 def normalized(returns: np.ndarray, reference: float) -> np.ndarray:
@@ -53,53 +80,70 @@ def aggregate(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> d
         references: The same for the reference.
     """
 
-    def mean(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> float:
+    def normalized_iqm(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> float:
         pairs = zip(best, references, strict=True)
         return float(interquartile_mean(np.concatenate([normalized(b, r.mean()) for b, r in pairs])))
 
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
 
     def resample(runs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [random.choice(returns, len(returns)) for returns in runs]
+        return [generator.choice(returns, len(returns)) for returns in runs]
 
-    samples = [mean(resample(best), resample(references)) for _ in range(RESAMPLES)]
+    samples = [normalized_iqm(resample(best), resample(references)) for _ in range(RESAMPLES)]
     improvements = [
         probability_of_improvement(list(r), list(b)) for b, r in zip(best, references, strict=True)
     ]
     return {
-        "iqm": mean(best, references),
+        "iqm": normalized_iqm(best, references),
         "interval": np.percentile(samples, [2.5, 97.5]),
         "improvement": float(np.mean(improvements)),
     }
 
 
-def read_side(name: str) -> dict[str, list[dict[str, str]]]:
-    """Return the runs and the curves of ``best``, or of ``reference``, each with an ``env_id``."""
-    files = {kind: RESULTS.glob(f"*/{kind}.csv") for kind in ("runs", "curves")}
-    if name == "reference":
-        files = {kind: [RESULTS / f"reference_{kind}.csv"] for kind in files}
-    rows = {kind: [row for path in sorted(paths) for row in read_csv(path)] for kind, paths in files.items()}
-    env_ids = {row["recipe"]: row["env_id"] for row in rows["runs"]}
-    rows["curves"] = [row | {"env_id": env_ids[row["recipe"]]} for row in rows["curves"]]
-    return rows
+def read(runs: Path, curves: Path) -> dict[str, Task]:
+    """Read the results of a benchmark by environment."""
+    by_recipe: dict[str, dict[str, list[dict[str, str]]]] = {}
+    for point in read_csv(curves):
+        by_recipe.setdefault(point["recipe"], {}).setdefault(point["seed"], []).append(point)
+    rows: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for run in read_csv(runs):
+        rows.setdefault((run["env_id"], run["recipe"]), []).append(run)
+    return {
+        env_id: Task(
+            recipe.split()[0],
+            np.array([float(run["episodic_return"]) for run in group]),
+            list(by_recipe[recipe].values()),
+            int(group[0]["env_steps"]),
+        )
+        for (env_id, recipe), group in rows.items()
+    }
 
 
-def draw_task(axis: Any, task: str, data: dict[str, dict[str, list[dict[str, str]]]]) -> None:
+def shade_interval(axis: Any, grid: np.ndarray, curves: np.ma.MaskedArray, color: str) -> None:
+    """Shade the 95 % t interval of the mean over the seeds that have a value.
+
+    Args:
+        axis: Axis of matplotlib.
+        grid: Values of the horizontal axis, [G].
+        curves: Curves of the seeds, [seeds, G].
+        color: Color of the mean.
+    """
+    low, high = np.array([interval(values.compressed()) for values in curves.T]).T
+    axis.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def draw_task(axis: Any, name: str, sides: dict[str, Task]) -> None:
     """Draw the curves of both sides, and the returns that others published for the same steps."""
-    for side, color in COLORS.items():
-        by_seed: dict[str, list[dict[str, str]]] = {}
-        for row in data[side]["curves"]:
-            if row["env_id"] == task:
-                by_seed.setdefault(row["seed"], []).append(row)
-        grid, curves = plot_mean(axis, by_seed.values(), "env_steps", side, color)
-        shade_interval(axis, grid, curves, color)
-    steps = max(int(row["env_steps"]) for row in data["best"]["runs"] if row["env_id"] == task)
-    row = published(task, "mujoco" if task in MUJOCO else "classic")
-    if row and row["env_steps"] and abs(int(row["env_steps"]) / steps - 1) < 0.1:
+    for side, task in sides.items():
+        grid, curves = plot_mean(axis, task.curves, "env_steps", side, COLORS[side])
+        shade_interval(axis, grid, curves, COLORS[side])
+    row = published(name, "mujoco" if name in MUJOCO else "classic")
+    if row and row["env_steps"] and abs(int(row["env_steps"]) / sides["best"].env_steps - 1) < 0.1:
         axis.axhline(float(row["mean"]), color="tab:red", linestyle="--", linewidth=0.9, label="CleanRL")
-    if task in ZOO:
-        axis.axhline(ZOO[task], color="tab:green", linestyle=":", linewidth=1.2, label="SB3's zoo")
-    axis.set_title(task, fontsize=10)
+    if name in ZOO:
+        label = "SB3's zoo (evaluation of one run)"
+        axis.axhline(ZOO[name], color="tab:green", linestyle=":", linewidth=1.2, label=label)
+    axis.set_title(name, fontsize=10)
     decorate(axis, "env_steps")
 
 
@@ -116,15 +160,16 @@ def draw_aggregate(axis: Any, result: dict[str, Any]) -> None:
 def draw(
     path: Path,
     tasks: Sequence[str],
-    data: dict[str, dict[str, list[dict[str, str]]]],
+    best: dict[str, Task],
+    references: dict[str, Task],
     result: dict[str, Any] | None = None,
 ) -> None:
     """Draw a panel per task, and the aggregate if there is one."""
-    columns = len(tasks) // 2 + 1
+    columns = math.ceil((len(tasks) + (result is not None)) / 2)
     figure, axes = plt.subplots(2, columns, figsize=(3.5 * columns, 6), layout="constrained")
     legend: dict[str, Any] = {}
-    for task, axis in zip(tasks, axes.flat, strict=False):
-        draw_task(axis, task, data)
+    for name, axis in zip(tasks, axes.flat, strict=False):
+        draw_task(axis, name, {"reference": references[name], "best": best[name]})
         legend |= {line.get_label(): line for line in axis.get_legend_handles_labels()[0]}
     for axis in axes.flat[len(tasks) :]:
         axis.set_visible(False)
@@ -136,30 +181,51 @@ def draw(
     plt.close(figure)
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Print the table and the aggregate, and draw the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=Path, default=ROOT / "docs/images", help="folder of the figures")
-    images = parser.parse_args(args).images
-    data = {side: read_side(side) for side in COLORS}
-    returns: dict[str, list[np.ndarray]] = {task: [] for task in (*MUJOCO, *OTHERS)}
-    print("| task | reference | best |\n|---|---|---|")
-    for task, sides in returns.items():
-        for rows in data.values():
-            runs = [row for row in rows["runs"] if row["env_id"] == task]
-            sides.append(np.array([float(row["episodic_return"]) for row in runs]))
-        spec = decimals(float(sides[0].mean()))
-        figures = [f"{side.mean():{spec}} ± {side.std(ddof=1):{spec}}" for side in sides]
-        print(f"| {task} | {' | '.join(figures)} |")
-    references, best = zip(*(returns[task] for task in MUJOCO), strict=True)
-    result = aggregate(best, references)
+def returns_of(tasks: Iterable[str], *sides: dict[str, Task]) -> list[list[np.ndarray]]:
+    """Return the returns of each task, for each side."""
+    tasks = list(tasks)
+    return [[side[task].returns for task in tasks] for side in sides]
+
+
+def print_table(tasks: Iterable[str], runs: dict[str, Task], references: dict[str, Task]) -> None:
+    """Print a row per task that compares its runs with the reference."""
+    print("| task | recipe | reference | best | difference [95 %] | probability of improvement | p |")
+    print("|---|---|---|---|---|---|---|")
+    for task in tasks:
+        recipe = runs[task].recipe
+        label = f"{task} | [{recipe}](../configs/best/{recipe}.yaml)"
+        print(row(label, list(references[task].returns), list(runs[task].returns)))
+
+
+def print_aggregate(result: dict[str, Any]) -> None:
+    """Print the interquartile mean and the probability of improvement."""
     low, high = result["interval"]
     print(
         f"\nInterquartile mean of normalized returns: {result['iqm']:.2f} [{low:.2f}, {high:.2f}],"
-        f" probability of improvement: {result['improvement']:.2f}"
+        f" probability of improvement: {result['improvement']:.2f}\n"
     )
-    draw(images / "best.png", MUJOCO, data, result)
-    draw(images / "best_others.png", OTHERS, data)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Print the tables and the aggregates, and draw the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=Path, default=ROOT / "docs/images", help="folder of the figures")
+    images = parser.parse_args(args).images
+    references = read(RESULTS / "reference_runs.csv", RESULTS / "reference_curves.csv")
+    folders = {path.parent.name: path.parent for path in sorted(RESULTS.glob("*/runs.csv"))}
+    results = {name: read(folder / "runs.csv", folder / "curves.csv") for name, folder in folders.items()}
+    common = results.pop("mujoco")
+    best = dict(common)
+    for tasks in results.values():
+        best |= tasks
+
+    print_table((*MUJOCO, *CLASSIC, *DM_CONTROL), best, references)
+    result = aggregate(*returns_of(MUJOCO, best, references))
+    print_aggregate(result)
+    print_table(common, common, references)
+    print_aggregate(aggregate(*returns_of(common, common, references)))
+    draw(images / "best.png", MUJOCO, best, references, result)
+    draw(images / "best_others.png", (*CLASSIC, *DM_CONTROL), best, references)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class AdamRel(PPO):
 
 
 class SPO(PPO):
-    """Replaces the clipped ratio by a penalty that is smallest at the bound of the clipping range.
+    """Replaces clipping by a quadratic penalty. The objective is greatest at the bound of the clipping range.
 
     Source: Xie et al., "Simple Policy Optimization" (2024), arXiv:2401.16025.
     """
@@ -71,13 +71,14 @@ class FreshAdvantages(PPO):
 
 
 class Reuse(PPO):
-    """Learns from the last two rollouts, of which each should be half as long.
+    """Trains on the last two rollouts, each of which should be half as long.
 
-    Values, advantages and log-probabilities of the previous rollout are those of the current policy, and its
-    rows are weighted by their probability ratio to the policy that collected them, at most 1.
+    Values and log-probabilities of the previous rollout are computed again, and its rows are weighted by the
+    probability ratio of the current policy to the one that collected them, at most 1.
 
     Source: Queeney et al., "Generalized Proximal Policy Optimization with Sample Reuse" (2021),
-    arXiv:2111.00072, with two rollouts of equal weight.
+    arXiv:2111.00072. This is a simplification: advantages without V-trace, the clipping range of PPO, and no
+    adaptation of the learning rate.
     """
 
     minibatch_keys = (*PPO.minibatch_keys, "weight")
@@ -86,23 +87,23 @@ class Reuse(PPO):
         """See :meth:`PPO.training_step`."""
         fresh = rollout.clone()
         fresh["weight"] = torch.ones(*fresh.batch_size, 1)
-        both = fresh.copy()
+        rollouts = fresh.copy()
         previous = getattr(self, "_previous", None)
         if previous is not None:
             previous = previous.clone()
             with torch.no_grad():
-                now = self.agent.evaluate(previous["observation"], previous["action"])
-            ratio = (now.log_prob - previous["action_log_prob"]).exp()
+                evaluation = self.agent.evaluate(previous["observation"], previous["action"])
+            ratio = (evaluation.log_prob - previous["action_log_prob"]).exp()
             previous["weight"] = ratio.clamp(max=1).unsqueeze(-1)
-            previous["action_log_prob"] = now.log_prob
-            previous["state_value"] = now.value.unsqueeze(-1)
-            both = torch.cat([fresh, previous])
-        both = self.advantages(both)
+            previous["action_log_prob"] = evaluation.log_prob
+            previous["state_value"] = evaluation.value.unsqueeze(-1)
+            rollouts = torch.cat([fresh, previous])
+        rollouts = self.advantages(rollouts)
         metrics = []
         for _ in range(self.hparams.update_epochs):
-            metrics += self.update(self.minibatches(both))
+            metrics += self.update(self.minibatches(rollouts))
         self._previous = fresh
-        self.log_rollout(both[: len(fresh)], metrics)
+        self.log_rollout(rollouts[: len(fresh)], metrics)
         self.step_schedule(metrics)
 
     def loss_of(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
@@ -140,8 +141,8 @@ class MuonPPO(PPO):
             for name, parameter in self.agent.named_parameters()
             if parameter.ndim == 2 and not name.startswith(("head.", "critic."))
         ]
-        inside = {id(parameter) for parameter in matrices}
-        rest = [parameter for parameter in self.trainable_parameters() if id(parameter) not in inside]
+        matrix_ids = {id(parameter) for parameter in matrices}
+        rest = [parameter for parameter in self.trainable_parameters() if id(parameter) not in matrix_ids]
         optimizer = MuonAndAdam(matrices, rest, self.hparams.learning_rate, self.hparams.adam_eps)
         configured = super().configure_optimizers()
         schedule = configured["lr_scheduler"]["scheduler"]

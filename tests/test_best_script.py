@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks import best
+from ppo_lightning.commands.report import interval
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,22 +21,29 @@ def test_twice_the_reference_is_2():
     assert low < 2 < high, "the reference of the first task is resampled"
 
 
+def test_the_shaded_interval_is_that_of_the_seeds_with_a_value():
+    axis = Figure().subplots()
+    curves = np.ma.masked_invalid([[0.0, 1.0, np.nan], [2.0, 1.0, 3.0], [7.0, 1.0, 4.0]])
+    best.shade_interval(axis, np.array([0.0, 10.0, 20.0]), curves, "tab:blue")
+    (path,) = axis.collections[0].get_paths()
+    for point, values in ((0, [0.0, 2.0, 7.0]), (10, [1.0, 1.0, 1.0]), (20, [3.0, 4.0])):
+        edges = path.vertices[path.vertices[:, 0] == point, 1]
+        assert (edges.min(), edges.max()) == pytest.approx(interval(values))
+
+
 def test_the_documented_figures_are_those_of_the_script(capsys, tmp_path):
     best.main(["--images", str(tmp_path)])
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("best.png", "best_others.png"))
     lines = capsys.readouterr().out.splitlines()
     docs = (ROOT / "docs/best.md").read_text()
-    rows = [line.strip("|").split(" | ", 1) for line in lines if line.startswith("| ") and "±" in line]
-    assert len(rows) == len(best.MUJOCO + best.OTHERS)
-    for task, figures in rows:
-        assert any(line.startswith(f"|{task}") and f"| {figures}|" in line for line in docs.splitlines()), (
-            task,
-            figures,
-        )
-    aggregate = next(line for line in lines if line.startswith("Interquartile mean"))
-    iqm, low, high, improvement = (
-        word.strip("[],") for word in aggregate.split() if word.strip("[],")[0].isdigit()
-    )
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) > len(best.MUJOCO + best.CLASSIC + best.DM_CONTROL)
+    assert [row for row in rows if row not in docs.splitlines()] == []
+    aggregates = [line for line in lines if line.startswith("Interquartile mean")]
     sentences = " ".join(docs.split())
-    assert f"is {iqm} with a 95 % interval of {low} to {high}" in sentences
-    assert f"is better than a run of the reference is {improvement}." in sentences
+    for aggregate, place in zip(aggregates, ("is", "it is"), strict=True):
+        iqm, low, high, improvement = (
+            word.strip("[],") for word in aggregate.split() if word.strip("[],")[0].isdigit()
+        )
+        assert f"{place} {iqm} with a 95 % interval of {low} to {high}" in sentences
+        assert f"is better than a run of the reference is {improvement}" in sentences

@@ -94,22 +94,6 @@ def plot_mean(
     return grid, curves
 
 
-def shade_interval(axis: Any, grid: np.ndarray, curves: np.ma.MaskedArray, color: str) -> None:
-    """Shade the 95 % t interval of the mean over seeds.
-
-    Args:
-        axis: Axis of matplotlib.
-        grid: Values of the horizontal axis, [G].
-        curves: Curves of at least two seeds, [seeds, G].
-        color: Color of the mean.
-    """
-    t = import_extra("scipy.stats", extra="report").t
-    num_seeds = len(curves)
-    half = curves.std(axis=0, ddof=1) * t.ppf(0.975, num_seeds - 1) / num_seeds**0.5
-    mean = curves.mean(axis=0)
-    axis.fill_between(grid, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
-
-
 def decorate(axis: Any, x: str) -> None:
     """Label the horizontal axis and remove the upper and the right spine."""
     axis.set_xlabel("seconds of training" if x == "seconds" else "environment steps (thousands)", fontsize=8)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from ppo_lightning import ConfigError
 from ppo_lightning.commands import benchmark as command
@@ -328,16 +327,6 @@ def test_a_run_that_begins_after_the_shortest_run_has_no_curve(tmp_path):
     assert curve(points[2:], "seconds", np.linspace(0, 2, 101)).mask.all()
     curves.draw(points, "seconds", {}, tmp_path / "curves")
     assert (tmp_path / "curves.png").exists()
-
-
-def test_the_shaded_interval_is_that_of_the_report():
-    axis = Figure().subplots()
-    curves_of_seeds = np.ma.masked_array([[0.0, 1.0], [2.0, 1.0], [7.0, 1.0]])
-    curves.shade_interval(axis, np.array([0.0, 10.0]), curves_of_seeds, "tab:blue")
-    (path,) = axis.collections[0].get_paths()
-    at_0 = path.vertices[path.vertices[:, 0] == 0, 1]
-    assert (at_0.min(), at_0.max()) == pytest.approx(interval([0.0, 2.0, 7.0]))
-    assert (path.vertices[path.vertices[:, 0] == 10, 1] == 1).all()
 
 
 @pytest.mark.parametrize("labels", [["one"], ["one", "two", "three", "four"]])
