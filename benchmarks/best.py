@@ -1,6 +1,6 @@
 """Compare the best recipes with the references, and draw their learning curves.
 
-`python -m benchmarks.best` reads `benchmarks/results/best`, prints tables and the aggregate over the MuJoCo
+`python benchmarks/best.py` reads `benchmarks/results/best`, prints tables and the aggregate over the MuJoCo
 tasks, and writes `docs/images/best.png` and `best_others.png`. Bands are 95 % t intervals of the mean over
 seeds. The script needs the extra `report`.
 

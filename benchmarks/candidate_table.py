@@ -5,6 +5,7 @@ prints a table in Markdown. It needs the extra `report`. `GROUP/base` has the ru
 same machine.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,8 +56,9 @@ def row(label: str, before: Sequence[float], after: Sequence[float]) -> str:
     return f"| {label} | {' | '.join(figures)} | {difference} | {better:.2f} | {p:.3f} |"
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(args)
     print("| change | task | without | with | difference [95 %] | probability of improvement | p |")
     print("|---|---|---|---|---|---|---|")
     for folder, change in CHANGES.items():

@@ -5,6 +5,8 @@ each task, and prints a table in Markdown.
 CleanRL's figures (documentation of RPO) are after 8 000 000 steps, with 10 seeds.
 """
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from ppo_lightning.commands.report import PUBLISHED, common_id, read_csv
@@ -13,8 +15,9 @@ RESULTS = Path(__file__).parent / "results/dm_control"
 STEPS = "8000000"
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(args)
     returns = {
         algorithm: {
             row["env_id"]: float(row["episodic_return"]) for row in read_csv(RESULTS / algorithm / "runs.csv")

@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[1] / "docs"
     ("script", "page"), [(candidate_table, "best.md"), (dm_control_table, "continuous.md")]
 )
 def test_a_documented_table_is_that_of_its_script(script, page, capsys):
-    script.main()
+    script.main([])
     table = capsys.readouterr().out
     assert table.count("\n") > 4
     assert table in (DOCS / page).read_text()
