@@ -189,7 +189,9 @@ def returns_of(tasks: Iterable[str], *sides: dict[str, Task]) -> list[list[np.nd
 
 def print_table(tasks: Iterable[str], runs: dict[str, Task], references: dict[str, Task]) -> None:
     """Print a row per task that compares its runs with the reference."""
-    print("| task | recipe | reference | best | difference [95 %] | probability of improvement | p |")
+    print(
+        "| task | recipe | reference | with the recipe | difference [95 %] | probability of improvement | p |"
+    )
     print("|---|---|---|---|---|---|---|")
     for task in tasks:
         recipe = runs[task].recipe
