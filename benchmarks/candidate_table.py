@@ -22,7 +22,6 @@ CHANGES = {
     "best/coloured": "coloured noise (beta 0.5)",
     "best/fresh_advantages": "fresh advantages in each epoch",
     "best/reuse": "reuse of the last rollout, simplified from GePPO",
-    "best/muon": "Muon",
     "rn_d/bins": "RN-D's actor of bins",
     "rn_d/residual": "RN-D's residual networks",
     "rn_d/whole": "RN-D: bins and residual networks",
