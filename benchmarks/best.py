@@ -80,22 +80,22 @@ def aggregate(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> d
         references: The same for the reference.
     """
 
-    def normalized_iqm(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> float:
+    def normalized_runs(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> np.ndarray:
         pairs = zip(best, references, strict=True)
-        return float(interquartile_mean(np.concatenate([normalized(b, r.mean()) for b, r in pairs])))
+        return np.concatenate([normalized(b, r.mean()) for b, r in pairs])
 
     generator = np.random.default_rng(0)
 
     def resample(runs: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [generator.choice(returns, len(returns)) for returns in runs]
 
-    samples = [normalized_iqm(resample(best), resample(references)) for _ in range(RESAMPLES)]
+    samples = [normalized_runs(resample(best), resample(references)) for _ in range(RESAMPLES)]
     improvements = [
         probability_of_improvement(list(r), list(b)) for b, r in zip(best, references, strict=True)
     ]
     return {
-        "iqm": normalized_iqm(best, references),
-        "interval": np.percentile(samples, [2.5, 97.5]),
+        "iqm": float(interquartile_mean(normalized_runs(best, references))),
+        "interval": np.percentile(interquartile_mean(np.stack(samples)), [2.5, 97.5]),
         "improvement": float(np.mean(improvements)),
     }
 
@@ -137,9 +137,13 @@ def draw_task(axis: Any, name: str, sides: dict[str, Task]) -> None:
     for side, task in sides.items():
         grid, curves = plot_mean(axis, task.curves, "env_steps", side, COLORS[side])
         shade_interval(axis, grid, curves, COLORS[side])
-    row = published(name, "mujoco" if name in MUJOCO else "classic")
-    if row and row["env_steps"] and abs(int(row["env_steps"]) / sides["best"].env_steps - 1) < 0.1:
-        axis.axhline(float(row["mean"]), color="tab:red", linestyle="--", linewidth=0.9, label="CleanRL")
+    cleanrl = published(name, "mujoco" if name in MUJOCO else "classic")
+    if (
+        cleanrl
+        and cleanrl["env_steps"]
+        and abs(int(cleanrl["env_steps"]) / sides["best"].env_steps - 1) < 0.1
+    ):
+        axis.axhline(float(cleanrl["mean"]), color="tab:red", linestyle="--", linewidth=0.9, label="CleanRL")
     if name in ZOO:
         label = "SB3's zoo (evaluation of one run)"
         axis.axhline(ZOO[name], color="tab:green", linestyle=":", linewidth=1.2, label=label)
@@ -181,12 +185,6 @@ def draw(
     plt.close(figure)
 
 
-def returns_of(tasks: Iterable[str], *sides: dict[str, Task]) -> list[list[np.ndarray]]:
-    """Return the returns of each task, for each side."""
-    tasks = list(tasks)
-    return [[side[task].returns for task in tasks] for side in sides]
-
-
 def print_table(tasks: Iterable[str], runs: dict[str, Task], references: dict[str, Task]) -> None:
     """Print a row per task that compares its runs with the reference."""
     print(
@@ -199,13 +197,18 @@ def print_table(tasks: Iterable[str], runs: dict[str, Task], references: dict[st
         print(row(label, list(references[task].returns), list(runs[task].returns)))
 
 
-def print_aggregate(result: dict[str, Any]) -> None:
-    """Print the interquartile mean and the probability of improvement."""
+def print_aggregate(
+    tasks: Iterable[str], runs: dict[str, Task], references: dict[str, Task]
+) -> dict[str, Any]:
+    """Print and return the aggregate over tasks. See :func:`aggregate`."""
+    sides = zip(*((runs[task].returns, references[task].returns) for task in tasks), strict=True)
+    result = aggregate(*sides)
     low, high = result["interval"]
     print(
         f"\nInterquartile mean of normalized returns: {result['iqm']:.2f} [{low:.2f}, {high:.2f}],"
         f" probability of improvement: {result['improvement']:.2f}\n"
     )
+    return result
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -222,10 +225,9 @@ def main(args: Sequence[str] | None = None) -> None:
         best |= tasks
 
     print_table((*MUJOCO, *CLASSIC, *DM_CONTROL), best, references)
-    result = aggregate(*returns_of(MUJOCO, best, references))
-    print_aggregate(result)
+    result = print_aggregate(MUJOCO, best, references)
     print_table(common, common, references)
-    print_aggregate(aggregate(*returns_of(common, common, references)))
+    print_aggregate(common, common, references)
     draw(images / "best.png", MUJOCO, best, references, result)
     draw(images / "best_others.png", (*CLASSIC, *DM_CONTROL), best, references)
 

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_lightning.commands.compare import p_worse, probability_of_improvement, read_runs
-from ppo_lightning.commands.report import interval
+from ppo_lightning.commands.compare import (
+    format_difference,
+    p_worse,
+    probability_of_improvement,
+    read_runs,
+)
 from ppo_lightning.utils.rounding import decimals
 
 RESULTS = Path(__file__).parent / "results/candidates"
@@ -51,12 +55,12 @@ def row(label: str, before: Sequence[float], after: Sequence[float]) -> str:
         test).
     """
     spec = decimals(float(np.mean(before)))
-    low, high = interval(after, before)
     figures = [f"{np.mean(runs):{spec}} ± {np.std(runs, ddof=1):{spec}}" for runs in (before, after)]
-    difference = f"{np.mean(after) - np.mean(before):+{spec}} [{low:+{spec}}, {high:+{spec}}]"
     better = probability_of_improvement(before, after)
     p = p_worse(after, before)
-    return f"| {label} | {' | '.join(figures)} | {difference} | {better:.2f} | {p:.3f} |"
+    return (
+        f"| {label} | {' | '.join(figures)} | {format_difference(before, after)} | {better:.2f} | {p:.3f} |"
+    )
 
 
 def main(args: Sequence[str] | None = None) -> None:

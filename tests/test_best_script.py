@@ -34,17 +34,16 @@ def test_the_shaded_interval_is_that_of_the_seeds_with_a_value():
 def test_the_documented_figures_are_those_of_the_script(capsys, tmp_path):
     best.main(["--images", str(tmp_path)])
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("best.png", "best_others.png"))
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
     docs = (ROOT / "docs/best.md").read_text()
-    rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) > len(best.MUJOCO + best.CLASSIC + best.DM_CONTROL)
-    assert [row for row in rows if row not in docs.splitlines()] == []
-    aggregates = [line for line in lines if line.startswith("Interquartile mean")]
+    best_table, best_aggregate, common_table, common_aggregate = out.strip().split("\n\n")
+    assert best_table.count("\n") == 1 + len(best.MUJOCO + best.CLASSIC + best.DM_CONTROL)
+    assert common_table.count("\n") == 1 + 5
+    assert all(f"{table}\n\n" in docs for table in (best_table, common_table))
     sentences = " ".join(docs.split())
-    assert len(aggregates) == 2
-    for aggregate in aggregates:
+    for aggregate in (best_aggregate, common_aggregate):
         iqm, low, high, improvement = (
             word.strip("[],") for word in aggregate.split() if word.strip("[],")[0].isdigit()
         )
         assert f"is {iqm} with a 95 % interval of {low} to {high}" in sentences
-        assert f"is better than a run of the reference is {improvement}" in sentences
+        assert f"is better than a run of the reference is {improvement}." in sentences

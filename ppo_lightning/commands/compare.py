@@ -131,14 +131,20 @@ def _figures(old: Sequence[float], new: Sequence[float], alpha: float) -> str:
     """Return the cells of a row, from the means to the smallest detectable difference."""
     mean = float(np.mean(old))
     spec = decimals(mean)
-    change = f"{float(np.mean(new)) - mean:+{spec}}"
-    between = detectable = ""
-    if min(len(old), len(new)) > 1:
-        low, high = interval(new, old)
-        between = f" [{low:+{spec}}, {high:+{spec}}]"
-        detectable = f"{smallest_difference(old, new, alpha):{spec}}"
+    detectable = f"{smallest_difference(old, new, alpha):{spec}}" if min(len(old), len(new)) > 1 else ""
     better = f"{probability_of_improvement(old, new):.2f}"
-    return f"{mean:{spec}} | {float(np.mean(new)):{spec}} | {change}{between} | {better} | {detectable}"
+    change = format_difference(old, new)
+    return f"{mean:{spec}} | {float(np.mean(new)):{spec}} | {change} | {better} | {detectable}"
+
+
+def format_difference(before: Sequence[float], after: Sequence[float]) -> str:
+    """Return the difference of two means as text, with its 95 % interval if both sets have two runs."""
+    spec = decimals(float(np.mean(before)))
+    change = f"{float(difference(np.asarray(before), np.asarray(after))):+{spec}}"
+    if min(len(before), len(after)) < 2:
+        return change
+    low, high = interval(after, before)
+    return f"{change} [{low:+{spec}}, {high:+{spec}}]"
 
 
 def _smallest_p(old: int, new: int) -> float:

@@ -68,15 +68,18 @@ def test_muon_optimizes_the_hidden_layers(fit):
 @pytest.mark.parametrize("advantage", [2.0, -1.0])
 def test_the_objective_of_spo_is_greatest_at_the_bound_of_the_range(advantage):
     bound = 1.2 if advantage > 0 else 0.8
-    ratio = torch.tensor([bound - 0.01, bound, bound + 0.01])
     zero = torch.zeros(1)
     minibatch = dict.fromkeys(("action_log_prob", "state_value", "value_target"), zero)
     minibatch["advantage"] = torch.tensor([advantage])
-    below, at, above = (
-        SPO(ent_coef=0.0).loss_of(minibatch, Evaluation(row, zero, zero, zero, zero, ()))[0].item()
-        for row in ratio.log().split(1)
-    )
-    assert at < below and at < above
+
+    def loss_at(log_prob):
+        return SPO(ent_coef=0.0).loss_of(minibatch, Evaluation(log_prob, zero, zero, zero, zero, ()))[0]
+
+    log_prob = torch.tensor([bound]).log().requires_grad_()
+    loss = loss_at(log_prob)
+    loss.backward()
+    assert log_prob.grad.abs().item() < 1e-6
+    assert all(loss < loss_at(torch.tensor([bound + step]).log()) for step in (-0.01, 0.01))
 
 
 def test_coloured_noise_has_variance_1_and_is_correlated():
