@@ -1,11 +1,13 @@
 """PPO with TorchRL rollouts and PyTorch Lightning updates."""
 
 import importlib
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppo_lightning.algorithms import PPG, PPO, RND, RPO, AgentModule, RecurrentPPO, SelfPlay
+    from ppo_lightning.checkpoints.resume import last_checkpoint
     from ppo_lightning.envs import make_env
     from ppo_lightning.errors import ConfigError
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
@@ -13,10 +15,17 @@ if TYPE_CHECKING:
 
 # Lightning itself triggers this deprecation warning of PyTorch.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+# `data.total_timesteps` ends a run.
+warnings.filterwarnings("ignore", message=".*max_epochs. was not set")
+# Advertisements for litlogger and litmodels.
+logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+    lambda record: "Tip: For seamless cloud" not in record.getMessage()
+)
 
 __version__ = "0.1.0"
 _ROOMS = {
     "algorithms": ("PPG", "PPO", "RND", "RPO", "AgentModule", "RecurrentPPO", "SelfPlay"),
+    "checkpoints.resume": ("last_checkpoint",),
     "envs": ("make_env",),
     "errors": ("ConfigError",),
     "models": ("ActorCritic", "CNNAgent", "MLPAgent"),
@@ -38,6 +47,7 @@ __all__ = [
     "RolloutDataModule",
     "SelfPlay",
     "evaluate",
+    "last_checkpoint",
     "make_env",
 ]
 

@@ -8,7 +8,6 @@ import torch
 
 import tests.environments  # noqa: F401  (registers them)
 from ppo_lightning import PPO, RolloutDataModule, make_env
-from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 
 torch.set_num_threads(1)
 
@@ -19,16 +18,13 @@ def make_trainer(tmp_path):
 
     def make(**options):
         defaults = {
-            "max_epochs": -1,
             "accelerator": "cpu",
             "logger": False,
             "enable_checkpointing": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
             "limit_val_batches": 0,
             "default_root_dir": tmp_path,
-            "plugins": [CheckedCheckpointIO()],
         }
         return L.Trainer(**defaults | options)
 

@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -19,7 +20,10 @@ from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.run_log import RunLog
 from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
+from ppo_lightning.callbacks.preemption import Preemption
+from ppo_lightning.callbacks.summary import RunSummary
 from ppo_lightning.callbacks.supported import check_callbacks
+from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
     agent_to_plain,
     check_same_agent,
@@ -27,6 +31,7 @@ from ppo_lightning.checkpoints.agent import (
     trained_agent,
 )
 from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.module import module_from_checkpoint
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
@@ -58,6 +63,7 @@ class AgentModule(L.LightningModule):
         >>> actions = module.predict(torch.zeros(1, 4))
     """
 
+    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (Threads, Preemption, RunSummary)
     agent: ActorCritic
     hparams: AttributeDict
     reward_scaler: RewardScaler | None
@@ -100,17 +106,20 @@ class AgentModule(L.LightningModule):
     # Construction
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Add the guards of loggers and exceptions.
+        """Add the guards and, for ``fit``, ``fit_callbacks``, unless the Trainer has one of that class.
 
         Unsupported options and callbacks of the Trainer are refused here, before Lightning's own checks.
         """
         check_trainer(self.trainer)
+        kinds: list[type[L.Callback]] = [LoggerGuard, ExceptionGuard]
         if self.fitting:
             check_callbacks(self.trainer, self.steps_per_rollout)
-        return [LoggerGuard(), ExceptionGuard()]
+            kinds += self.fit_callbacks
+        present = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [kind() for kind in kinds if not any(isinstance(callback, kind) for callback in present)]
 
     def setup(self, stage: str) -> None:
-        """Reset the counters for a new run.
+        """Prepare the Trainer, and reset the counters for a new run.
 
         Raises:
             ConfigError: The module is compiled as a whole.
@@ -119,8 +128,16 @@ class AgentModule(L.LightningModule):
             raise ConfigError(
                 "torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead."
             )
+        if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the Trainer has no plugin
+            self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()
         if stage != "fit":
             return
+        lightning_private.replace_defaults(self.trainer)
+        if not any(isinstance(callback, ExceptionGuard) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+            rank_zero_warn(
+                f"{type(self).__name__}.configure_callbacks does not call super().configure_callbacks(): the"
+                " run has no guards, does not save at SIGTERM and Ctrl+C, and uses all threads."
+            )
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             lightning_private.remove_step_limit(self.trainer)
         if self.trainer.ckpt_path is None:
@@ -229,6 +246,12 @@ class AgentModule(L.LightningModule):
     def rollouts_done(self) -> int:
         """Number of completed iterations, including those before a resume."""
         return self.env_steps // self.data.frames_per_rollout
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return of the last 100 training episodes, None before the first one."""
+        returns = self.episode_returns
+        return sum(returns) / len(returns) if returns else None
 
     @property
     def tolerance(self) -> float:

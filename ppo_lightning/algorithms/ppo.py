@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
-import lightning as L
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -75,8 +74,10 @@ class PPO(AgentModule):
         ConfigError: A number is out of its range, or the rollout cannot be split into these minibatches.
 
     Example:
-        >>> data = RolloutDataModule("CartPole-v1", num_envs=4, num_steps=128, total_timesteps=500_000)
-        >>> L.Trainer(max_epochs=-1, accelerator="cpu").fit(PPO(learning_rate=2.5e-4), data)
+        >>> L.seed_everything(1)
+        >>> data = RolloutDataModule("CartPole-v1", total_timesteps=500_000)
+        >>> trainer = L.Trainer(accelerator="cpu")
+        >>> trainer.fit(PPO(), data)
     """
 
     minibatch_keys: ClassVar[tuple[str, ...]] = (
@@ -87,6 +88,7 @@ class PPO(AgentModule):
         "advantage",
         "value_target",
     )
+    fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
     takes_memory: ClassVar = False  # whether the agent must have a memory
     norm_adv_of: ClassVar = "minibatch"  # or "rollout": a variant normalizes the advantages itself
 
@@ -280,13 +282,6 @@ class PPO(AgentModule):
         elif self.hparams.desired_kl is not None:
             schedule = KLAdaptiveLR(optimizer, self.hparams.desired_kl)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def configure_callbacks(self) -> list[L.Callback]:
-        """Add the guards."""
-        guards = [*super().configure_callbacks(), RolloutGuard(), NonFiniteGuard()]
-        if self.trainer.world_size > 1:  # each callback costs 3 microseconds a minibatch
-            guards.append(EqualRanksGuard())
-        return guards
 
     def setup(self, stage: str) -> None:
         """Check, before any environment is created, that the rollout can be split into minibatches."""

@@ -45,7 +45,7 @@ class RND(PPO):
 
     Example:
         >>> data = RolloutDataModule("MountainCar-v0", num_envs=16, total_timesteps=500_000)
-        >>> L.Trainer(max_epochs=-1, accelerator="cpu").fit(RND(gamma=0.999), data)
+        >>> L.Trainer(accelerator="cpu").fit(RND(gamma=0.999), data)
     """
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "int_value_target", "novelty_input", "novelty_weight")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils.rounding import decimals
 
 SAVE_EVERY = 10  # seconds
 
@@ -44,7 +45,12 @@ class RunLog:
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         step = torch.tensor(module.env_steps)  # ModelCheckpoint uses it in file names
-        lightning_private.publish_metrics(trainer, dict(zip(values, means, strict=True)) | {"step": step})
+        # Text: Rich shows three decimals of any number.
+        shown = {"SPS": f"{self.steps_per_second():.0f}", "steps": str(module.env_steps)}
+        if module.mean_return is not None:
+            shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
+        published = dict(zip(values, means, strict=True)) | {"step": step}
+        lightning_private.publish_metrics(trainer, published, shown)
         if rare or module.rollouts_done % trainer.log_every_n_steps == 0:
             for logger in module.loggers:
                 logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=module.env_steps)

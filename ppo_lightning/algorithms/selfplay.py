@@ -55,7 +55,7 @@ class SelfPlay(PPO):
 
     Example:
         >>> data = RolloutDataModule("ConnectFour-v1", "envpool", num_envs=64, total_timesteps=2_000_000)
-        >>> L.Trainer(max_epochs=-1, accelerator="cpu").fit(SelfPlay(gamma=1.0), data)
+        >>> L.Trainer(accelerator="cpu").fit(SelfPlay(gamma=1.0), data)
     """
 
     def __init__(

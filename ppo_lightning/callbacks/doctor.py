@@ -37,7 +37,7 @@ class Doctor(L.Callback):
 
     Example:
         >>> doctor = Doctor(every=10)
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[doctor])
+        >>> trainer = L.Trainer(callbacks=[doctor])
         >>> doctor.findings
         {}
     """

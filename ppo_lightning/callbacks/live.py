@@ -66,7 +66,7 @@ class LivePlot(Recorder):
         every: Minimum time between two updates of the plot, in seconds.
 
     Example:
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[LivePlot(every=5.0)])
+        >>> trainer = L.Trainer(callbacks=[LivePlot(every=5.0)])
     """
 
     def draw(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -95,7 +95,7 @@ class TerminalPanel(Recorder):
         every: Minimum time between two updates of the panel, in seconds.
 
     Example:
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[TerminalPanel()], enable_progress_bar=False)
+        >>> trainer = L.Trainer(callbacks=[TerminalPanel()], enable_progress_bar=False)
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:

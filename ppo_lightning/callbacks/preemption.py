@@ -4,87 +4,137 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
+from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.watch import end_with_the_launcher
 
 EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM ended
+INTERRUPTED = 128 + signal.SIGINT  # 130
 
 
-class Preemption(L.Callback):
-    """Callback that saves a checkpoint and ends the process with code 143 after a signal.
+class Preemption(Guard):
+    """Callback that saves a checkpoint and ends the run after a signal.
 
-    The signals are SIGTERM and, under SLURM, SIGUSR1.
+    Every fit has this callback, unless the Trainer has one already.
 
-    The command line adds this callback. From Python, pass it to the Trainer.
+    | signal | end of the run |
+    |---|---|
+    | SIGTERM | a checkpoint, exit code 143 |
+    | SIGINT (Ctrl+C, a notebook's stop button) | a checkpoint, exit code 130 or KeyboardInterrupt |
+    | a second SIGINT, or one while a graph compiles | at once |
+    | SLURM's requeue signal (SIGUSR1), with Lightning's auto-requeue | a checkpoint, ``scontrol requeue`` |
 
     The signal may reach any rank: all ranks agree at the end of each iteration.
     The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``.
-    Without ``ModelCheckpoint`` nothing is saved. ``fit --auto_resume`` resumes from ``preempted.ckpt``.
+    Without ``ModelCheckpoint`` nothing is saved.
     A rank also ends when its launcher ends, even during a blocking call.
+    Outside the main thread, Python allows no handlers.
 
-    Lightning's own signal handler is replaced during training. It runs collectives, and under SLURM
-    saves a checkpoint, inside the handler, while other ranks may be inside another collective.
+    Lightning's own handlers are replaced during training. They run collectives, and under SLURM save a
+    checkpoint, inside the handler, while other ranks may be inside another collective.
 
     Example:
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[Preemption()])
+        >>> trainer = L.Trainer(callbacks=[Preemption()])
     """
 
     def __init__(self) -> None:
         end_with_the_launcher()  # before the ranks meet
-        self.requested = False
+        self.requested = 0  # number of the last signal
         self._previous_handlers: dict[int, Any] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Replace the handler that Lightning registers before training."""
-        self.requested = False
+        self.requested = 0
         if stage == "fit":
             lightning_private.set_sigterm_handler(trainer, self._request)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Register the handler. Python allows this in the main thread only."""
+        """Register the handlers. Python allows this in the main thread only."""
         if threading.current_thread() is not threading.main_thread():
             return
-        signals = [signal.SIGTERM] + [signal.SIGUSR1] * ("SLURM_JOB_ID" in os.environ)
-        self._previous_handlers = {number: signal.signal(number, self._request) for number in signals}
+        for number in (signal.SIGTERM, signal.SIGINT, lightning_private.requeue_signal(trainer)):
+            if number is not None:
+                self._previous_handlers[number] = signal.signal(number, self._request)
 
-    def _request(self, number: int, frame: Any) -> None:
-        self.requested = True
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self.requested or _compiles(frame):
+                _end_at_once()
+            if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+                # `print` must not be called in a handler
+                os.write(2, b"\nInterrupted: saving after this iteration. Interrupt again to end at once.\n")
+        self.requested = number
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """End the process after an iteration if any rank received a signal."""
+        """End the run after an iteration if any rank received a signal."""
         self.end_if_requested(trainer, pl_module)
 
     def end_if_requested(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Save a checkpoint and end the process if any rank received a signal. This is a collective.
+        """Save a checkpoint and end the run if any rank received a signal. This is a collective.
 
         An algorithm with long iterations calls this method at each point at which it can resume.
 
         Raises:
-            SystemExit: With code 143.
+            SystemExit: With code 143, or 130 after SIGINT.
+            KeyboardInterrupt: After SIGINT in an interactive session.
         """
-        if not collectives.gather(torch.tensor(self.requested)).any():
+        number = int(collectives.gather(torch.tensor(self.requested)).max())
+        if not number:
             return
-        saved = save_beside_checkpoints(trainer, "preempted")
+        interrupted = number == signal.SIGINT
+        path = save_beside_checkpoints(trainer, "preempted")
+        saved = f"{path}\nTo resume: fit(..., ckpt_path={path!r}), or fit --auto_resume."
+        if path is None:
+            saved = "no checkpoint, because there is no ModelCheckpoint."
+        if number == lightning_private.requeue_signal(trainer):
+            lightning_private.save_and_requeue(trainer, number)
         if trainer.is_global_zero:
-            print(f"\nPreempted after {pl_module.env_steps} environment steps: {saved}", flush=True)
-        raise SystemExit(EXIT_CODE)
+            what = "Interrupted" if interrupted else "Preempted"
+            print(f"\n{what} after {pl_module.env_steps} environment steps: {saved}", flush=True)
+        if interrupted and lightning_private.INTERACTIVE:
+            raise KeyboardInterrupt
+        raise SystemExit(INTERRUPTED if interrupted else EXIT_CODE)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the handlers."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
+        self._previous_handlers = {}
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Restore the handlers."""
         self.on_train_end(trainer, pl_module)
 
 
-def save_beside_checkpoints(trainer: L.Trainer, name: str) -> str:
+def _compiles(frame: FrameType | None) -> bool:
+    """Return whether PyTorch compiles a graph in a stack of frames, which may take minutes."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _end_at_once() -> None:
+    """End the process as an unhandled SIGINT does; keep the process of a notebook.
+
+    Raises:
+        KeyboardInterrupt: In an interactive session.
+    """
+    if lightning_private.INTERACTIVE:
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)
+
+
+def save_beside_checkpoints(trainer: L.Trainer, name: str) -> str | None:
     """Save a checkpoint in the folder of ``ModelCheckpoint``. This is a collective.
 
     Args:
@@ -92,11 +142,11 @@ def save_beside_checkpoints(trainer: L.Trainer, name: str) -> str:
         name: Name of the file, without suffix.
 
     Returns:
-        The path, or why nothing was saved.
+        The path, None without ``ModelCheckpoint``.
     """
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None:
-        return "no checkpoint, because there is no ModelCheckpoint"
+        return None
     path = Path(folder) / f"{name}.ckpt"
     trainer.save_checkpoint(path)
     return str(path)

@@ -13,7 +13,7 @@ class RolloutProgressBar(ProgressBar):
     """Progress bar with environment steps, throughput, time left and mean return of the last 100 episodes.
 
     Example:
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[RolloutProgressBar()])
+        >>> trainer = L.Trainer(callbacks=[RolloutProgressBar()])
     """
 
     def __init__(self) -> None:
@@ -52,8 +52,7 @@ class RolloutProgressBar(ProgressBar):
         """Advance the bar by one rollout."""
         assert self._bar is not None
         postfix = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
-        if pl_module.episode_returns:
-            mean = sum(pl_module.episode_returns) / len(pl_module.episode_returns)
+        if (mean := pl_module.mean_return) is not None:
             postfix.append(f"return {mean:{decimals(mean)}}")
         self._bar.set_postfix_str(", ".join(postfix), refresh=False)
         self._bar.update(pl_module.data.frames_per_rollout)

@@ -1,34 +1,65 @@
 """Printed summary at the start and the end of a run."""
 
+import math
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 
+from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.checkpoints.resume import folders_of_runs
 from ppo_lightning.utils.rounding import decimals
 
 
-class RunSummary(L.Callback):
-    """Callback that prints the size of the agent, and at the end returns, wall-clock time and checkpoint.
+class RunSummary(Guard):
+    """Callback that prints agent and evaluation, and at the end returns, wall-clock time and checkpoint.
 
+    Every fit has this callback, unless the Trainer has one already.
     If the observation has several entries, the callback also prints which ones actor and critic read.
 
     Example:
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[RunSummary()])
+        >>> trainer = L.Trainer(callbacks=[RunSummary()])
     """
 
+    _limits_epochs = False
+
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Print the number of parameters and the entries on rank 0, and start the clock."""
+        """Print the agent, its entries and the interval of evaluation on rank 0, and start the clock."""
         agent = pl_module.agent
+        data = pl_module.data
         if trainer.is_global_zero:
             size = sum(weight.numel() for weight in agent.parameters())
             print(f"{type(agent).__name__}: {size} parameters")
             entries = agent.entries
             if entries is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)
+            if trainer.enable_validation:
+                rollouts = data.rollouts_per_epoch * (trainer.check_val_every_n_epoch or 1)
+                steps = rollouts * data.frames_per_rollout
+                print(f"evaluation every {steps} environment steps, episodes: {data.eval_episodes}")
         self._started = time.perf_counter()
         self._steps_before = pl_module.env_steps
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Let progress bars show the number of epochs, which Lightning does not know."""
+        self._limits_epochs = trainer.max_epochs == -1
+        if self._limits_epochs:
+            length = max(int(trainer.num_training_batches), 1)
+            left = pl_module.data.num_rollouts - pl_module.rollouts_done
+            begun = 1 if trainer.ckpt_path else 0  # a resumed epoch may have any length
+            trainer.fit_loop.max_epochs = trainer.current_epoch + math.ceil(left / length) + begun
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Restore the limit, so that the same Trainer can fit again."""
+        if self._limits_epochs:
+            trainer.fit_loop.max_epochs = -1
+        self._limits_epochs = False
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Restore the limit."""
+        self.on_train_end(trainer, pl_module)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Print the summary on rank 0."""
@@ -36,10 +67,8 @@ class RunSummary(L.Callback):
             return
         seconds = time.perf_counter() - self._started
         steps = pl_module.env_steps - self._steps_before
-        returns = list(pl_module.episode_returns)
-        if returns:
-            mean = sum(returns) / len(returns)
-            print(f"return over the last {len(returns)} episodes: {mean:{decimals(mean)}}")
+        if (mean := pl_module.mean_return) is not None:
+            print(f"return over the last {len(pl_module.episode_returns)} episodes: {mean:{decimals(mean)}}")
         metrics = trainer.callback_metrics
         results = {
             key.removeprefix("eval/"): metrics[key].item() for key in metrics if key.startswith("eval/")
@@ -64,3 +93,6 @@ class RunSummary(L.Callback):
             print(f"checkpoint: NOT WRITTEN, look for older ones in {Path(path).resolve().parent}")
         else:
             print(f"checkpoint: {Path(path).resolve()}" if path else "checkpoint: none")
+        if path:
+            folders = ", ".join(repr(os.path.relpath(folder)) for folder in folders_of_runs(trainer))
+            print(f"newest checkpoint of all runs: ppo_lightning.last_checkpoint({folders})")

@@ -6,13 +6,15 @@ import lightning as L
 import torch
 from torch import nn
 
+from ppo_lightning.callbacks.guards import Guard
+
 LARGE_LAYER = 250_000_000  # multiply-adds for the rows differentiated at once: several milliseconds
 
 
-class Threads(L.Callback):
+class Threads(Guard):
     """Callback that sets the number of PyTorch threads for training and restores it afterwards.
 
-    The command line adds this callback. From Python, pass it to the Trainer.
+    Every fit has this callback, unless the Trainer has one already.
     PyTorch uses all cores by default. For a small update beside other processes, two threads run at
     1/40 of the speed of one.
 
@@ -21,7 +23,7 @@ class Threads(L.Callback):
             otherwise 1.
 
     Example:
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[Threads()])
+        >>> trainer = L.Trainer(callbacks=[Threads()])
     """
 
     def __init__(self, num_threads: int | None = None) -> None:

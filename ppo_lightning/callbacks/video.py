@@ -30,7 +30,7 @@ class CaptureVideo(L.Callback):
     Source: CleanRL's ``--capture_video``.
 
     Example:
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[CaptureVideo(every=100)])
+        >>> trainer = L.Trainer(callbacks=[CaptureVideo(every=100)])
     """
 
     def __init__(self, every: int = 100, max_frames: int = 1000, overlay: bool = True) -> None:

@@ -23,7 +23,7 @@ UNFINISHED = ".unfinished.part"
 class CheckedCheckpointIO(TorchCheckpointIO):
     """Checkpoint plugin that writes files atomically and executes nothing while reading.
 
-    The command line adds this plugin. From Python, pass it to the Trainer.
+    Every run has this plugin, unless the Trainer has another one.
 
     A checkpoint is written to a temporary name in the same folder and then renamed.
     Lightning writes to the system's temporary folder instead, and copies the file if that is another
@@ -35,7 +35,7 @@ class CheckedCheckpointIO(TorchCheckpointIO):
 
     Example:
         >>> import lightning as L
-        >>> trainer = L.Trainer(max_epochs=-1, plugins=[CheckedCheckpointIO(on_error="stop")])
+        >>> trainer = L.Trainer(plugins=[CheckedCheckpointIO(on_error="stop")])
     """
 
     def __init__(self, on_error: Literal["continue", "stop"] = "continue") -> None:

@@ -8,46 +8,59 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.io import remove_unfinished
+from ppo_lightning.checkpoints.io import UNFINISHED, remove_unfinished
 from ppo_lightning.errors import ConfigError
 
 
-def newest_checkpoint(trainer: Trainer, env_id: Any, seed: Any) -> str | None:
-    """Return the newest intact checkpoint with the same environment and seed, None if there is none.
+def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) -> str | None:
+    """Return the newest intact checkpoint of all runs in some folders, None if there is none.
 
-    The search covers the folders of ``ModelCheckpoint`` if they are set, otherwise the folders of all
-    versions of the first logger.
+    Lightning's ``ckpt_path="last"`` looks in the folder of the new run only. A damaged file is skipped with a
+    message on standard error.
 
     Args:
-        trainer: Trainer that has not started yet.
-        env_id: ``data.env_id`` of the configuration.
-        seed: ``seed_everything`` of the configuration. True, a random seed, matches every run.
+        *folders: Folders of the runs, with all subfolders; by default ``lightning_logs``.
+        env_id: Accept runs with this ``data.env_id`` only; None accepts all.
+        seed: Accept runs with this seed only; True accepts all.
+
+    Example:
+        >>> trainer.fit(PPO(), data, ckpt_path=ppo_lightning.last_checkpoint("lightning_logs"))
     """
-    folders = _folders(trainer)
-    for folder in folders:
-        remove_unfinished(folder)
-    paths = [path for folder in folders for path in folder.glob("*.ckpt")]
+    paths: list[Path] = []
+    for folder in folders or ("lightning_logs",):
+        for unfinished in Path(folder).rglob(UNFINISHED):
+            remove_unfinished(unfinished.parent)
+        paths += Path(folder).rglob("*.ckpt")
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             checkpoint = read_checkpoint(str(path))
         except ConfigError as error:
             print(f"skipped: {error}", file=sys.stderr)
             continue
-        same_env = checkpoint["datamodule_hyper_parameters"]["env_id"] == env_id
-        if same_env and seed in (True, checkpoint["seed"]):
+        same_env = env_id in (None, checkpoint["datamodule_hyper_parameters"]["env_id"])
+        if same_env and (seed is True or seed == checkpoint["seed"]):  # 1 == True
             return str(path)
     return None
 
 
-def _folders(trainer: Trainer) -> list[Path]:
+def folders_of_runs(trainer: Trainer) -> list[Path]:
+    """Return the folders in which runs of such Trainers write their checkpoints.
+
+    These are the folders of ``ModelCheckpoint`` if they are set, otherwise that of all versions of the first
+    logger.
+
+    Args:
+        trainer: Trainer before or after a fit.
+    """
+    save_dir = Path(trainer.default_root_dir)
+    runs = save_dir / "checkpoints"
+    if trainer.loggers:
+        logger = trainer.loggers[0]
+        runs = Path(logger.save_dir or save_dir, str(logger.name))
     folders = [
-        callback.dirpath
+        Path(callback.dirpath)
         for callback in trainer.checkpoint_callbacks
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None
     ]
-    if folders:
-        return [Path(folder) for folder in folders]
-    if trainer.loggers:
-        logger = trainer.loggers[0]
-        return list(Path(logger.save_dir or trainer.default_root_dir, str(logger.name)).glob("*/checkpoints"))
-    return [Path(trainer.default_root_dir, "checkpoints")]
+    # A fit sets a folder that was not set, to one of a version.
+    return [folder for folder in folders if runs.resolve() not in folder.resolve().parents] or [runs]

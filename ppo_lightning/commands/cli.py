@@ -17,16 +17,14 @@ from typing import Any, NoReturn
 
 import torch
 from lightning import Callback, Trainer
-from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.callbacks import ActionWriter, Preemption, RolloutProgressBar, RunSummary, Threads
+from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, Threads
 from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.resume import newest_checkpoint
+from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
 from ppo_lightning.commands.config_files import check_config_files
 from ppo_lightning.commands.options import (
@@ -127,14 +125,8 @@ class PPOCLI(LightningCLI):
             raise ConfigError(
                 f"num_threads is {config.num_threads}: it must be between 1 and {MAX_THREADS}, or null."
             )
-        self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Create the Trainer, with :class:`CheckedCheckpointIO` unless another checkpoint plugin is given."""
-        trainer = super().instantiate_trainer(**kwargs)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = CheckedCheckpointIO()
-        return trainer
+        threads = [] if config.num_threads is None else [Threads(config.num_threads)]
+        self.trainer_defaults["callbacks"] = [*callbacks, *threads]
 
     def before_fit(self) -> None:
         """Check that the folders are writable, and find the checkpoint of ``--auto_resume`` or ``last``.
@@ -147,7 +139,8 @@ class PPOCLI(LightningCLI):
             _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
         config = self.config_init.fit
         if config.auto_resume or config.ckpt_path == "last":
-            path = newest_checkpoint(self.trainer, self.config.fit.data.env_id, config.seed_everything)
+            env_id, seed = self.config.fit.data.env_id, config.seed_everything
+            path = last_checkpoint(*folders_of_runs(self.trainer), env_id=env_id, seed=seed)
             if path is None and config.ckpt_path == "last":
                 raise ConfigError(
                     "--ckpt_path last finds no checkpoint of this recipe and seed:"
@@ -185,7 +178,7 @@ def main(args: Sequence[str] | None = None) -> None:
         check_config_files(args)
         if args and args[0] in SUBCOMMANDS:
             args = with_checkpoint_settings(args)
-        run([RolloutProgressBar(), RunSummary(), ActionWriter(), Preemption()], args)
+        run([RolloutProgressBar(), ActionWriter()], args)
     except Exception as error:
         cause = _user_error(error)
         if cause is None:

@@ -34,7 +34,7 @@ class StageClock(L.Callback):
 
     Example:
         >>> clock = StageClock(seconds=5.0)
-        >>> trainer = L.Trainer(max_epochs=-1, callbacks=[clock])
+        >>> trainer = L.Trainer(callbacks=[clock])
     """
 
     def __init__(self, seconds: float = 10.0) -> None:

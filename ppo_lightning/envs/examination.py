@@ -92,7 +92,7 @@ def _examine(factory: EnvFactory, env: EnvBase, num_steps: int, seconds: float) 
     recording = record(env, affordable)
     findings = [
         *check_finite(recording),
-        *check_episode_ends(recording, time_limit(factory, env), num_steps),
+        *check_episode_ends(recording, factory.time_limit(env), num_steps),
         *check_rollout(recording, specs_of(env).action, getattr(env, "flags_time_limits", True)),
     ]
     repeated = [*check_repetition(recording, replay(num_replayed))]
@@ -116,18 +116,6 @@ def _examine(factory: EnvFactory, env: EnvBase, num_steps: int, seconds: float) 
                     findings += check_step_past_end(recording, step_past_end(twin, longest))
             findings += _check_gymnasium(twin.envs[0])
     return Examination(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)), recording)
-
-
-def time_limit(factory: EnvFactory, env: Any) -> int | None:
-    """Return the known time limit of an environment, steps, or None."""
-    if limit := factory.env_kwargs.get("max_episode_steps"):
-        return limit
-    if hasattr(env, "max_episode_frames"):  # a game of Atari
-        return env.max_episode_frames // env.frame_skip
-    single = env.envs[0] if isinstance(getattr(env, "envs", None), list) else getattr(env, "envs", None)
-    spec = getattr(single, "spec", None)
-    limit = getattr(getattr(spec, "config", spec), "max_episode_steps", None)
-    return limit if isinstance(limit, int) else None
 
 
 def _at_least_one(*numbers: float) -> int:

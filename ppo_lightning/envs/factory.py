@@ -134,6 +134,22 @@ class EnvFactory:
         finally:
             env.close()
 
+    def time_limit(self, env: Any) -> int | None:
+        """Return the known time limit of environments from :meth:`make`, steps, or None."""
+        if limit := self.env_kwargs.get("max_episode_steps"):
+            return limit
+        if hasattr(env, "max_episode_frames"):  # a game of Atari
+            return env.max_episode_frames // env.frame_skip
+        single = getattr(env, "envs", env)
+        if isinstance(single, list):  # a game has none
+            single = next(iter(single), None)
+        spec = getattr(single, "spec", None)
+        if spec is None and isinstance(self.env_id, str):  # workers have their own environments
+            spec = gymnasium.registry.get(self.env_id)
+        limit = getattr(env, "max_episode_steps", None)  # of an environment of tensors
+        limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
+        return limit if isinstance(limit, int) else None
+
     def _from_id(self, seeds: list[int], first_env: int, render: bool, num_workers: int) -> EnvBase:
         adapter = BACKENDS[self.backend]
         env_kwargs = dict(self.env_kwargs)

@@ -1,8 +1,10 @@
 """Environments and collectors behind Lightning's data interface."""
 
 import functools
+import math
 import pkgutil
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -11,6 +13,7 @@ import gymnasium
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 from torchrl.envs import EnvBase, Transform
 
@@ -20,14 +23,17 @@ from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker
 from ppo_lightning.envs.state import to_columns, to_rows
 from ppo_lightning.envs.step_time import WorkerChoice, choose_workers
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.rollouts.evaluation import EvaluationLoader
+from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
 from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs, make_collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
-from ppo_lightning.utils import collectives
+from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.processors import processors
 
+EPOCHS = 20  # of a run, by default
+EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
+UNKNOWN_TIME_LIMIT = 1000  # steps; that of most tasks of MuJoCo and dm_control
 IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
 
 
@@ -49,11 +55,14 @@ class RolloutDataModule(L.LightningDataModule):
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
         rollouts_per_epoch: Rollouts in an epoch, at whose end Lightning validates, saves and may stop early.
+            None: a twentieth of the run; more if ``eval_episodes`` is None and evaluations of two episodes
+            could take more than a tenth of the steps. A resumed run keeps the number.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
             function.
         transforms: TorchRL transforms to apply. Each step then takes longer, see ``TensorCollector``.
-        eval_episodes: Episodes to play in each validation or test. An environment of a fixed batch size [N]
-            (TorchRL, VectorEnv) plays N on each rank.
+        eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
+            a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An
+            environment of a fixed batch size [N] (TorchRL, VectorEnv) plays N on each rank.
         predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
         local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows
             with the ranks.
@@ -72,7 +81,7 @@ class RolloutDataModule(L.LightningDataModule):
         ConfigError: A number is out of its range.
 
     Example:
-        >>> data = RolloutDataModule("CartPole-v1", num_envs=4, num_steps=128, total_timesteps=500_000)
+        >>> data = RolloutDataModule("CartPole-v1", total_timesteps=500_000)
     """
 
     def __init__(
@@ -82,10 +91,10 @@ class RolloutDataModule(L.LightningDataModule):
         num_envs: Annotated[int, Range(1, 262_144)] = 4,
         num_steps: Annotated[int, Range(1, 10_000_000)] = 128,
         total_timesteps: Annotated[int, Range(1)] = 500_000,
-        rollouts_per_epoch: Annotated[int, Range(1)] = 100,
+        rollouts_per_epoch: Annotated[int | None, Range(1)] = None,
         env_kwargs: dict[str, Any] | None = None,
         transforms: list[Transform] | None = None,
-        eval_episodes: Annotated[int, Range(1, 100_000)] = 10,
+        eval_episodes: Annotated[int | None, Range(1, 100_000)] = None,
         predict_observations: str | None = None,
         local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
@@ -106,8 +115,6 @@ class RolloutDataModule(L.LightningDataModule):
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
-        self.rollouts_per_epoch = rollouts_per_epoch
-        self.eval_episodes = eval_episodes
         self.predict_observations = predict_observations
         self.local_num_envs = local_num_envs
         self.step_timeout = step_timeout
@@ -118,6 +125,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.collector: Collector | OverlappedCollector | None = None
         self._env: EnvBase | None = None
         self._specs: Specs | None = None
+        self._rollouts_per_epoch = rollouts_per_epoch
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
 
     @classmethod
@@ -142,9 +150,37 @@ class RolloutDataModule(L.LightningDataModule):
         self._close()  # after an interrupted run
         assert self.trainer is not None
         self._measures = self.hparams["num_workers"] == "auto"
+        self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         local = self.local_num_envs
         self._count(self.num_envs if local is None else local * self.trainer.world_size)
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
+
+    @property
+    def rollouts_per_epoch(self) -> int:
+        """Rollouts in an epoch of this fit."""
+        if self._rollouts_per_epoch is None:
+            epochs = EPOCHS
+            if self.hparams["eval_episodes"] is None:
+                epochs = min(epochs, max(self._affordable_episodes // FEWEST_EPISODES, 1))
+            self._rollouts_per_epoch = math.ceil(self.num_rollouts / epochs)
+        return self._rollouts_per_epoch
+
+    @property
+    def eval_episodes(self) -> int:
+        """Episodes in each evaluation, of all ranks together."""
+        assert self.trainer is not None
+        episodes = self.hparams["eval_episodes"]
+        if episodes is not None or self.trainer.state.fn != TrainerFn.FITTING:
+            return episodes or EVAL_EPISODES
+        epochs = math.ceil(self.num_rollouts / self.rollouts_per_epoch)
+        return min(max(self._affordable_episodes // epochs, FEWEST_EPISODES), EVAL_EPISODES)
+
+    @property
+    def _affordable_episodes(self) -> int:
+        """Episodes of evaluation that take a tenth of the steps of a fit, if all reach their time limit."""
+        limit = self.factory.time_limit(self.env) or UNKNOWN_TIME_LIMIT
+        steps = STEPS_AT_ONCE * math.ceil(limit / STEPS_AT_ONCE)
+        return self.num_rollouts * self.frames_per_rollout // (10 * steps)
 
     @property
     def env(self) -> EnvBase:
@@ -269,15 +305,18 @@ class RolloutDataModule(L.LightningDataModule):
 
         This is a collective.
         """
+        state = {"backend": self.backend, "rollouts_per_epoch": self._rollouts_per_epoch}
         if self.collector is None:  # before or after a fit
-            return {"backend": self.backend, "collector": None, "running": None}
+            return state | {"collector": None, "running": None}
         rows = collectives.chain(self.collector.running() or [])
-        state = self.collector.state_dict()
-        return {"backend": self.backend, "collector": state, "running": to_columns(rows) if rows else None}
+        running = to_columns(rows) if rows else None
+        return state | {"collector": self.collector.state_dict(), "running": running}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state for the collector, which does not exist yet."""
+        """Keep the length of epochs, and the state for the collector, which does not exist yet."""
         self._saved = state_dict
+        if self._rollouts_per_epoch is None:
+            self._rollouts_per_epoch = state_dict.get("rollouts_per_epoch")
 
     def _resume(self) -> None:
         assert self.trainer is not None
@@ -358,8 +397,18 @@ class RolloutDataModule(L.LightningDataModule):
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the training environments when a run is interrupted."""
+        """Close the training environments when a run is interrupted.
+
+        Lightning calls this hook after those of all callbacks, and then ``sys.exit(1)`` for an interrupt.
+
+        Raises:
+            KeyboardInterrupt: For an interrupt in a notebook.
+            SystemExit: For an interrupt elsewhere, with code 130.
+        """
         self._close()
+        if isinstance(exception, KeyboardInterrupt) and self.trainer is not None:
+            end = exception if lightning_private.INTERACTIVE else SystemExit(128 + signal.SIGINT)
+            lightning_private.end_interrupted(self.trainer, end)
 
     def _close(self) -> None:
         if self.collector is not None:

@@ -12,11 +12,12 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
 
 MAX_EPISODE_STEPS = 30_000
+STEPS_AT_ONCE = 64
 
 
 @torch.random.fork_rng(devices=[])  # a TorchRL environment may draw from the global generator
 def evaluate(
-    agent: ActorCritic, env: EnvBase, num_steps: int = 64, step_timeout: float | None = None
+    agent: ActorCritic, env: EnvBase, num_steps: int = STEPS_AT_ONCE, step_timeout: float | None = None
 ) -> TensorDictBase:
     """Play one whole episode in each environment with the most probable actions.
 

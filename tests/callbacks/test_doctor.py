@@ -171,6 +171,7 @@ def test_a_run_that_slows_down_with_two_threads_is_advised_to_use_one(fit, capsy
     doctor = Doctor()
     waits = Waits(doctor)
     data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 82, "eval_episodes": 1}
+    data["rollouts_per_epoch"] = 100
     model = {"update_epochs": 1, "num_minibatches": 1}
     validate = {"val_check_interval": 1, "limit_val_batches": 1, "check_val_every_n_epoch": None}
     fit(data, model, callbacks=[waits, doctor], **validate)

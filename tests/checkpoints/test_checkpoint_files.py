@@ -42,7 +42,7 @@ def run(tmp_path_factory):
             *SMALL,
             "--trainer.logger",
             loggers,
-            "--trainer.val_check_interval",
+            "--data.rollouts_per_epoch",
             "2",
         ]
     )

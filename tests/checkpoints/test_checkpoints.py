@@ -159,13 +159,14 @@ def test_a_finished_run_can_be_made_longer(saved, fit):
 
 
 def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
+    one_epoch = SMALL | {"rollouts_per_epoch": 100}
     fit(
-        SMALL,
+        one_epoch,
         enable_checkpointing=True,
         callbacks=[ModelCheckpoint(dirpath=tmp_path / "end", filename="end")],
     )
     with pytest.raises(ConfigError, match=r"max_epochs .* 64 steps left"):
-        fit({**SMALL, "total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt", max_epochs=1)
+        fit(one_epoch | {"total_timesteps": 4 * 16 * 7}, ckpt_path=tmp_path / "end/end.ckpt", max_epochs=1)
 
 
 def test_a_run_does_not_resume_with_rollouts_of_another_size(saved, fit):

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from ppo_lightning import MLPAgent
-from ppo_lightning.callbacks.preemption import EXIT_CODE
 from ppo_lightning.models import CNNAgent
 from tests.algorithms.test_distributed import finish, start
 
@@ -212,18 +211,26 @@ def same(a, b):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("overlap", ["false", "true"])
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices, overlap):
+@pytest.mark.parametrize(
+    ("devices", "number"),
+    [
+        (1, signal.SIGTERM),
+        (1, signal.SIGINT),
+        pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices, number, overlap):
     """One process receives the signal; the resumed run ends like the uninterrupted one, to the bit."""
     whole, broken = runs("whole"), runs("broken")
     flags = ("--data.overlap", overlap)
     uninterrupted = whole.start(*flags, devices=devices)
     process = broken.start(*flags, devices=devices)
     assert wait_for_a_checkpoint(broken, process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     code, said = broken.wait(process)
-    assert code == EXIT_CODE == 143, said
-    assert "Preempted after" in said
+    assert code == 128 + number, said
+    assert ("Interrupted after" if number == signal.SIGINT else "Preempted after") in said
     assert "preempted.ckpt" in said
     code, said = broken.wait(broken.start("--auto_resume", *flags, devices=devices))
     assert code == 0, said
@@ -231,26 +238,6 @@ def test_sigterm_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, dev
     code, said = whole.wait(uninterrupted)
     assert code == 0, said
     assert same(whole.final(15_360), broken.final(15_360))
-
-
-@pytest.mark.integration
-def test_sigusr1_under_slurm_saves_and_ends_the_run(runs):
-    """Lightning's own handler would save within the handler and call ``scontrol``."""
-    job = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_JOB_NAME": "train",
-        "SLURM_NTASKS": "1",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-    }
-    broken = runs("broken")
-    process = broken.start(**job, SLURM_NODEID="0", SLURM_NODELIST="localhost", SLURM_NTASKS_PER_NODE="1")
-    assert wait_for_a_checkpoint(broken, process)
-    process.send_signal(signal.SIGUSR1)
-    code, said = broken.wait(process)
-    assert code == EXIT_CODE, said
-    assert "preempted.ckpt" in said
-    assert "scontrol" not in said
 
 
 @pytest.mark.integration

@@ -51,7 +51,7 @@ def run_cli(tmp_path, monkeypatch, capsys):
 def trained(run_cli):
     code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
     assert code == 0, err
-    return Path(out.split("checkpoint: ")[1].strip())
+    return Path(out.split("checkpoint: ")[1].splitlines()[0])
 
 
 def metric(out, name):
@@ -134,7 +134,11 @@ def test_wrong_input_ends_in_one_sentence_and_exit_code_2(run_cli, flags, messag
         ),
         (AGENT, f"rpo_alpha: 0.9\n    {AGENT}", "did you mean rpo_alpha of model ppo_lightning.RPO"),
         (AGENT, f"norm_obs: true\n    {AGENT}", "did you mean model.agent.norm_obs"),
-        ("rollouts_per_epoch:", "rollouts_per_epochs:", "unknown: did you mean data.rollouts_per_epoch"),
+        (
+            "  num_envs:",
+            "  rollouts_per_epochs: 1\n  num_envs:",
+            "unknown: did you mean data.rollouts_per_epoch",
+        ),
         ("seed_everything:", "seed_everythin:", "unknown: did you mean seed_everything?"),
     ],
 )
@@ -327,12 +331,13 @@ def test_a_bug_keeps_its_traceback(run_cli, monkeypatch):
 def test_the_last_lines_tell_what_was_reached(run_cli):
     code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
     assert code == 0
-    lines = out.strip().splitlines()[-4:]
+    lines = out.strip().splitlines()[-5:]
     assert lines[0].startswith("return over the last ")
     assert lines[1].startswith("evaluation, deterministic: return ")
     assert lines[2].startswith("wall time: ")
     assert lines[3].startswith("checkpoint: ")
     assert Path(lines[3].removeprefix("checkpoint: ")).is_file()
+    assert lines[4] == "newest checkpoint of all runs: ppo_lightning.last_checkpoint('runs/cartpole')"
     assert "SPS" in err and "return" in err and "/1.02k steps" in err, "the progress bar"
 
 
@@ -372,14 +377,14 @@ def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, t
     flags = ["--data.total_timesteps", "1536", "--trainer.logger", "false"]
     code, out, err = run_cli("fit", "--ckpt_path", place, *flags)
     assert code == 0, err
-    checkpoint = torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)
+    checkpoint = torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)
     assert checkpoint["hyper_parameters"]["gamma"] == 0.99
 
 
 def test_without_evaluation_the_end_of_the_run_is_saved(run_cli):
     code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.limit_val_batches", "0")
     assert code == 0, err
-    assert torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)["env_steps"] == 1024
+    assert torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)["env_steps"] == 1024
 
 
 def test_flags_override_the_settings_of_the_checkpoint(run_cli, trained):
@@ -396,7 +401,7 @@ def test_a_resumed_run_uses_the_flags(run_cli, trained, trust):
         "--model.learning_rate", "1e-3", "--model.anneal_lr", "false",
     )  # fmt: skip
     assert code == 0, err
-    checkpoint = torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)
+    checkpoint = torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)
     assert checkpoint["env_steps"] == 2048
     assert checkpoint["hyper_parameters"]["learning_rate"] == 1e-3
     assert checkpoint["lr_schedulers"][0]["last_epoch"] == 4
@@ -407,7 +412,7 @@ def test_a_resumed_run_uses_the_flags(run_cli, trained, trust):
 def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(run_cli):
     _, out, _ = run_cli("fit", "--config", CARTPOLE, *SHORT, "--seed_everything", "7")
     logged = re.search(r"deterministic: return ([\d.]+)", out).group(1)
-    _, out, _ = run_cli("validate", "--ckpt_path", out.split("checkpoint: ")[1].strip())
+    _, out, _ = run_cli("validate", "--ckpt_path", out.split("checkpoint: ")[1].splitlines()[0])
     assert metric(out, "eval/episodic_return") == pytest.approx(float(logged), abs=0.05)
 
 

@@ -76,6 +76,7 @@ def test_the_differing_details_of_two_runs_are_shown(fit, tmp_path, capsys):
             model,
             callbacks=[SaveAfter(paths[-1], 1)],
         )
+    capsys.readouterr()
     cli.main(["details", "--ckpt_path", *paths])
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
     assert [[cell.strip() for cell in row[:1] + row[2:4]] for row in rows] == [

@@ -38,7 +38,8 @@ class CountedTwice(Manual):
 
 class Publishing(BoringModel):
     def on_train_batch_end(self, *args):
-        lightning_private.publish_metrics(self.trainer, {"charts/return": torch.tensor(3.0)})
+        metrics, shown = {"charts/return": torch.tensor(3.0)}, {"return": "3.0"}
+        lightning_private.publish_metrics(self.trainer, metrics, shown)
 
 
 class Monitor(L.Callback):
@@ -135,8 +136,10 @@ def test_a_counted_step_raises_the_global_step_by_one(make_trainer):
 
 def test_published_metrics_reach_callbacks(make_trainer):
     monitor = Monitor()
-    make_trainer(max_epochs=1, limit_train_batches=1, callbacks=[monitor]).fit(Publishing())
+    trainer = make_trainer(max_epochs=1, limit_train_batches=1, callbacks=[monitor])
+    trainer.fit(Publishing())
     assert monitor.value == 3.0
+    assert trainer.progress_bar_metrics["return"] == "3.0"
 
 
 def test_the_sigterm_handler_is_replaced(make_trainer):

@@ -1,0 +1,388 @@
+"""Four statements of Python (seed, data, Trainer, fit) do what the command line does."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+import ppo_lightning
+from ppo_lightning import PPO, RolloutDataModule
+from ppo_lightning.callbacks import Preemption, RunSummary, Threads
+from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.rollouts.collector import RolloutCollector
+
+SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 12}
+MODEL = {"num_minibatches": 2, "update_epochs": 1}
+ROOT = Path(__file__).parents[2]
+
+
+STATEMENTS = """L.seed_everything(1)
+data = RolloutDataModule("CartPole-v1", total_timesteps=500_000)
+trainer = L.Trainer(accelerator="cpu")
+trainer.fit(PPO(), data)"""
+
+
+def test_one_program_stands_in_readme_docs_notebook_and_docstring():
+    cells = json.loads((ROOT / "notebooks/1_cartpole.ipynb").read_text())["cells"]
+    assert STATEMENTS in ["".join(cell["source"]) for cell in cells]
+    for document in ("README.md", "docs/getting_started.md"):
+        assert STATEMENTS in (ROOT / document).read_text()
+    assert STATEMENTS in re.sub(r"^ +>>> ", "", PPO.__doc__, flags=re.MULTILINE)
+
+
+def kinds(trainer):
+    return [type(callback) for callback in trainer.callbacks]
+
+
+@pytest.fixture
+def plain(tmp_path, monkeypatch):
+    """Return a Trainer with nothing but its device, in a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    return L.Trainer(accelerator="cpu", enable_model_summary=False)
+
+
+def test_a_plain_trainer_gets_the_callbacks_and_the_plugin_of_the_command_line(plain, caplog, capsys):
+    plain.callbacks.append(Threads(2))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            plain.fit(PPO(**MODEL), RolloutDataModule(**SMALL))
+            plain.validate(PPO(**MODEL), RolloutDataModule(**SMALL))
+    for kind in (Threads, Preemption, RunSummary):
+        assert kinds(plain).count(kind) == 1
+    assert plain.callbacks[kinds(plain).index(Threads)].num_threads == 2
+    assert isinstance(plain.strategy.checkpoint_io, CheckedCheckpointIO)
+    assert "override" not in caplog.text
+    assert "Tip:" not in caplog.text
+    assert "ppo_lightning.last_checkpoint('lightning_logs')" in capsys.readouterr().out
+
+
+def test_validation_alone_handles_no_signals(make_trainer, fit):
+    module = fit(SMALL, MODEL)
+    trainer = make_trainer(limit_val_batches=1)
+    trainer.validate(module, RolloutDataModule(**SMALL))
+    assert not {Threads, Preemption, RunSummary} & set(kinds(trainer))
+
+
+def test_the_callbacks_of_every_fit_cost_nothing_a_minibatch():
+    assert all(issubclass(kind, Guard) for kind in PPO.fit_callbacks)
+
+
+class WithoutSuper(PPO):
+    def configure_callbacks(self):
+        return []
+
+
+def test_a_subclass_that_loses_the_callbacks_is_told(fit):
+    with pytest.warns(match=r"WithoutSuper.configure_callbacks does not call super\(\)"):
+        fit(SMALL, MODEL, ppo=WithoutSuper)
+
+
+@pytest.mark.parametrize(("option", "rows"), [({}, 12), ({"log_every_n_steps": 5}, 2)])
+def test_every_rollout_is_logged_by_default(fit, tmp_path, option, rows):
+    fit(SMALL, MODEL, logger=CSVLogger(tmp_path), **option)
+    (table,) = tmp_path.rglob("metrics.csv")
+    assert len(table.read_text().splitlines()) == 1 + rows
+
+
+def test_every_progress_bar_shows_return_throughput_and_steps(fit):
+    shown = fit({"total_timesteps": 2048}, MODEL).trainer.progress_bar_metrics
+    assert float(shown["return"]) > 5
+    assert int(shown["SPS"]) > 1
+    assert shown["steps"] == "2048"
+
+
+class Epochs(L.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.seen.append((trainer.current_epoch, trainer.max_epochs))
+
+
+@pytest.mark.parametrize("limit", [1.0, 2])
+def test_bars_know_the_number_of_epochs_and_a_second_fit_begins_anew(make_trainer, limit):
+    epochs = Epochs()
+    trainer = make_trainer(callbacks=[epochs], limit_train_batches=limit)
+    data = SMALL | {"rollouts_per_epoch": 5}
+    for _ in range(2):
+        trainer.fit(PPO(**MODEL), RolloutDataModule(**data))
+        assert trainer.lightning_module.env_steps == data["total_timesteps"]
+    total = 3 if limit == 1.0 else 6
+    assert epochs.seen == [(epoch, total) for epoch in range(total)] + [
+        (epoch, 2 * total) for epoch in range(total, 2 * total)
+    ]
+
+
+def test_more_than_a_thousand_epochs_are_trained(fit):
+    data = {"num_envs": 1, "num_steps": 2, "total_timesteps": 2 * 1005, "rollouts_per_epoch": 1}
+    assert fit(data, {"num_minibatches": 1, "update_epochs": 1}).env_steps == 2 * 1005
+
+
+@pytest.mark.parametrize(
+    ("data", "epochs", "episodes"),
+    [
+        ({"env_kwargs": {"max_episode_steps": 10}}, 13, 2),
+        ({"env_kwargs": {"max_episode_steps": 10}, "num_envs": 64, "total_timesteps": 409_600}, 17, 10),
+        ({}, 1, 3),
+        ({"env_id": "Pendulum-v1"}, 3, 2),
+        ({"num_workers": 2}, 1, 3),
+        ({"backend": "envpool"}, 1, 3),
+        ({"rollouts_per_epoch": 39, "eval_episodes": 4}, 1, 4),
+    ],
+)
+def test_a_default_validation_takes_a_tenth_of_the_steps(fit, capsys, monkeypatch, data, epochs, episodes):
+    steps = {False: 0, True: 0}  # of training and evaluation
+    walk = RolloutCollector._walk
+
+    def count(collector, *args):
+        steps[collector.deterministic] += collector.env.num_envs * collector.num_steps
+        return walk(collector, *args)
+
+    monkeypatch.setattr(RolloutCollector, "_walk", count)
+    module = fit({"total_timesteps": 20_000} | data, MODEL, limit_val_batches=1)
+    interval = module.data.rollouts_per_epoch * module.data.frames_per_rollout
+    assert f"evaluation every {interval} environment steps, episodes: {episodes}" in capsys.readouterr().out
+    assert module.trainer.current_epoch == epochs
+    assert steps[True] <= steps[False] / 10
+
+
+def test_a_resumed_run_keeps_the_length_of_epochs(make_trainer, tmp_path):
+    def run(total, **options):
+        data = RolloutDataModule(**SMALL | {"total_timesteps": total, "eval_episodes": 3})
+        checkpoint = ModelCheckpoint(tmp_path, save_top_k=-1)
+        trainer = make_trainer(callbacks=[checkpoint], enable_checkpointing=True)
+        trainer.fit(PPO(**MODEL), data, **options)
+        return data.rollouts_per_epoch, trainer.current_epoch
+
+    assert run(32 * 40) == (2, 20)
+    last = ppo_lightning.last_checkpoint(tmp_path)
+    assert run(32 * 80, ckpt_path=last) == (2, 40)
+    assert run(32 * 80) == (4, 20)
+
+
+def test_the_last_checkpoint_of_several_runs_is_found(make_trainer, tmp_path, capsys):
+    assert ppo_lightning.last_checkpoint(tmp_path) is None
+    for number, (seed, env_id) in enumerate([(1, "CartPole-v1"), (2, "CartPole-v1"), (1, "Acrobot-v1")]):
+        L.seed_everything(seed)
+        trainer = make_trainer(logger=CSVLogger(tmp_path, "runs"), enable_checkpointing=True)
+        trainer.fit(PPO(**MODEL), RolloutDataModule(**SMALL, env_id=env_id))
+        saved = trainer.checkpoint_callback.best_model_path
+        os.utime(saved, (number, number))
+        assert f"version_{number}" in saved
+    find = ppo_lightning.last_checkpoint
+    assert "version_2" in find(tmp_path)
+    assert "version_1" in find(tmp_path, env_id="CartPole-v1")
+    assert "version_0" in find(tmp_path, env_id="CartPole-v1", seed=1)
+    assert find(tmp_path, seed=3) is None
+    torn = tmp_path / "runs/version_3/checkpoints/torn.ckpt"
+    torn.parent.mkdir(parents=True)
+    torn.write_bytes(Path(saved).read_bytes()[:1000])
+    assert "version_2" in find(tmp_path)
+    assert "skipped" in capsys.readouterr().err
+
+
+def test_outside_the_main_thread_no_handler_is_registered(fit):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    trained = []
+    thread = threading.Thread(target=lambda: trained.append(fit(SMALL, MODEL)))
+    thread.start()
+    thread.join()
+    assert trained[0].env_steps == SMALL["total_timesteps"]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+class Send(L.Callback):
+    def __init__(self, *numbers):
+        self.numbers = numbers
+
+    def on_train_batch_start(self, trainer, pl_module, *args):
+        if pl_module.rollouts_done == 11:  # past the first epoch
+            for number in self.numbers:
+                signal.raise_signal(number)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(fit, make_trainer, tmp_path, number, code):
+    data = SMALL | {"total_timesteps": 32 * 24, "eval_episodes": 2}
+    whole = fit(data, MODEL)
+    trainer = make_trainer(callbacks=[Send(number), ModelCheckpoint(tmp_path)], enable_checkpointing=True)
+    L.seed_everything(1)
+    with pytest.raises(SystemExit) as end:
+        trainer.fit(PPO(**MODEL), RolloutDataModule(**data))
+    assert end.value.code == code
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    path = tmp_path / "preempted.ckpt"
+    assert torch.load(path, weights_only=True)["env_steps"] == 32 * 12
+    resumed = fit(data, MODEL, ckpt_path=path)
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+
+
+PROGRAM = """
+import sys, time
+import lightning as L
+from ppo_lightning import PPO, RolloutDataModule
+
+class Slow(L.Callback):
+    def on_train_batch_start(self, trainer, pl_module, *args):
+        print("rollout", pl_module.rollouts_done, flush=True)
+        time.sleep(1 if pl_module.rollouts_done == 3 else 0)
+
+L.seed_everything(1)
+data = RolloutDataModule("CartPole-v1", num_envs=2, num_steps=16, total_timesteps=32_000)
+trainer = L.Trainer(accelerator="cpu", callbacks=[Slow()], enable_progress_bar=False)
+trainer.fit(PPO(num_minibatches=2, compile="compile" in sys.argv), data)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Start the program; the fixture ends it."""
+    started = []
+
+    def start(*args, **environment):
+        (tmp_path / "program.py").write_text(PROGRAM)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        command = [sys.executable, "program.py", *args]
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=env, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(process, text):
+    said = ""
+    while text not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    return said
+
+
+@pytest.mark.integration
+def test_a_second_interrupt_ends_a_script_at_once(program):
+    process = program()
+    said = wait_for(process, "rollout 3")
+    assert "Tip:" not in said
+    assert "max_epochs" not in said
+    assert "evaluation every 10688 environment steps, episodes: 2" in said
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGINT  # 130 in a shell
+    assert "Interrupted: saving after this iteration. Interrupt again to end at once." in said
+    assert "Interrupted after" not in said
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("rollout", "code"), [(0, -signal.SIGINT), (3, 130)])
+def test_an_interrupt_during_compilation_ends_at_once_and_a_later_one_saves(program, tmp_path, rollout, code):
+    process = program("compile", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    wait_for(process, f"rollout {rollout}\n")
+    time.sleep(1 - rollout / 3)  # the first iteration compiles for seconds, the fourth rollout sleeps
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert ("preempted.ckpt" in said) == (code == 130)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_NTASKS": "1",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NODELIST": "localhost",
+}
+
+
+@pytest.mark.integration
+def test_slurm_requeues_the_run_as_lightning_documents(program, tmp_path, fit):
+    """Lightning finds its own checkpoint when the job starts again."""
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text('#!/bin/sh\necho "scontrol $@"\n')
+    scontrol.chmod(0o755)
+    job = SLURM | {"PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
+    process = program(**job)
+    wait_for(process, "rollout 3")
+    process.send_signal(signal.SIGUSR1)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "scontrol requeue 4711" in said
+    process = program(**job)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "hpc_ckpt_1.ckpt: each environment resumes its episode, to the bit" in said
+    assert "rollout 4\n" in said
+    assert "rollout 3\n" not in said
+    data = {"env_id": "CartPole-v1", "num_envs": 2, "num_steps": 16, "total_timesteps": 32_000}
+    whole = fit(data, {"num_minibatches": 2})
+    last = torch.load(ppo_lightning.last_checkpoint(tmp_path / "lightning_logs"), weights_only=True)
+    assert last["env_steps"] == 32_000
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, last["state_dict"][key]), key
+
+
+@pytest.mark.integration
+def test_the_stop_button_of_a_notebook_saves_and_raises_keyboard_interrupt(tmp_path):
+    manager = pytest.importorskip("jupyter_client").KernelManager(kernel_name="python3")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    manager.start_kernel(cwd=str(tmp_path), env=environment)
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+
+    def run(code, stop_at=None):
+        """Run a cell, press the stop button, and return what the cell printed, and the name of its error."""
+        said, error = "", None
+        number = client.execute(code)
+        while True:
+            message = client.get_iopub_msg(timeout=120)
+            content = message["content"]
+            if message["parent_header"].get("msg_id") != number:
+                continue
+            if message["msg_type"] == "stream":
+                said += content["text"]
+                if stop_at is not None and stop_at in said:
+                    manager.interrupt_kernel()
+                    stop_at = None
+            if message["msg_type"] == "error":
+                error = content["ename"]
+            if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return said, error
+
+    try:
+        said, error = run(PROGRAM, stop_at="rollout 3")
+        assert error == "KeyboardInterrupt", said
+        assert "preempted.ckpt" in said
+        fit = "import ppo_lightning\n{}trainer.fit(PPO(num_minibatches=2), data, ckpt_path={})"
+        last = "ppo_lightning.last_checkpoint('lightning_logs')"
+        said, error = run(fit.format("", last), stop_at="rollout 9\n")
+        assert "rollout 3\n" not in said
+        assert error == "KeyboardInterrupt", said
+        said, error = run("import time\nprint('asleep', flush=True)\ntime.sleep(60)", stop_at="asleep")
+        assert error == "KeyboardInterrupt", "the stop button works after the fit"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
