@@ -29,6 +29,15 @@ class NonFiniteError(ValueError):
     """
 
 
+def cut_traceback(error: BaseException) -> None:
+    """Reduce the traceback of an error of an environment to the frames of the environment.
+
+    The frames of Lightning, PyTorch and this package say nothing about such an error. Other errors keep their
+    traceback. ``envs.answers.blame`` marks the errors.
+    """
+    error.__traceback__ = getattr(error, "environment_frames", error.__traceback__)
+
+
 def import_extra(module: str, extra: str) -> ModuleType:
     """Import an optional dependency.
 

@@ -30,6 +30,7 @@ from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.module import module_from_checkpoint
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
@@ -63,6 +64,7 @@ class AgentModule(L.LightningModule):
     reward_scaler: RewardScaler | None
 
     def __init__(self, agent: Callable[[TensorSpec, TensorSpec], ActorCritic]) -> None:
+        require_agent_maker(agent)
         super().__init__()
         self.make_agent = agent
         self.agent = None  # type: ignore[assignment]
@@ -137,7 +139,7 @@ class AgentModule(L.LightningModule):
         with torch.device("cpu"), one_thread():
             observation_spec, action_spec = data.specs
             if self.agent is None:
-                self.agent = self.make_agent(observation_spec, action_spec)
+                self.agent = make_agent(self.make_agent, observation_spec, action_spec)
                 self._recipe = agent_to_plain(self.agent, observation_spec, action_spec)
                 self.add_networks()
             else:
