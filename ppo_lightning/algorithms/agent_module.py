@@ -19,9 +19,10 @@ from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.run_log import RunLog
 from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
-from ppo_lightning.callbacks.supported import check_callbacks
+from ppo_lightning.callbacks.supported import check_callbacks, warn_of_slow_average
 from ppo_lightning.checkpoints.agent import (
     agent_to_plain,
+    changed_settings,
     check_same_agent,
     check_same_state,
     trained_agent,
@@ -190,7 +191,8 @@ class AgentModule(L.LightningModule):
             self._recipe = checkpoint["agent"]
             self.add_networks()
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
-        check_same_state(saved=checkpoint["state_dict"], current=self.state_dict())
+        changes = changed_settings("model", checkpoint.get("hyper_parameters", {}), self.hparams)
+        check_same_state(saved=checkpoint["state_dict"], current=self.state_dict(), changes=changes)
         if self.fitting:
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
@@ -251,6 +253,7 @@ class AgentModule(L.LightningModule):
         """Stop a resumed run that is already complete."""
         # Only now the environments exist, which may have invalid steps.
         check_callbacks(self.trainer, self.steps_per_rollout)
+        warn_of_slow_average(self.trainer, self.data.num_rollouts)
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
 

@@ -45,7 +45,7 @@ class ExceptionGuard(Guard):
 
 
 class RolloutGuard(Guard):
-    """Callback that warns about faulty rollouts.
+    """Callback that warns about faulty rollouts and slow environments.
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
     ``ppo-lightning check-env`` sees more. In every hundredth rollout, it compares the log-probabilities from
@@ -58,6 +58,11 @@ class RolloutGuard(Guard):
 
     def __init__(self, every: int = 100) -> None:
         self.every = every
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Say once if the environments take most of the time, with the setting that helps."""
+        if (advice := pl_module.data.slow_steps()) and trainer.is_global_zero:
+            print(f"\n{advice}", flush=True)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Check a rollout [N, T]."""

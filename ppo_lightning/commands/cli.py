@@ -264,7 +264,7 @@ def _user_error(error: BaseException) -> BaseException | str | None:
         if isinstance(cause, ConfigError | NonFiniteError | MisconfigurationException):
             return cause
         cause = cause.__cause__
-    if hasattr(error, "environment_frames"):
+    if hasattr(error, "user_frames"):
         return None
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         settings = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"

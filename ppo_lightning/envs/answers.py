@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError, blame, first_line
 from ppo_lightning.spaces.specs import entries
 
 CONTRACT = {
@@ -141,26 +141,23 @@ def reraise(error: BaseException, where: str, call: str) -> NoReturn:
             f"{where}: {call}() must {CONTRACT[call]}: {first_line(error).rstrip('.')}."
         ) from error
     hint = " This package calls reset() without options: a wrapper can add them." if call == "reset" else ""
-    blame(error, f"{where}: {call}() raised this.{hint}")
+    blame_env(error, f"{where}: {call}() raised this.{hint}")
     raise error
 
 
-def blame(error: BaseException, note: str) -> None:
-    """Add a note to an error of an environment, and mark the frames of the environment.
-
-    :func:`~ppo_lightning.errors.cut_traceback` shows these frames alone.
+def blame_env(error: BaseException, note: str) -> None:
+    """Mark an error of an environment, see :func:`~ppo_lightning.errors.blame`.
 
     Args:
         error: The error, while its traceback begins at the caller.
         note: Names the environment.
     """
-    error.add_note(note)
     assert error.__traceback__ is not None
     called = error.__traceback__.tb_next or error.__traceback__
     frames: TracebackType | None = called
     while frames is not None and _module(frames).startswith(WRAPPERS):
         frames = frames.tb_next
-    error.environment_frames = frames or called  # type: ignore[attr-defined]
+    blame(error, frames or called, note)
 
 
 def _module(traceback: TracebackType) -> str:

@@ -11,7 +11,7 @@ import gymnasium
 import torch
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
-from ppo_lightning.envs.answers import blame
+from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.envs.atari import ATARI_ID, check_options
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.specs import Specs, specs_of
@@ -322,5 +322,5 @@ def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:
             raise ConfigError(
                 f"env_id must be callable with data.env_kwargs as its arguments: {error}."
             ) from error
-        blame(error, "env_id, which makes the environment, raised this.")
+        blame_env(error, "env_id, which makes the environment, raised this.")
         raise

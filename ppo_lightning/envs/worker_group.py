@@ -202,7 +202,7 @@ def portable(error: BaseException) -> BaseException:
     if isinstance(error, ConfigError):
         return error
     cut_traceback(error)
-    error.__dict__.pop("environment_frames", None)  # a traceback cannot be pickled
+    error.__dict__.pop("user_frames", None)  # a traceback cannot be pickled
     report = "".join(traceback.format_exception(error)).rstrip()  # with the notes
     error.__notes__ = [f"In the worker process:\n{report}"]
     with contextlib.suppress(Exception):
