@@ -63,8 +63,8 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("compare a.json a.json", "resumed: equal to the bit"),
     ],
     "rnd": [
-        Command("mountaincar --seeds 1 --steps 4096 --output .", r"(?s)\| rnd .*\| ppo .*\| ppo_classic "),
-        Command("--report --output .", r"\| ppo_classic "),
+        Command("cartpole --seeds 1 --steps 4096 --output .", r"(?s)\| rnd .*\| ppo "),
+        Command("--report --output .", r"(?s)\| rnd .*\| ppo "),
     ],
     "rollouts": [Command("--repeats 1 --num_envs 4", "torch, compiled")],
     "selfplay": [
