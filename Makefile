@@ -15,7 +15,7 @@ test: $(VENV)/.installed-dev  ## The quick tests (4 minutes on 2 cores)
 test-integration: $(VENV)/.installed-dev  ## Processes, graphs, notebooks, documented commands (14 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "integration and not slow" $(ARGS)
 
-test-slow: $(VENV)/.installed-dev  ## The learning runs, series of processes (half an hour)
+test-slow: $(VENV)/.installed-dev  ## The learning runs, series of processes, scripts (45 minutes)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 attack: $(VENV)/.installed-dev  ## Kill runs, damage files, fill the disk, draw settings (20 minutes)

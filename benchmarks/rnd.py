@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", help=", ".join(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--arms", nargs="+", help="arms of the tasks; all by default")
+    parser.add_argument("--steps", type=int, help="environment steps of a run (default: those of the arm)")
     parser.add_argument("--report", action="store_true", help="print the table of finished runs only")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--fit", help="train this recipe with the first seed, and print the result")
@@ -180,10 +181,13 @@ def main() -> None:
     done = {(row["task"], row["arm"], int(row["seed"])) for row in rows}
     for task in options.tasks if not options.report else []:
         target, arms = TASKS[task]
+        short = {"data.total_timesteps": options.steps} if options.steps else {}
         for seed in options.seeds:
             for arm in options.arms or arms:
                 if (task, arm, seed) not in done:
-                    row, curve = train(task, arm, seed, config(*arms[arm]), target)
+                    recipe, algorithm, settings = arms[arm]
+                    made = config(recipe, algorithm, settings | short)
+                    row, curve = train(task, arm, seed, made, target)
                     append(options.output / "curves.csv", curve)
                     append(runs, [row])
                     print(row, flush=True)

@@ -70,7 +70,7 @@ def train(recipe: str, folder: Path, seed: int, flags: dict, code: str = "") -> 
     return max(folder.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)
 
 
-def connect_four(work: Path, arms: list[str], seeds: list[int], steps: int, games: int) -> None:
+def connect_four(work: Path, output: Path, arms: list[str], seeds: list[int], steps: int, games: int) -> None:
     """Train and compare the parts of the Connect Four recipe."""
     factory = EnvFactory("ConnectFour-v1", "envpool")
     specs = factory.specs()
@@ -100,23 +100,24 @@ def connect_four(work: Path, arms: list[str], seeds: list[int], steps: int, game
             if other_arm != arm and "recipe" in (arm, other_arm):
                 result = play_games(factory, AgentPlayer(agent), AgentPlayer(other_agent), games, seed)
                 rows.append(row(arm, seed, f"{other_arm}-seed{other_seed}", False, result))
-    write(RESULTS / "connectfour.csv", [{"steps": steps} | line for line in rows])
+    write(output / "connectfour.csv", [{"steps": steps} | line for line in rows])
 
 
-def sign(work: Path, seeds: list[int], games: int) -> None:
+def sign(work: Path, output: Path, seeds: list[int], steps: int | None, games: int) -> None:
     """Train TicTacToe with and without the sign of GAE."""
     factory = EnvFactory("TicTacToe-v1", "envpool")
     perfect = make_player("perfect", "TicTacToe-v1", factory.specs())
+    flags = {"data.total_timesteps": steps} if steps else {}
     rows = []
     for arm, code in SIGNS.items():
         for seed in seeds:
             agent = trained_agent(
-                read_checkpoint(str(train("tictactoe", work / f"sign-{arm}-{seed}", seed, {}, code)))
+                read_checkpoint(str(train("tictactoe", work / f"sign-{arm}-{seed}", seed, flags, code)))
             )
             for deterministic in (True, False):
                 result = play_games(factory, AgentPlayer(agent, deterministic), perfect, games, seed)
                 rows.append(row(arm, seed, "perfect", deterministic, result))
-    write(RESULTS / "sign.csv", rows)
+    write(output / "sign.csv", rows)
 
 
 def row(arm: str, seed: int, opponent: str, deterministic: bool, result: tuple[int, int, int]) -> dict:
@@ -144,7 +145,7 @@ def write(path: Path, rows: list[dict]) -> None:
         print(f"| {arm} | {opponent} | {deterministic} | {score} | {len(scores)} |")
 
 
-def curve(path: Path) -> None:
+def curve(path: Path, output: Path, images: Path) -> None:
     """Draw the ratings of a run, and copy them to the results."""
     import matplotlib.pyplot as plt
 
@@ -154,8 +155,8 @@ def curve(path: Path) -> None:
     opponents = ("random", "minimax:2")
     names += [f"charts/{what}-{name}" for name in opponents for what in ("win", "draw", "loss")]
     rows = [{name: line.get(name, "") for name in names} for line in rated]
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / "elo.csv").open("w", newline="") as file:
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / "elo.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -166,7 +167,7 @@ def curve(path: Path) -> None:
     axes.axhline(0, color="gray", linestyle=":", label="random play")
     axes.set(xlabel="environment steps [millions]", ylabel="Elo", title="Connect Four by self-play")
     axes.legend()
-    figure.savefig(ROOT / "docs/images/connectfour_elo.png", dpi=120)
+    figure.savefig(images / "connectfour_elo.png", dpi=120)
     print(
         json.dumps({"elo": elo.round().tolist(), "low": low.round().tolist(), "high": high.round().tolist()})
     )
@@ -179,16 +180,21 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=["connectfour", "sign", "curve"])
     parser.add_argument("metrics", nargs="?", type=Path, help="metrics.csv of a run, for curve")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=2_000_000)
+    parser.add_argument(
+        "--steps", type=int, help="steps of a run (default: 2000000 for connectfour, the recipe's for sign)"
+    )
     parser.add_argument("--games", type=int, default=1000)
     parser.add_argument("--arms", nargs="+", choices=PARTS, default=list(PARTS), help="of connectfour")
     parser.add_argument(
         "--work", type=Path, default=Path("runs/selfplay"), help="folder of the training runs"
     )
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--images", type=Path, default=ROOT / "docs/images", help="folder of the figure")
     options = parser.parse_args()
     if options.what == "curve":
-        curve(options.metrics)
+        curve(options.metrics, options.output, options.images)
     elif options.what == "sign":
-        sign(options.work, options.seeds, options.games)
+        sign(options.work, options.output, options.seeds, options.steps, options.games)
     else:
-        connect_four(options.work, options.arms, options.seeds, options.steps, options.games)
+        steps = options.steps or 2_000_000
+        connect_four(options.work, options.output, options.arms, options.seeds, steps, options.games)

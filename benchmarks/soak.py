@@ -15,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-INTERVAL = 30.0  # seconds between two samples
-
 
 def resident(pid: int) -> float:
     """Return the resident memory of a process in MiB; on Linux only."""
@@ -35,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipes", nargs="+", type=Path, required=True)
     parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--interval", type=float, default=30.0, help="seconds between two samples")
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, object]] = []
@@ -49,7 +48,7 @@ def main() -> None:
         started = time.monotonic()
         try:
             while (elapsed := time.monotonic() - started) < 3600 * args.hours:
-                time.sleep(INTERVAL)
+                time.sleep(args.interval)
                 for name, process in runs.items():
                     if process.poll() is not None:
                         raise RuntimeError(f"{name} ended: {Path(folder, f'{name}.txt').read_text()[-2000:]}")

@@ -32,7 +32,7 @@ PROGRAMS = {
 }
 
 
-def ours(flags: list[str], seed: int) -> int:
+def ours(flags: list[str], seed: int, steps: int | None) -> int:
     """Train with arguments of ``fit``; return the environment steps until the goal, 0 if not reached."""
     import lightning as L
 
@@ -50,12 +50,13 @@ def ours(flags: list[str], seed: int) -> int:
     goal = Goal()
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     flags = [*flags, *(part for name in quiet for part in (f"--trainer.{name}", "false"))]
-    sys.argv[1:] = ["fit", *flags, "--seed_everything", str(seed), "--trainer.limit_val_batches", "0"]
-    cli.run([goal], save_config=False)
+    flags += ["--seed_everything", str(seed), "--trainer.limit_val_batches", "0"]
+    flags += ["--data.total_timesteps", str(steps)] if steps else []
+    cli.run([goal], ["fit", *flags], save_config=False)
     return goal.steps
 
 
-def stable_baselines3(seed: int) -> int:
+def stable_baselines3(seed: int, steps: int | None) -> int:
     """Train Stable-Baselines3 with the same settings; return the steps until the goal, 0 if not reached."""
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
@@ -77,7 +78,7 @@ def stable_baselines3(seed: int) -> int:
         torch.set_num_threads(threads)
     goal = Goal()
     model = peers.stable_baselines3_like_cartpole("CartPole-v1", seed)
-    model.learn(500_000, callback=goal)
+    model.learn(steps or 500_000, callback=goal)
     return goal.steps
 
 
@@ -86,20 +87,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument(
+        "--steps", type=int, help="environment steps of a run (default: those of the settings)"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         warnings.simplefilter("ignore")
         flags = PROGRAMS[args.programs[0]]
-        steps = stable_baselines3(args.seeds[0]) if flags is None else ours(flags, args.seeds[0])
-        print("STEPS", steps)
+        seed = args.seeds[0]
+        reached = stable_baselines3(seed, args.steps) if flags is None else ours(flags, seed, args.steps)
+        print("STEPS", reached)
         return
     results: dict[str, list[dict[str, float]]] = {program: [] for program in args.programs}
     for seed in args.seeds:
         for program, runs in results.items():
             command = [sys.executable, "-W", "ignore", __file__, "--one"]
             command += ["--seeds", str(seed), "--programs", program]
+            command += ["--steps", str(args.steps)] if args.steps else []
             start = time.perf_counter()
             completed = subprocess.run(command, capture_output=True, text=True, check=False)
             if completed.returncode:

@@ -22,10 +22,11 @@ from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
-from ppo_lightning.callbacks.supported import check_callbacks
+from ppo_lightning.callbacks.supported import check_callbacks, warn_of_slow_average
 from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
     agent_to_plain,
+    changed_settings,
     check_same_agent,
     check_same_state,
     trained_agent,
@@ -35,6 +36,7 @@ from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.module import module_from_checkpoint
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
@@ -69,6 +71,7 @@ class AgentModule(L.LightningModule):
     reward_scaler: RewardScaler | None
 
     def __init__(self, agent: Callable[[TensorSpec, TensorSpec], ActorCritic]) -> None:
+        require_agent_maker(agent)
         super().__init__()
         self.make_agent = agent
         self.agent = None  # type: ignore[assignment]
@@ -154,7 +157,7 @@ class AgentModule(L.LightningModule):
         with torch.device("cpu"), one_thread():
             observation_spec, action_spec = data.specs
             if self.agent is None:
-                self.agent = self.make_agent(observation_spec, action_spec)
+                self.agent = make_agent(self.make_agent, observation_spec, action_spec)
                 self._recipe = agent_to_plain(self.agent, observation_spec, action_spec)
                 self.add_networks()
             else:
@@ -205,7 +208,8 @@ class AgentModule(L.LightningModule):
             self._recipe = checkpoint["agent"]
             self.add_networks()
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
-        check_same_state(saved=checkpoint["state_dict"], current=self.state_dict())
+        changes = changed_settings("model", checkpoint.get("hyper_parameters", {}), self.hparams)
+        check_same_state(saved=checkpoint["state_dict"], current=self.state_dict(), changes=changes)
         if self.fitting:
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
@@ -272,6 +276,7 @@ class AgentModule(L.LightningModule):
         """Stop a resumed run that is already complete."""
         # Only now the environments exist, which may have invalid steps.
         check_callbacks(self.trainer, self.steps_per_rollout)
+        warn_of_slow_average(self.trainer, self.data.num_rollouts)
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
 

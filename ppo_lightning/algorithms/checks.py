@@ -1,10 +1,13 @@
 """Checks of settings that PPO does not support, before a run starts."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, blame
 
 
 def check_trainer(trainer: Any) -> None:
@@ -96,3 +99,48 @@ def check_phases(hparams: Any, data: Any, world_size: int) -> None:
             f"model.num_aux_rollouts ({size}) must divide data.num_envs * model.n_iteration ="
             f" {num_sequences} and be a multiple of the number of ranks ({world_size})."
         )
+
+
+def check_optimizers(optimizers: Any, schedules: Any) -> None:
+    """Check that ``configure_optimizers`` returned what PPO's update uses.
+
+    Args:
+        optimizers: ``LightningModule.optimizers()``: an optimizer, or a list of several or none.
+        schedules: ``LightningModule.lr_schedulers()``: a schedule, a list of several, or None.
+
+    Raises:
+        ConfigError: There is not one optimizer, or the schedule cannot be stepped once a rollout.
+    """
+    if isinstance(optimizers, list) or not optimizers.param_groups:
+        count = len(optimizers) if isinstance(optimizers, list) else 0
+        returned = f"{count} optimizers"
+    elif isinstance(schedules, list):
+        returned = f"{len(schedules)} schedules"
+    elif isinstance(schedules, ReduceLROnPlateau) or not isinstance(schedules, LRScheduler | None):
+        returned = f"the schedule {type(schedules).__name__}, whose step() needs more than a count"
+    else:
+        return
+    raise ConfigError(
+        f"configure_optimizers returned {returned}: return one optimizer, with at most one LRScheduler, which"
+        " PPO steps once a rollout (self.data.num_rollouts times)."
+    )
+
+
+def with_number_of_rollouts(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a subclass's ``configure_optimizers`` whose errors say where the number of rollouts is."""
+
+    @functools.wraps(configure)
+    def configure_or_explain(module: Any) -> Any:
+        try:
+            return configure(module)
+        except Exception as error:
+            assert error.__traceback__ is not None
+            blame(
+                error,
+                error.__traceback__.tb_next,
+                "configure_optimizers raised this. PPO steps a schedule once a rollout,"
+                " self.data.num_rollouts times; trainer.estimated_stepping_batches is another number.",
+            )
+            raise
+
+    return configure_or_explain

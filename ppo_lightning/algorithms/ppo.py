@@ -11,7 +11,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
-from ppo_lightning.algorithms.checks import check_minibatches
+from ppo_lightning.algorithms.checks import check_minibatches, check_optimizers, with_number_of_rollouts
 from ppo_lightning.algorithms.minibatches import Minibatch, joined, mean_of, split_epoch, take, with_valid
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
@@ -133,6 +133,13 @@ class PPO(AgentModule):
         self.ent_coef = torch.tensor(ent_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
         self._shuffle = torch.Generator()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let an error in ``configure_optimizers`` of a subclass say where the number of rollouts is."""
+        super().__init_subclass__(**kwargs)
+        if "configure_optimizers" in vars(cls):
+            configure: Any = with_number_of_rollouts(cls.configure_optimizers)
+            cls.configure_optimizers = configure  # type: ignore[method-assign]
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration.
@@ -311,6 +318,7 @@ class PPO(AgentModule):
     def on_train_start(self) -> None:
         """Override restored optimizer settings with those of this run, and create the update."""
         super().on_train_start()
+        check_optimizers(self.optimizers(), self.lr_schedulers())
         if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)

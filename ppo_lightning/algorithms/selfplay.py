@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -81,19 +82,15 @@ class SelfPlay(PPO):
         self._outcomes: dict[tuple[str, str], Outcomes] = {}  # of players that do not change
 
     def setup(self, stage: str) -> None:
-        """Empty the pool for a new run.
-
-        Raises:
-            ConfigError: The run ends before its first snapshot.
-        """
+        """Empty the pool for a new run, and warn of a run that ends before its first snapshot."""
         super().setup(stage)
         if stage == "fit":
             self._opponents = None
             if self.hparams.past_share and self.data.num_rollouts < self.hparams.snapshot_every:
-                raise ConfigError(
+                rank_zero_warn(
                     f"model.snapshot_every ({self.hparams.snapshot_every}) is more than the"
-                    f" {self.data.num_rollouts} rollouts of the run: the pool would have no snapshots. Lower"
-                    " it, or set model.past_share to 0."
+                    f" {self.data.num_rollouts} rollouts of the run: the agent plays itself only. Lower it"
+                    " for games against past selves."
                 )
             if self.trainer.ckpt_path is None:
                 self.pool.clear()

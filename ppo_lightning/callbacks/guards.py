@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.envs.recording import recording_of
-from ppo_lightning.errors import ConfigError, NonFiniteError
+from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
 from ppo_lightning.utils import collectives
 
 
@@ -33,15 +33,19 @@ class Guard(L.Callback):
 
 
 class ExceptionGuard(Guard):
-    """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
+    """Callback that forwards an exception that ends the run to the module, which Lightning does not do.
+
+    The traceback of an error of an environment keeps the frames of the environment only.
+    """
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
+        cut_traceback(exception)
 
 
 class RolloutGuard(Guard):
-    """Callback that warns about faulty rollouts.
+    """Callback that warns about faulty rollouts and slow environments.
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
     ``ppo-lightning check-env`` sees more. In every hundredth rollout, it compares the log-probabilities from
@@ -54,6 +58,11 @@ class RolloutGuard(Guard):
 
     def __init__(self, every: int = 100) -> None:
         self.every = every
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Say once if the environments take most of the time, with the setting that helps."""
+        if (advice := pl_module.data.slow_steps()) and trainer.is_global_zero:
+            print(f"\n{advice}", flush=True)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Check a rollout [N, T]."""

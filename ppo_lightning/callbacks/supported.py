@@ -5,14 +5,18 @@ import warnings
 import lightning as L
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
+    EMAWeightAveraging,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.utilities import rank_zero_warn
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils import lightning_private
+
+FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the end of a run
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
@@ -63,4 +67,23 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
                 f"ModelCheckpoint's every_n_train_steps ({every}) counts optimizer steps"
                 f" and must be a multiple of the {steps_per_rollout} of one rollout"
                 " (model.update_epochs * model.num_minibatches)."
+            )
+
+
+def warn_of_slow_average(trainer: L.Trainer, num_rollouts: int) -> None:
+    """Warn if an average of the weights would still hold those of the first rollout at the end of the run.
+
+    Args:
+        trainer: Trainer whose callbacks are checked.
+        num_rollouts: Number of rollouts of the run, after each of which Lightning averages once.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if not isinstance(callback, EMAWeightAveraging):
+            continue
+        decay = lightning_private.average_decay(callback)
+        if decay**num_rollouts > FIRST_WEIGHTS:
+            rank_zero_warn(
+                f"EMAWeightAveraging averages once a rollout: with decay {decay:g}, {decay**num_rollouts:.0%}"
+                f" of the average after the {num_rollouts} rollouts of the run are the first weights. Set"
+                f" decay to {max(0.5, 1 - 10 / num_rollouts):.2g}."
             )

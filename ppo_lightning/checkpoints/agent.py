@@ -3,8 +3,10 @@
 import contextlib
 import importlib
 import inspect
+import json
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -265,28 +267,50 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
     if missing := new.keys() - old.keys():
         parameters = inspect.signature(agent_class_of(current)).parameters
         old |= {name: parameters[name].default for name in missing if name in parameters}
-    if new != old:
-        raise ConfigError(
-            f"The checkpoint (ckpt_path) holds the agent {old} and model.agent makes {new}:"
-            " set model.agent to the checkpoint's agent."
-        )
+    if changes := changed_settings("model.agent", old, new):
+        raise ConfigError(f"{changes}: give the setting of the run, or another checkpoint (ckpt_path).")
 
 
-def check_same_state(saved: dict[str, Tensor], current: dict[str, Tensor]) -> None:
+def changed_settings(group: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Name the settings that differ, with both values as in YAML.
+
+    Args:
+        group: Prefix of the settings.
+        saved: Settings of the checkpoint. Those that only one side has are not compared.
+        current: Settings of this run.
+
+    Example:
+        >>> changed_settings("model", {"norm_reward": False}, {"norm_reward": True})
+        'model.norm_reward was false in the run and is true now'
+    """
+    return ", ".join(
+        f"{group}.{key} was {json.dumps(saved[key], default=str)} in the run and is"
+        f" {json.dumps(value, default=str)} now"
+        for key, value in current.items()
+        if key in saved and saved[key] != value
+    )
+
+
+def check_same_state(saved: dict[str, Tensor], current: dict[str, Tensor], changes: str = "") -> None:
     """Check that weights and statistics of a checkpoint have the names and shapes of the module's.
 
     Args:
         saved: Tensors of the checkpoint, by name.
         current: Tensors of the module, by name.
+        changes: Settings that differ, from :func:`changed_settings`.
 
     Raises:
-        ConfigError: A tensor is missing on one side or has another shape. The message names the first one.
+        ConfigError: A tensor is missing on one side or has another shape. The message names the settings
+            that differ, or the first tensor.
     """
     for name in [*current, *saved]:
-        old, new = (list(state[name].shape) if name in state else "nothing" for state in (saved, current))
+        old, new = (
+            f"shape {list(state[name].shape)}" if name in state else "nothing" for state in (saved, current)
+        )
+        if old != new and changes:
+            raise ConfigError(f"{changes}: give the setting of the run, or another checkpoint (ckpt_path).")
         if old != new:
             raise ConfigError(
-                f"The checkpoint (ckpt_path) has {old} where the module has {new} for {name!r}:"
-                " give the settings it was trained with (model.norm_reward, model.desired_kl and"
-                " model.agent), or another checkpoint."
+                f"The checkpoint (ckpt_path) has {old} where the module has {new} for {name!r}: give the"
+                " settings of the run, or another checkpoint."
             )

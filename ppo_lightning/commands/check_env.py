@@ -124,5 +124,5 @@ def fastest_setting(
     if fastest != backend and GAIN * times[fastest] < times.get(backend, float("inf")):
         return f"With {num_envs} environments, data.backend {fastest!r} is the fastest."
     if workers is not None and workers.num_workers:
-        return f"Worker processes pay ({workers.reason}): set data.num_workers to {workers.num_workers}."
+        return str(workers)
     return "No other setting is faster by more than 10 %."

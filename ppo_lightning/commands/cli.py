@@ -38,7 +38,7 @@ from ppo_lightning.commands.options import (
     TRAINER_DEFAULTS,
 )
 from ppo_lightning.commands.recipes import with_recipe_paths
-from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
+from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback, first_line, nearest
 from ppo_lightning.models import MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
@@ -182,6 +182,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except Exception as error:
         cause = _user_error(error)
         if cause is None:
+            cut_traceback(error)
             raise
         print(f"error: {cause}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -256,6 +257,8 @@ def _user_error(error: BaseException) -> BaseException | str | None:
         if isinstance(cause, ConfigError | NonFiniteError | MisconfigurationException):
             return cause
         cause = cause.__cause__
+    if hasattr(error, "user_frames"):
+        return None
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         settings = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
         return f"The run does not fit into memory ({first_line(error)}): lower {settings}."

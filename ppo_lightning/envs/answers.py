@@ -1,11 +1,12 @@
 """Validate the return values of ``reset`` and ``step``, and add context to their errors."""
 
+from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError, blame, first_line
 from ppo_lightning.spaces.specs import entries
 
 CONTRACT = {
@@ -21,6 +22,14 @@ READERS = (
     f"{__package__}.gymnasium",
     f"{__package__}.vector",
     "ppo_lightning.spaces.rows",
+)
+# Modules between an adapter and the environment itself.
+WRAPPERS = (
+    "gymnasium.core",
+    "gymnasium.envs.registration",
+    "gymnasium.wrappers.",
+    "torchrl.envs.",
+    f"{__package__}.",
 )
 
 
@@ -132,8 +141,27 @@ def reraise(error: BaseException, where: str, call: str) -> NoReturn:
             f"{where}: {call}() must {CONTRACT[call]}: {first_line(error).rstrip('.')}."
         ) from error
     hint = " This package calls reset() without options: a wrapper can add them." if call == "reset" else ""
-    error.add_note(f"{where}: {call}() raised this.{hint}")
+    blame_env(error, f"{where}: {call}() raised this.{hint}")
     raise error
+
+
+def blame_env(error: BaseException, note: str) -> None:
+    """Mark an error of an environment, see :func:`~ppo_lightning.errors.blame`.
+
+    Args:
+        error: The error, while its traceback begins at the caller.
+        note: Names the environment.
+    """
+    assert error.__traceback__ is not None
+    called = error.__traceback__.tb_next or error.__traceback__
+    frames: TracebackType | None = called
+    while frames is not None and _module(frames).startswith(WRAPPERS):
+        frames = frames.tb_next
+    blame(error, frames or called, note)
+
+
+def _module(traceback: TracebackType) -> str:
+    return traceback.tb_frame.f_globals.get("__name__", "")
 
 
 def _is_about_the_answer(error: BaseException) -> bool:
@@ -141,4 +169,4 @@ def _is_about_the_answer(error: BaseException) -> bool:
     assert traceback is not None
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return traceback.tb_frame.f_globals.get("__name__", "").startswith(READERS)
+    return _module(traceback).startswith(READERS)

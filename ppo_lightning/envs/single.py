@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 
+from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 
@@ -41,6 +42,9 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
             ) from error
         hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
         raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
+    except Exception as error:
+        blame_env(error, f"{env_id}: the constructor raised this.")
+        raise
 
 
 def make_from_function(function: Callable[..., Any], **env_kwargs: Any) -> gymnasium.Env:

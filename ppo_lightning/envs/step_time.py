@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ppo_lightning.spaces.specs import mask_columns
 EXCHANGE_SECONDS = 7e-5
 GAIN = 1.2  # smallest predicted speedup of the steps for which workers are chosen
 MEASURE_SECONDS = 0.2
+SLOW = 0.5  # share of the time of a run from which on its environments are slow
 KEPT = 0.95  # share of the steps that are averaged, without the slowest
 
 
@@ -38,6 +40,55 @@ class WorkerChoice(NamedTuple):
 
     num_workers: int
     reason: str
+
+    def __str__(self) -> str:
+        return f"Worker processes pay ({self.reason}): set data.num_workers to {self.num_workers}."
+
+
+class StepClock:
+    """Time that the environments of this process take in the first seconds of a run.
+
+    Two readings of two clocks take 1 microsecond. Therefore the collector drops the clock after some seconds.
+
+    Example:
+        >>> clock = StepClock()
+        >>> clock.time(sum, [1, 2])
+        3
+        >>> clock.calls
+        1
+    """
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.wall = 0.0  # seconds inside of the environments
+        self.cpu = 0.0  # CPU time of this thread in these seconds
+        self.calls = 0
+
+    def time(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of the environments, and add its time."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        value = function(*args)
+        self.wall += time.perf_counter() - wall
+        self.cpu += time.thread_time() - cpu
+        self.calls += 1
+        return value
+
+    def advice(self, num_envs: int, cores: int) -> str:
+        """Return the setting that helps if the environments took most of the time, otherwise an empty text.
+
+        Args:
+            num_envs: Number of environments of this rank.
+            cores: Number of CPU cores of this rank.
+        """
+        share = self.wall / (time.perf_counter() - self.started)
+        if share < SLOW:
+            return ""
+        step = StepTime(self.wall / self.calls / num_envs, self.cpu / self.wall)
+        choice = _choose(step, num_envs, cores)
+        what = f"The environments take {share:.0%} of the time."
+        if choice.num_workers:
+            return f"{what} {choice}"
+        return f"{what} ppo-lightning check-env compares the backends, such as envpool."
 
 
 def measure_step(env: GymnasiumEnv, seconds: float = MEASURE_SECONDS) -> StepTime:
@@ -108,6 +159,10 @@ def choose_workers(factory: EnvFactory, num_envs: int, cores: int) -> WorkerChoi
         step = measure_step(env)
     finally:
         env.close()
-    milliseconds = f"a step of one environment takes {1000 * step.seconds:.2g} ms"
+    return _choose(step, num_envs, cores)
+
+
+def _choose(step: StepTime, num_envs: int, cores: int) -> WorkerChoice:
+    milliseconds = f"a step of one environment takes {1000 * step.seconds:.3g} ms"
     busy = f"{100 * step.cores:.0f} % of it on the CPU"
     return WorkerChoice(best_num_workers(step, num_envs, cores), f"{milliseconds}, {busy}, {cores} CPU cores")

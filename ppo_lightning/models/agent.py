@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,12 @@ Acted = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 ArrayPolicy = Callable[[np.ndarray, np.ndarray | None, np.ndarray | None], Acted]
 # Memories by name: functions of the width of the features and the width of the output.
 MEMORIES: dict[MemoryName, Callable[[int, int], Memory]] = {"lstm": LSTM, "gru": GRU, "min_gru": MinGRU}
+
+CONTRACT = (
+    "a subclass of ppo_lightning.ActorCritic whose __init__(self, observation_spec, action_spec, ...) passes"
+    " a body to super().__init__ and calls self.save_hyperparameters(ignore=['observation_spec',"
+    " 'action_spec']), see docs/environments.md, 'Your own network'"
+)
 
 
 class Evaluation(NamedTuple):
@@ -127,8 +133,12 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         # detail 26
         self.actor_body = body()
         self.critic_body = None if shared else (critic_body or body)()
-        features = self.actor_body.out_features
-        assert isinstance(features, int)
+        features = getattr(self.actor_body, "out_features", None)
+        if not isinstance(features, int):
+            raise ConfigError(
+                f"The body of {type(self).__name__} is a {type(self.actor_body).__name__} whose out_features"
+                f" is {features!r}: it must be the number of features F that the body returns, [B, F]."
+            )
         self.memory = None if memory is None else MEMORIES[memory](features, memory_size)
         width = features if memory is None else memory_size
         self.head = make_head(head, width, action_spec)
@@ -397,3 +407,40 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         if memory is not None and next_memory is not None:
             tensordict["next", "memory"] = next_memory.view_as(memory)
         return tensordict
+
+
+def require_agent_maker(maker: Callable[..., Any]) -> None:
+    """Check that ``model.agent`` makes an agent, as far as a class or an object shows.
+
+    Raises:
+        ConfigError: It is a network, or a class of other networks. The message names the contract.
+    """
+    made = getattr(maker, "func", maker)  # of functools.partial
+    if isinstance(made, ActorCritic):
+        raise ConfigError(
+            f"model.agent is an agent, and each run makes its own: give the class, {type(made).__name__}, or"
+            f" functools.partial({type(made).__name__}, ...) with arguments."
+        )
+    if isinstance(made, nn.Module) or (isinstance(made, type) and not issubclass(made, ActorCritic)):
+        name = made.__name__ if isinstance(made, type) else f"an object of {type(made).__name__}"
+        raise ConfigError(f"model.agent is {name}: it must be {CONTRACT}.")
+
+
+def make_agent(
+    maker: Callable[..., Any], observation_spec: TensorSpec, action_spec: TensorSpec
+) -> ActorCritic:
+    """Make an agent for the specs of one environment.
+
+    Raises:
+        ConfigError: The maker does not take the specs, or makes something else.
+    """
+    try:
+        agent = maker(observation_spec, action_spec)
+    except TypeError as error:
+        assert error.__traceback__ is not None
+        if error.__traceback__.tb_next is not None:  # raised inside the maker
+            raise
+        raise ConfigError(f"model.agent cannot be called ({error}): it must be {CONTRACT}.") from error
+    if not isinstance(agent, ActorCritic):
+        raise ConfigError(f"model.agent makes a {type(agent).__name__}: it must be or make {CONTRACT}.")
+    return agent

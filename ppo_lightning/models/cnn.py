@@ -196,6 +196,13 @@ class CNNAgent(ActorCritic):
                 " takes pictures of bytes [channels, height, width] only: choose another environment, or an"
                 " agent for these observations."
             )
+        if shape[2] < min(shape[:2]):
+            raise ConfigError(
+                f"env_id has pictures of shape {shape}, and CNNAgent takes [channels, height, width]: height"
+                " and width come last. Wrap the environment with gymnasium.wrappers.TransformObservation(env,"
+                " lambda picture: picture.transpose(2, 0, 1), gymnasium.spaces.Box(0, 255,"
+                f" {(shape[2], *shape[:2])}, numpy.uint8))."
+            )
         if body == "nature" and min(shape[1:]) < 36:
             raise ConfigError(
                 f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at"

@@ -96,7 +96,7 @@ class MLPAgent(ActorCritic):
             raise ConfigError(
                 f"env_id has observations of shape {tuple(observation_spec.shape)} and dtype"
                 f" {observation_spec.dtype}, and MLPAgent takes pictures beside other parts only: set"
-                " model.agent to ppo_lightning.CNNAgent."
+                " model.agent to ppo_lightning.CNNAgent, which takes pictures [channels, height, width]."
             )
         one_vector = observation_spec.ndim == 1 and is_vector(observation_spec)
         entries = choose_entries(observation_spec, actor_keys, critic_keys)

@@ -4,6 +4,7 @@ TorchRL's ``Collector`` adds 300-700 microseconds to each step of an environment
 100. This collector steps arrays and writes into one preallocated TensorDict.
 """
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.state import Row, from_plain, to_plain
+from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
 from ppo_lightning.rollouts.opponents import Opponents
@@ -94,6 +96,7 @@ class RolloutCollector(BaseCollector):
     """
 
     can_resume = True  # whether `resume` continues the running episodes
+    clock: StepClock | None = None  # times the environments
 
     def __init__(
         self,
@@ -223,6 +226,9 @@ class RolloutCollector(BaseCollector):
                 :, self._rows
             ].numpy()
         resets_late = env.resets_late
+        step, reset = env.step_arrays, env.reset_arrays
+        if self.clock is not None:
+            step, reset = (functools.partial(self.clock.time, function) for function in (step, reset))
         opponents = self.opponents
         if opponents is not None:
             opponents.draw(self.num_steps)
@@ -250,7 +256,7 @@ class RolloutCollector(BaseCollector):
             if log_prob is not None:
                 log_probs[t] = log_prob
                 values[t, :, 0] = value
-            raw, rewards[t], terminated, truncated = env.step_arrays(action)
+            raw, rewards[t], terminated, truncated = step(action)
             terminateds[t] = terminated
             truncateds[t] = truncated
             if next_players is not None and env.mover is not None:
@@ -269,7 +275,7 @@ class RolloutCollector(BaseCollector):
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 done = terminated | truncated
                 raw = raw.copy()  # the reset may write into it
-                fresh = env.reset_arrays(done)[done]
+                fresh = reset(done)[done]
                 if resets_late:  # `fresh` is the final observation, which counts once
                     (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
                     ends.append(EpisodeEnds(t, done, observation[done]))

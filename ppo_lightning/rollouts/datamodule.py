@@ -5,6 +5,7 @@ import math
 import pkgutil
 import re
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -20,9 +21,11 @@ from torchrl.envs import EnvBase, Transform
 from ppo_lightning.checkpoints.settings import data_settings
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import to_columns, to_rows
-from ppo_lightning.envs.step_time import WorkerChoice, choose_workers
+from ppo_lightning.envs.step_time import StepClock, WorkerChoice, choose_workers
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
 from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs, make_collector
@@ -34,6 +37,7 @@ from ppo_lightning.utils.processors import processors
 EPOCHS = 20  # of a run, by default
 EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
 UNKNOWN_TIME_LIMIT = 1000  # steps; that of most tasks of MuJoCo and dm_control
+MEASURED = 5.0  # seconds at the start of a run in which the environments are timed
 IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
 
 
@@ -126,6 +130,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._env: EnvBase | None = None
         self._specs: Specs | None = None
         self._rollouts_per_epoch = rollouts_per_epoch
+        self._clock: StepClock | None = None
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
 
     @classmethod
@@ -224,7 +229,11 @@ class RolloutDataModule(L.LightningDataModule):
         """Choose the number of workers for this rank's environments, from a measured step time."""
         assert self.trainer is not None
         num_envs = self.num_envs // self.trainer.world_size
-        return choose_workers(self.factory, num_envs, max(1, processors() // self.trainer.num_devices))
+        return choose_workers(self.factory, num_envs, self._cores())
+
+    def _cores(self) -> int:
+        assert self.trainer is not None
+        return max(1, processors() // self.trainer.num_devices)
 
     def _replace_auto(self) -> None:
         """Replace ``num_workers: auto`` by a number, once in a stage."""
@@ -291,9 +300,22 @@ class RolloutDataModule(L.LightningDataModule):
                 compile=inputs.compile,
             )
             self.collector = OverlappedCollector(collector, inputs) if self.overlap else collector
+            if isinstance(self.env, GymnasiumEnv) and isinstance(collector, RolloutCollector):
+                collector.clock = self._clock = StepClock()
             if self.trainer.ckpt_path is not None:
                 self._resume()
         return RolloutLoader(self.collector, self.rollouts_per_epoch)
+
+    def slow_steps(self) -> str:
+        """Return the setting that helps if the environments took most of the first seconds, once in a run."""
+        clock = self._clock
+        if clock is None or time.perf_counter() - clock.started < MEASURED:
+            return ""
+        assert self.trainer is not None
+        self._clock = None
+        collector: Any = self.collector
+        getattr(collector, "collector", collector).clock = None  # of an OverlappedCollector
+        return clock.advice(self.num_envs // self.trainer.world_size, self._cores())
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""

@@ -1,6 +1,6 @@
 """Entries of an observation: names, columns, and the choice for actor and critic."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.spaces.specs import columns, is_mask
+from ppo_lightning.spaces.specs import columns, is_mask, is_picture
 
 PRIVILEGED = "privileged_"  # prefix of the entries that only a simulator knows
 GROUP = "group"  # entry with the index of a player's group
@@ -22,6 +22,7 @@ class ChosenEntries(NamedTuple):
     Attributes:
         actor: Entries of the actor, in the order of the row.
         critic: Entries of the critic, in the order of the row.
+        pictures: Shapes of the entries that are pictures, which a convolutional network reads.
 
     Example:
         >>> print(ChosenEntries({"state": 48}, {"privileged_state": 123, "state": 48}))
@@ -30,21 +31,26 @@ class ChosenEntries(NamedTuple):
 
     actor: dict[str, int]
     critic: dict[str, int]
+    pictures: Mapping[str, Sequence[int]] = {}
 
     def __str__(self) -> str:
-        if self.actor == self.critic:
-            return f"Actor and critic read {describe(self.actor)}."
-        return f"The actor reads {describe(self.actor)}, the critic reads {describe(self.critic)}."
+        actor, critic = (describe(entries, self.pictures) for entries in (self.actor, self.critic))
+        if actor == critic:
+            return f"Actor and critic read {actor}."
+        return f"The actor reads {actor}, the critic reads {critic}."
 
 
-def describe(entries: dict[str, int]) -> str:
-    """Return the names of entries with their numbers of columns.
+def describe(entries: dict[str, int], pictures: Mapping[str, Sequence[int]] = {}) -> str:
+    """Return the names of entries with their numbers of columns, or the shape and network of a picture.
 
     Example:
-        >>> describe({"position": 3, "velocity": 2})
-        'position (3), velocity (2)'
+        >>> describe({"camera": 12288, "velocity": 2}, pictures={"camera": (64, 64, 3)})
+        'camera (64 x 64 x 3 picture, Nature network), velocity (2)'
     """
-    return ", ".join(f"{name} ({size})" for name, size in entries.items())
+    sizes: dict[str, object] = {**entries}
+    for name, shape in pictures.items():
+        sizes[name] = f"{' x '.join(map(str, shape))} picture, Nature network"
+    return ", ".join(f"{name} ({sizes[name]})" for name in entries)
 
 
 def entry_columns(spec: TensorSpec) -> dict[str, slice]:
@@ -86,7 +92,8 @@ def choose_entries(
             f"All entries of the observation are privileged ({', '.join(sizes)}): set model.agent.actor_keys"
             " to the entries that the actor reads."
         )
-    return ChosenEntries(*chosen) if sizes else None
+    pictures = {name: tuple(part.shape) for name, part, _ in columns(spec) if is_picture(part)}
+    return ChosenEntries(chosen[0], chosen[1], pictures) if sizes else None
 
 
 def _matching(known: Iterable[str], field: str, keys: Sequence[str]) -> set[str]:

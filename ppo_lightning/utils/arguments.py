@@ -71,7 +71,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
             requirement = f"it must be one of {', '.join(map(repr, get_args(kinds[0])))}"
         elif bounds is None:
             valid = get_origin(annotation) is not Callable or callable(value)
-            requirement = "it must be a class or a function"
+            requirement = "it must be a class or a function, as in functools.partial(MyClass, width=64)"
         elif any(get_origin(kind) is Sequence for kind in kinds):
             valid = isinstance(value, Sequence) and all(bounds.holds(entry, Integral) for entry in value)
             requirement = f"each entry must be {bounds}"

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 
@@ -110,3 +111,8 @@ def saves_by_time(checkpoint: ModelCheckpoint) -> bool:
 def steps_between_saves(checkpoint: ModelCheckpoint) -> int:
     """Return ``every_n_train_steps`` of the callback."""
     return checkpoint._every_n_train_steps
+
+
+def average_decay(callback: EMAWeightAveraging) -> float:
+    """Return the share of the average that one update keeps."""
+    return float(callback._kwargs["avg_fn"](torch.ones(()), torch.zeros(()), 1))

@@ -146,7 +146,6 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
         ({"agent": lambda *specs: MLPAgent(*specs, norm_obs=True)}, "norm_obs"),
         ({"past_share": 1.5}, "past_share"),
         ({"pool_size": 0}, "pool_size"),
-        ({"snapshot_every": 7}, "no snapshots"),
         ({"rating_opponents": ["grandmaster"], "rating_games": 2}, "'grandmaster' is unknown"),
         ({"rating_opponents": ["minimax:2"], "rating_games": 2, "env_id": "Hex-v1"}, "minimax plays"),
     ],
@@ -154,6 +153,12 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
 def test_settings_that_cannot_work_are_refused(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
         fit(tmp_path, **options)
+
+
+def test_a_trial_without_a_snapshot_trains_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"snapshot_every \(7\) is more than the 2 rollouts of the run"):
+        module, _ = fit(tmp_path, rollouts=2, snapshot_every=7)
+    assert module.rollouts_done == 2 and not module.pool
 
 
 def test_means_by_player():

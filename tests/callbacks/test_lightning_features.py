@@ -2,6 +2,8 @@
 
 import csv
 import datetime
+import re
+import traceback
 
 import lightning as L
 import pytest
@@ -198,6 +200,15 @@ def test_weights_are_averaged(fit, tmp_path):
     torch.testing.assert_close(weights(PPO.load_from_checkpoint(path)), weights(averaged))
 
 
+def test_an_average_that_keeps_the_first_weights_warns_with_a_decay_that_fits(fit, recwarn):
+    message = r"with decay 0.999, 99% of the average after the 8 rollouts .* Set decay to 0.5\.$"
+    with pytest.warns(UserWarning, match=message):
+        fit(EIGHT, MODEL, callbacks=[EMAWeightAveraging()])
+    recwarn.clear()
+    fit(EIGHT, MODEL, callbacks=[EMAWeightAveraging(decay=0.5)])
+    assert not [warning for warning in recwarn if "decay" in str(warning.message)]
+
+
 def test_a_compiled_module_is_refused(make_trainer):
     with pytest.raises(ConfigError, match=r"pass PPO\(compile=True\) instead"):
         make_trainer().fit(torch.compile(PPO(**MODEL)), RolloutDataModule(**EIGHT))
@@ -294,6 +305,61 @@ def test_a_schedule_of_a_subclass_is_stepped_once_a_rollout(fit):
 
     module = fit(EIGHT, MODEL, ppo=Own)
     assert module.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**8)
+
+
+def optimizer_of(module):
+    return torch.optim.Adam(module.agent.parameters(), lr=1e-3)
+
+
+def one_cycle(module, total_steps):
+    optimizer = optimizer_of(module)
+    return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total_steps)]
+
+
+def plateau(module):
+    optimizer = optimizer_of(module)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "losses/value_loss"}}
+
+
+def two_schedules(module):
+    optimizer = optimizer_of(module)
+    return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("configure", "returned"),
+    [
+        (lambda module: [optimizer_of(module), optimizer_of(module)], "2 optimizers"),
+        (lambda module: None, "0 optimizers"),
+        (two_schedules, "2 schedules"),
+        (plateau, r"the schedule ReduceLROnPlateau, whose step\(\) needs more than a count"),
+    ],
+)
+def test_what_the_update_cannot_use_is_refused(fit, configure, returned):
+    own = type("Own", (PPO,), {"configure_optimizers": configure})
+    message = rf"^configure_optimizers returned {returned}: .*self.data.num_rollouts times\)\.$"
+    with pytest.raises(ConfigError, match=message):
+        fit(EIGHT, MODEL, ppo=own)
+
+
+def test_an_error_in_configure_optimizers_says_where_the_number_of_rollouts_is(fit):
+    class Own(PPO):
+        def configure_optimizers(self):
+            return one_cycle(self, self.trainer.estimated_stepping_batches)
+
+    with pytest.raises(ValueError, match="total_steps") as raised:
+        fit(EIGHT, MODEL, ppo=Own)
+    report = "".join(traceback.format_exception(raised.value)).splitlines()
+    assert re.search(r"^configure_optimizers raised this.*self\.data\.num_rollouts", report[-1])
+    files = [line for line in report if line.startswith("  File ") and "_pytest" not in line]
+    assert "one_cycle" in files[-2] and "Own" not in files[-2] and len(files) <= 7
+
+
+def test_a_schedule_over_the_rollouts_of_the_run(fit):
+    own = type("Own", (PPO,), {"configure_optimizers": lambda self: one_cycle(self, self.data.num_rollouts)})
+    module = fit(EIGHT, MODEL, ppo=own)
+    assert module.trainer.callback_metrics["charts/learning_rate"] < 1e-6, "the end of the cycle"
 
 
 # Fits of one module

@@ -14,7 +14,7 @@ import lightning as L
 import pytest
 import torch
 
-from ppo_lightning import MLPAgent
+from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.models import CNNAgent
 from tests.algorithms.test_distributed import finish, start
 
@@ -75,6 +75,18 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, 
 class NoEpoch(L.Callback):
     def on_train_epoch_start(self, trainer, pl_module):
         raise AssertionError("the run is done")
+
+
+def test_settings_that_differ_are_named(fit, tmp_path):
+    path = tmp_path / "middle.ckpt"
+    data = {"num_steps": 16, "total_timesteps": 4 * 16 * 2}
+    fit(data, callbacks=[SaveAfter(path, 1)])
+    with pytest.raises(ConfigError, match=r"^model.norm_reward was false in the run and is true now: give"):
+        fit(data, {"norm_reward": True}, ckpt_path=path)
+    agent = functools.partial(MLPAgent, hidden_sizes=(32, 32), norm_obs=True)
+    words = r"^model.agent.hidden_sizes was \[64, 64\] in the run and is \[32, 32\] now, model.agent.norm_obs"
+    with pytest.raises(ConfigError, match=words):
+        fit(data, {"agent": agent}, ckpt_path=path)
 
 
 def test_a_finished_run_that_was_interrupted_has_nothing_to_do(fit, tmp_path):

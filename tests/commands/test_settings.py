@@ -49,7 +49,7 @@ def owners():
 )
 def test_a_setting_that_cannot_learn_is_refused(name, value):
     with pytest.raises(
-        ConfigError, match=rf"^model\.{name} is {re.escape(repr(value))}: it must be [^.]*(\.\d[^.]*)*\.$"
+        ConfigError, match=rf"^model\.{name} is {re.escape(repr(value))}: it must be [^.]*(\.\w[^.]*)*\.$"
     ):
         PPO(**{name: value})
 

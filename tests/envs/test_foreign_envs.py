@@ -1,10 +1,15 @@
 """Environments of users: they train, or one sentence explains why not."""
 
 import functools
+import os
 import re
+import subprocess
 import sys
+import traceback
+from pathlib import Path
 
 import gymnasium as gym
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -21,6 +26,8 @@ from ppo_lightning.spaces.specs import mask_columns
 from tests.checkpoints.test_resume import SaveAfter
 from tests.environments import Counter
 
+ROOT = Path(__file__).parents[2]
+FORKS = pytest.mark.skipif(sys.platform != "linux", reason="the tests' classes need fork")
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
 ZEROS = np.zeros(3, np.float32)
 
@@ -502,3 +509,62 @@ def test_the_lines_in_the_message_train_torchrls_pendulum(fit):
     )
     assert module.env_steps == 1024
     assert len(module.episode_returns) == 4, "and an episode ends after 200 steps"
+
+
+class Breaks(Plain):
+    def __init__(self, last=9):
+        self.last = last
+        if not last:
+            raise KeyError("the simulator is broken")
+
+    def step(self, action):
+        if self.time == self.last:
+            raise KeyError("the simulator is broken")
+        return super().step(action)
+
+
+def breaks_in_torchrl():
+    return GymWrapper(Breaks(), categorical_action_encoding=True)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "workers", "function", "note"),
+    [
+        (Breaks, 0, "step", "Breaks, environment 0: step() raised this."),
+        pytest.param(Breaks, 2, "step", "Breaks, environment 0: step() raised this.", marks=FORKS),
+        (
+            functools.partial(Breaks, last=0),
+            0,
+            "__init__",
+            "env_id, which makes the environment, raised this.",
+        ),
+        ("Breaks-v0", 0, "__init__", "Breaks-v0: the constructor raised this."),
+        (breaks_in_torchrl, 0, "step", "step() or reset() raised this."),
+    ],
+)
+def test_a_plain_fit_ends_with_the_frames_of_the_environment(env_id, workers, function, note, monkeypatch):
+    monkeypatch.setitem(
+        gym.registry, "Breaks-v0", gym.envs.registration.EnvSpec("Breaks-v0", lambda: Breaks(0))
+    )
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=0)
+    data = RolloutDataModule(env_id, num_workers=workers, **SMALL)
+    with pytest.raises(KeyError, match="the simulator is broken") as raised:
+        trainer.fit(PPO(), data)
+    report = "".join(traceback.format_exception(raised.value)).splitlines()
+    assert report[-1].endswith(note)
+    frame = next(line for line in reversed(report) if line.startswith("  File "))
+    assert frame.startswith(f'  File "{__file__}"') and frame.endswith(f"in {function}")
+    frames = [line for line in report if line.startswith("  File ") and "_pytest" not in line]
+    assert len(frames) <= 5, "this test, three frames of Lightning, the environment"
+
+
+@pytest.mark.integration
+def test_the_command_line_ends_with_the_frames_of_the_environment(tmp_path):
+    command = [sys.executable, "-m", "ppo_lightning", "fit", "--trainer.logger", "false"]
+    command += ["--data.env_id", "tests.envs.test_foreign_envs.Breaks"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
+    assert done.returncode == 1
+    report = done.stderr.partition("Traceback")[2].splitlines()
+    assert report[-1] == "Breaks, environment 0: step() raised this."
+    assert len(report) < 20

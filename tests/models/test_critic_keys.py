@@ -317,14 +317,14 @@ def test_a_checkpoint_rebuilds_and_resumes_the_agent(checkpoint, fit, memory):
     assert (
         agent.entries
         == module.agent.entries
-        == ({"action": 2, "time": 1}, {"action": 2, "luck": 1, "time": 1})
+        == ({"action": 2, "time": 1}, {"action": 2, "luck": 1, "time": 1}, {})
     )
     model = MODEL | {"agent": functools.partial(MLPAgent, norm_obs=True, **BLIND, **options)}
     data = REACH | {"total_timesteps": 64 * 5}
     resumed = fit(data, model, ppo=type(module), ckpt_path=path)
     assert resumed.env_steps == 64 * 5
     other = MODEL | {"agent": functools.partial(MLPAgent, norm_obs=True, shared=False, **options)}
-    with pytest.raises(ConfigError, match="holds the agent"):
+    with pytest.raises(ConfigError, match=r"actor_keys was .* in the run and is .* now"):
         fit(data, other, ppo=type(module), ckpt_path=path)
     if not memory:
         assert torch.equal(PPO.load_from_checkpoint(path).predict(rows), module.predict(rows))
@@ -434,6 +434,13 @@ def test_the_run_says_what_actor_and_critic_read(fit, capsys):
     assert "Actor and critic read action (2), luck (1), time (1).\n" in capsys.readouterr().out
     fit({"num_steps": 16, "total_timesteps": 64}, callbacks=[RunSummary()])
     assert " read" not in capsys.readouterr().out
+
+
+def test_the_description_names_the_network_of_a_picture():
+    space = spaces.Dict(camera=spaces.Box(0, 255, (64, 64, 3), np.uint8), speed=spaces.Box(-1, 1, (2,)))
+    agent = MLPAgent(spec_from_space(space), spec_from_space(spaces.Discrete(2)))
+    words = "Actor and critic read camera (64 x 64 x 3 picture, Nature network), speed (2)."
+    assert str(agent.entries) == words
 
 
 @pytest.mark.integration

@@ -1,0 +1,85 @@
+"""Networks of users: what is no agent ends in one sentence that names the contract."""
+
+import functools
+
+import pytest
+from torch import nn
+
+from ppo_lightning import PPO, ActorCritic, ConfigError, MLPAgent, RolloutDataModule
+from ppo_lightning.models import MLP
+from ppo_lightning.models.agent import CONTRACT
+
+
+class Net(nn.Module):
+    def __init__(self, observation_spec=None, action_spec=None):
+        super().__init__()
+        self.policy, self.value = nn.Linear(4, 2), nn.Linear(4, 1)
+
+    def forward(self, observation):
+        return self.policy(observation), self.value(observation)
+
+
+class TakesNothing(ActorCritic):
+    def __init__(self):
+        raise AssertionError("is not called")
+
+
+class WithBody(ActorCritic):
+    def __init__(self, observation_spec, action_spec, width=8):
+        super().__init__(action_spec, lambda: MLP(4, [width]))
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+
+
+class SavesNothing(ActorCritic):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(action_spec, lambda: MLP(4, [8]))
+
+
+class NoWidth(ActorCritic):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(action_spec, lambda: nn.Sequential(nn.Linear(4, 8)))
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (Net, f"model.agent is Net: it must be {CONTRACT}."),
+        (functools.partial(Net, None), f"model.agent is Net: it must be {CONTRACT}."),
+        (Net(), f"model.agent is an object of Net: it must be {CONTRACT}."),
+        (nn.Sequential(), f"model.agent is an object of Sequential: it must be {CONTRACT}."),
+        ("net.MyAgent", "it must be a class or a function, as in functools.partial(MyClass, width=64)."),
+        ({"class_path": "net.MyAgent"}, "it must be a class or a function, as in functools.partial("),
+    ],
+)
+def test_what_makes_no_agent_is_refused_at_once(agent, message):
+    with pytest.raises(ConfigError) as raised:
+        PPO(agent=agent)
+    assert message in str(raised.value)
+
+
+def test_an_agent_in_place_of_its_class_is_refused_at_once(env):
+    agent = MLPAgent(*env("CartPole-v1").agent_specs)
+    with pytest.raises(ConfigError, match=r"makes its own: give the class, MLPAgent, or functools.partial"):
+        PPO(agent=agent)
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (lambda observation, action: (Net(), Net()), f"makes a tuple: it must be or make {CONTRACT}."),
+        (lambda observation, action: nn.Sequential(), f"makes a Sequential: it must be or make {CONTRACT}."),
+        (lambda: None, f"2 were given): it must be {CONTRACT}."),
+        (TakesNothing, f"3 were given): it must be {CONTRACT}."),
+        (SavesNothing, "SavesNothing.__init__ must call self.save_hyperparameters("),
+        (NoWidth, "The body of NoWidth is a Sequential whose out_features is None: it must be the number"),
+    ],
+)
+def test_what_is_made_is_refused_before_the_first_rollout(agent, message, make_trainer):
+    with pytest.raises(ConfigError) as raised:
+        make_trainer().fit(PPO(agent=agent), RolloutDataModule())
+    assert message in str(raised.value)
+
+
+def test_an_own_agent_with_arguments_trains(fit):
+    module = fit({"total_timesteps": 512}, {"agent": functools.partial(WithBody, width=16)})
+    assert module.agent.actor_body.out_features == 16

@@ -1,0 +1,118 @@
+"""Every script of benchmarks/ runs at small size."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+SHORT = "--repeats 1 --seconds 0.5"
+
+
+class Command(NamedTuple):
+    """A run of a script: its arguments, a pattern in its output and the exit codes that are right."""
+
+    arguments: str
+    output: str = ""
+    codes: tuple[int, ...] = (0,)
+
+
+# Script -> its commands, which run one after the other in one folder; or the reason why only --help runs.
+SCRIPTS: dict[str, list[Command] | str] = {
+    "attack": [
+        Command("--kills 1 --files 1 --disks 1 --settings 2 --workers 1 --output a.md", "random settings")
+    ],
+    "best": [Command("--images .", "Interquartile mean")],
+    "busy_machine": [
+        Command(f"--workloads cartpole-64x128 --busy 1 --who eager stable-baselines3 {SHORT}", "eager")
+    ],
+    "candidate_table": [Command("", r"\| \[?SPO")],
+    "candidates": [Command("")],  # a module: tests/algorithms/test_candidates.py
+    "compare_checkouts": [  # one measurement each: the ratio, and with it the exit code, is chance
+        Command(f"{ROOT} {ROOT} --workloads cartpole-64x128 {SHORT}", r"ratio of medians", (0, 1))
+    ],
+    "dm_control_table": [Command("", "WalkerWalk|PendulumSwingup")],
+    "floor": [Command("")],  # a module of speed.py
+    "forked": [Command("")],  # a module of attack.py
+    "lunarlander_sb3": "needs box2d 2.3.10",
+    "multiagent": [
+        Command("torchrl --steps 6000 --output .", "torchrl"),
+        Command("ippo --steps 6000 --output .", "ippo"),
+        Command("mappo --steps 6000 --output .", "mappo"),
+        Command("report --output .", r"(?s)\| torchrl .*\| ippo .*\| mappo "),
+    ],
+    "mutations": [Command("")],  # a module of attack.py
+    "overlap": [Command(f"--workloads cartpole-64x128 {SHORT}", r"\| cartpole-64x128 \| \d+")],
+    "peers": [Command("")],  # a module of speed.py
+    "privileged": [
+        Command("--seeds 1 --steps 8192 --output .", r"(?s)\| privileged .*\| state "),
+        Command("--report --output .", r"(?s)\| privileged .*\| state "),
+    ],
+    "purejaxrl": [  # our half; the other half needs a checkout of PureJaxRL, and JAX
+        Command("--one ours --sizes 2048x128", '"sps"')
+    ],
+    "ranks": [Command(f"--workloads cartpole-64x128 {SHORT}", r"two ranks \d+ steps per second")],
+    "reference_runs": [
+        Command("record a.json --runs cartpole resumed"),
+        Command("compare a.json a.json", "resumed: equal to the bit"),
+    ],
+    "rnd": [
+        Command("cartpole --seeds 1 --steps 4096 --output .", r"(?s)\| rnd .*\| ppo "),
+        Command("--report --output .", r"(?s)\| rnd .*\| ppo "),
+    ],
+    "rollouts": [Command("--repeats 1 --num_envs 4", "torch, compiled")],
+    "selfplay": [
+        Command(
+            "connectfour --seeds 1 --steps 212992 --games 4 --arms recipe without_pool --output ."
+            " && test -s connectfour.csv"
+        ),
+        Command("sign --seeds 1 --steps 49152 --games 4 --output . && test -s sign.csv"),
+        Command("curve elo.csv --output ratings --images . && test -s connectfour_elo.png", '"elo"'),
+    ],
+    "soak": [
+        Command(
+            f"--recipes {ROOT}/configs/classic/cartpole.yaml --hours 0.009 --interval 4 --csv soak.csv",
+            r"\| cartpole \| [\d.]+ \| \d+ \| \d+ \| \d+ \| ",
+        )
+    ],
+    "speed": [
+        Command(
+            f"--workloads cartpole-4x128 --competitors ours stable-baselines3 torchrl {SHORT}",
+            r"(?s)\| ours .*\| stable-baselines3 .*\| torchrl ",
+        )
+    ],
+    "time_to_return": [Command(
+            "--seeds 1 --steps 2048 --programs 'ours, reference recipe' 'ours, fast settings'"
+            " 'stable-baselines3, the same recipe'",
+            r"fast settings \| .* \| not reached",
+        )],
+    "transforms": [Command("--workloads cartpole-1 --repeats 2", r"\| cartpole-1 \| both ")],
+    "workers": [Command("--repeats 1 --seconds 0.2", "TorchRL ParallelEnv")],
+}  # fmt: skip
+
+
+def test_the_list_is_complete():
+    assert set(SCRIPTS) == {path.stem for path in BENCHMARKS.glob("*.py")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_runs(name, tmp_path):
+    if name == "selfplay":  # the Elo ratings of a run, in place of a run that rates
+        text = (BENCHMARKS / "results/selfplay/elo.csv").read_text()
+        (tmp_path / "elo.csv").write_text(text)
+    commands = SCRIPTS[name]
+    for command in [Command("--help", "usage")] if isinstance(commands, str) else commands:
+        line = f"{shlex.quote(sys.executable)} {BENCHMARKS / name}.py {command.arguments}"
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode in command.codes, done.stdout[-2000:] + done.stderr[-4000:]
+        assert re.search(command.output, done.stdout), done.stdout[-2000:]
