@@ -28,7 +28,7 @@ from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.resume import newest_checkpoint
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
-from ppo_lightning.commands.config_files import check_config_files
+from ppo_lightning.commands.config_files import check_config_files, with_configs_first
 from ppo_lightning.commands.options import (
     DEFAULT_NAME,
     FLAGS,
@@ -71,7 +71,7 @@ class Parser(LightningArgumentParser):
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Callback that saves the settings of ``fit`` only.
+    """Callback that saves the settings of ``fit`` only, without those that say where to resume.
 
     Other commands would write theirs to the current folder.
     """
@@ -79,6 +79,8 @@ class SaveRunConfig(SaveConfigCallback):
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Write ``cli_config.yaml`` for ``fit``."""
         if stage == "fit":
+            for key in ("ckpt_path", "auto_resume"):
+                self.config.pop(key, None)
             super().setup(trainer, pl_module, stage)
 
 
@@ -205,7 +207,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
     PPOCLI(
         PPO,
         RolloutDataModule,
-        args=list(args),
+        args=with_configs_first(args),
         subclass_mode_model=True,
         seed_everything_default=1,
         auto_configure_optimizers=False,
