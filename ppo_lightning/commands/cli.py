@@ -2,7 +2,6 @@
 
 import errno
 import importlib
-import inspect
 import logging
 import os
 import re
@@ -28,7 +27,7 @@ from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.resume import newest_checkpoint
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
-from ppo_lightning.commands.config_files import check_config_files, with_configs_first
+from ppo_lightning.commands.config_files import with_configs_first
 from ppo_lightning.commands.options import (
     DEFAULT_NAME,
     FLAGS,
@@ -38,25 +37,12 @@ from ppo_lightning.commands.options import (
     SETTINGS,
     SUBCOMMANDS,
     TRAINER_DEFAULTS,
+    checked,
+    unknown_option,
 )
-from ppo_lightning.commands.recipes import with_recipe_paths
-from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
-from ppo_lightning.models import MLPAgent
+from ppo_lightning.errors import ConfigError, NonFiniteError, first_line
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
-SYNONYMS = {  # name of a setting in other packages -> name here
-    "lr": "learning_rate",
-    "clip_range": "clip_coef",
-    "entropy_coef": "ent_coef",
-    "value_coef": "vf_coef",
-    "n_epochs": "update_epochs",
-    "batch_size": "num_minibatches",
-    "n_steps": "data.num_steps",
-    "n_envs": "data.num_envs",
-    "env": "data.env_id",
-    "total_steps": "data.total_timesteps",
-    "seed": "seed_everything",
-}
 MAX_THREADS = 1024
 FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
 
@@ -180,11 +166,10 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
     try:
-        args = with_recipe_paths(args)
+        args = checked(args)
         if args and args[0] in OTHER_COMMANDS:
             module = args[0].replace("-", "_")
             return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
-        check_config_files(args)
         if args and args[0] in SUBCOMMANDS:
             args = with_checkpoint_settings(args)
         run([RolloutProgressBar(), RunSummary(), ActionWriter(), Preemption()], args)
@@ -276,15 +261,9 @@ def _user_error(error: BaseException) -> BaseException | str | None:
 
 def _one_sentence(message: str) -> str:
     """Extract the cause from jsonargparse's report, with suggestions for a misspelled key."""
-    unknown = re.search(r"ption '([^']+)'", message)
-    if unknown and "accept" in message:
-        key = unknown.group(1)
-        known = {name: name for name in (*inspect.signature(PPO).parameters, "seed_everything", "ckpt_path")}
-        known |= {name: f"model.agent.{name}" for name in inspect.signature(MLPAgent).parameters} | SYNONYMS
-        known["rpo_alpha"] = "rpo_alpha of model ppo_lightning.RPO"
-        for group, owner in (("data", RolloutDataModule), ("trainer", Trainer)):
-            known |= {f"{group}.{name}": f"{group}.{name}" for name in inspect.signature(owner).parameters}
-        return f"the key {key!r} is unknown{nearest(key, known) or '; --help lists all keys.'}"
+    unknown = re.search(r"ption '([^']+)'.*accept|^unrecognized arguments: (-[^\s=]+)", message, re.DOTALL)
+    if unknown:
+        return unknown_option(unknown[1] or unknown[2])
     noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
     lines = [line.strip(" -") for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))

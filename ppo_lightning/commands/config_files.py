@@ -1,7 +1,6 @@
 """Recipes on the command line: their place before the flags, and validation of the YAML files."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,18 +43,6 @@ def with_configs_first(args: Sequence[str]) -> list[str]:
         return list(args)
     configs, others = split_configs(args)
     return [others[0], *(f"--config={config}" for config in configs), *others[1:]]
-
-
-def check_config_files(args: Sequence[str]) -> None:
-    """Check the files of ``--config``.
-
-    Raises:
-        ConfigError: A file is not text, is not YAML, or has a key twice.
-    """
-    for path in split_configs(args)[0]:
-        if not os.path.isfile(path):
-            continue  # jsonargparse reports a missing file, or the value is YAML itself
-        read_yaml(path, "--config")
 
 
 def read_yaml(path: str, flag: str) -> Any:

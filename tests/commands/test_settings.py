@@ -1,5 +1,6 @@
 """Invalid settings end in one sentence, from Python and from the command line."""
 
+import copy
 import functools
 import inspect
 import math
@@ -49,7 +50,7 @@ def owners():
 )
 def test_a_setting_that_cannot_learn_is_refused(name, value):
     with pytest.raises(
-        ConfigError, match=rf"^model\.{name} is {re.escape(repr(value))}: it must be [^.]*(\.\d[^.]*)*\.$"
+        ConfigError, match=rf"^model\.{name} is {re.escape(repr(value))}: it must be [^.]*(\.\w[^.]*)*\.$"
     ):
         PPO(**{name: value})
 
@@ -108,6 +109,48 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
                 assert value is None or found[0].low <= value <= found[0].high, parameter.name
             ranges += len(found)
     assert ranges > 25
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PPO(lr=1e-3), "PPO takes no argument 'lr': did you mean learning_rate?"),
+        (lambda: PPO(n_envs=4), "PPO takes no argument 'n_envs': did you mean data.num_envs?"),
+        (lambda: PPO(quux=4), "PPO takes no argument 'quux': it takes learning_rate, anneal_lr, "),
+        (
+            lambda: RolloutDataModule(n_envs=4),
+            "RolloutDataModule takes no argument 'n_envs': did you mean num_envs?",
+        ),
+        (
+            lambda: RolloutDataModule(env="A"),
+            "RolloutDataModule takes no argument 'env': did you mean env_id?",
+        ),
+        (
+            lambda: PPO("CartPole-v1"),
+            "PPO's first argument is learning_rate, not 'CartPole-v1': name the env",
+        ),
+        (
+            lambda: PPO(agent={"class_path": "net.My"}),
+            "a function, such as functools.partial(MyAgent, width=64).",
+        ),
+        (lambda: RolloutDataModule(total_timesteps=1e5), "is 100000.0: it must be an integer."),
+    ],
+)
+def test_an_argument_of_another_package_names_ours(make, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make()
+
+
+def test_the_check_of_arguments_leaves_a_users_own_to_the_user():
+    class Mine(PPO):
+        def __init__(self, name: str = "x", **more):
+            self.extra = more.pop("lr", None)
+            super().__init__(**more)
+
+    assert Mine("y", lr=3, gamma=0.5).extra == 3
+    assert copy.deepcopy(PPO(gamma=0.5)).hparams.gamma == 0.5
+    with pytest.raises(TypeError, match="takes no argument 'gama'"):
+        PPO(gama=0.5)
 
 
 def test_a_rollout_larger_than_the_memory_is_refused(fit):
@@ -174,8 +217,14 @@ def test_lightnings_tuner_is_refused(make_trainer, method):
             ["--model.agent.hidden_sizes", "[1000000,1000000]"],
             r"model\.agent\.hidden_sizes is .*: each entry must be",
         ),
-        (["--model.lr", "1e-3"], "the key 'lr' is unknown: did you mean learning_rate"),
-        (["--model.n_steps", "8"], r"the key 'n_steps' is unknown: did you mean data\.num_steps"),
+        (
+            ["--model.lr", "1e-3"],
+            r"the option '--model\.lr' is unknown: did you mean --model\.learning_rate\?",
+        ),
+        (
+            ["--model.n_steps", "8"],
+            r"the option '--model\.n_steps' is unknown: did you mean --data\.num_steps\?",
+        ),
         (["--model.agent", "null"], r"model\.agent is None: it must be a class or a function"),
     ],
 )
