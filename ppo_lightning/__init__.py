@@ -1,8 +1,9 @@
 """PPO with TorchRL rollouts and PyTorch Lightning updates."""
 
-import importlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ppo_lightning.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from ppo_lightning.algorithms import PPG, PPO, RND, RPO, AgentModule, RecurrentPPO, SelfPlay
@@ -15,14 +16,6 @@ if TYPE_CHECKING:
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 
 __version__ = "0.1.0"
-_ROOMS = {
-    "algorithms": ("PPG", "PPO", "RND", "RPO", "AgentModule", "RecurrentPPO", "SelfPlay"),
-    "envs": ("make_env",),
-    "errors": ("ConfigError",),
-    "models": ("ActorCritic", "CNNAgent", "MLPAgent"),
-    "rollouts": ("RolloutCollector", "RolloutDataModule", "evaluate"),
-}
-_MODULES = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "PPG",
     "PPO",
@@ -40,10 +33,5 @@ __all__ = [
     "evaluate",
     "make_env",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import at first use: PyTorch, Lightning and TorchRL take about 5 s, too slow for ``--help``."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'ppo_lightning' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"ppo_lightning.{_MODULES[name]}"), name)
+# PyTorch, Lightning and TorchRL take about 5 s to import, too slow for `--help`.
+__getattr__ = lazy_exports(__name__, __file__)
