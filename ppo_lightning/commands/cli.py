@@ -1,6 +1,7 @@
 """Command line: Lightning's ``fit``, ``validate``, ``test`` and ``predict``, and the other commands."""
 
 import errno
+import functools
 import importlib
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from jsonargparse._typehints import ActionTypeHint
 from lightning import Callback, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -45,6 +47,7 @@ from ppo_lightning.commands.options import (
 )
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
+from ppo_lightning.utils.arguments import as_integer
 
 MAX_THREADS = 1024
 FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
@@ -57,6 +60,22 @@ class Parser(LightningArgumentParser):
         """Print the cause without the usage, which has 900 lines, and exit with code 2."""
         print(f"error: {_one_sentence(message)}", file=sys.stderr)
         raise SystemExit(2)
+
+
+_check_type = ActionTypeHint._check_type
+
+
+@functools.wraps(_check_type)
+def _check_integer(option: ActionTypeHint, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """Read ``1e4``, ``500k`` and ``1M`` as integers, for options that are integers, in flags and YAML."""
+    integer = as_integer(value)
+    if integer is not value:
+        kinds = set(re.findall(r"\w+", str(option._typehint)))
+        value = integer if "int" in kinds and not kinds & {"float", "str"} else value
+    return _check_type(option, value, *args, **kwargs)
+
+
+ActionTypeHint._check_type = _check_integer  # jsonargparse has no public place to read a built-in type
 
 
 class SaveRunConfig(SaveConfigCallback):

@@ -248,10 +248,14 @@ def _subcommand(command: str) -> str:
     parser = argparse.ArgumentParser(
         prog=f"ppo-lightning {command}",
         usage=f"ppo-lightning {command} --config RECIPE [--OPTION VALUE ...]",
-        description=f"{DESCRIPTIONS[command]}. In YAML, put options of the algorithm under model.init_args.",
+        description=f"{DESCRIPTIONS[command]}. In YAML, put options of the algorithm under model.init_args."
+        " Integers may be written as 1e6, 500k or 1M.",
     )
     parser.add_argument(
-        "-c", "--config", metavar="RECIPE", help="bundled recipe, or YAML file; flags override its values"
+        "-c",
+        "--config",
+        metavar="RECIPE",
+        help="bundled recipe, or YAML file; flags override it wherever they stand",
     )
     parser.add_argument("--print_config", action="store_true", help="print the whole configuration and exit")
     parser.add_argument(

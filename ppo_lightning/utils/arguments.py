@@ -2,13 +2,33 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from ppo_lightning.errors import SYNONYMS, ConfigError, nearest
+
+_LARGE = re.compile(r"(\d+(?:\.\d+)?)(e\d{1,2}|k|M)")
+
+
+def as_integer(value: Any) -> Any:
+    """Return the integer that ``1e4``, ``500k`` or ``1.5M`` means, and any other value as it is.
+
+    Args:
+        value: Value of an integer option, as a command line or YAML has it.
+
+    Example:
+        >>> as_integer("500k"), as_integer(1e4), as_integer("1.5")
+        (500000, 10000, '1.5')
+    """
+    if isinstance(value, str) and (match := _LARGE.fullmatch(value)):
+        number = Decimal(match[1] + {"k": "e3", "M": "e6"}.get(match[2], match[2]))
+        return int(number) if number == int(number) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True, repr=False)

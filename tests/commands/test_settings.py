@@ -9,6 +9,7 @@ import re
 import gymnasium as gym
 import pytest
 import torch
+import yaml
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.tuner import Tuner
 
@@ -235,6 +236,41 @@ def test_wrong_flags_end_in_one_sentence(run_cli, flags, message):  # noqa: F811
     assert last.startswith("error: ")
     assert re.search(message, last), last
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", ["2e3", "2k", "2000", "0.002M", "2.0e3"])
+@pytest.mark.parametrize("place", ["flag", "yaml"])
+def test_large_integers_may_be_short(run_cli, tmp_path, number, place):  # noqa: F811
+    lines = ("seed_everything: {0}", "model: {{update_epochs: {0}}}", "data: {{total_timesteps: {0}}}")
+    text = "\n".join([*lines, "trainer: {{max_steps: {0}}}"]).format(number)
+    (tmp_path / "short.yaml").write_text(text)
+    flags = ["seed_everything", "model.update_epochs", "data.total_timesteps", "trainer.max_steps"]
+    given = [part for flag in flags for part in (f"--{flag}", number)]
+    args = ["--config", tmp_path / "short.yaml"] if place == "yaml" else given
+    code, out, err = run_cli("fit", *args, "--print_config")
+    assert code == 0, err
+    read = yaml.safe_load(out)
+    assert read["seed_everything"] == read["data"]["total_timesteps"] == read["trainer"]["max_steps"] == 2000
+    assert read["model"]["init_args"]["update_epochs"] == 2000
+
+
+def test_only_integers_may_be_short(run_cli):  # noqa: F811
+    code, out, err = run_cli("fit", "--data.total_timesteps", "1.5")
+    assert code == 2 and "data.total_timesteps: Expected a int. Got value: 1.5" in err
+    flags = ["--name", "500k", "--data.env_kwargs.a", "1e3", "--data.env_kwargs.b", "5k"]
+    floats = ["--trainer.limit_val_batches", "1.0", "--data.step_timeout", "1e3", "--model.clip_coef", "1.0"]
+    code, out, err = run_cli("fit", *flags, *floats, "--data.num_workers", "auto", "--print_config")
+    assert code == 0, err
+    read = yaml.safe_load(out)
+    values = [
+        read["name"],
+        *read["data"]["env_kwargs"].values(),
+        read["trainer"]["limit_val_batches"],
+        read["data"]["step_timeout"],
+        read["model"]["init_args"]["clip_coef"],
+        read["data"]["num_workers"],
+    ]
+    assert list(map(repr, values)) == ["'500k'", "1000.0", "'5k'", "1.0", "1000.0", "1.0", "'auto'"]
 
 
 @pytest.mark.parametrize(
