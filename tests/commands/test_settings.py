@@ -254,11 +254,12 @@ def test_large_integers_may_be_short(run_cli, tmp_path, number, place):  # noqa:
     assert read["model"]["init_args"]["update_epochs"] == 2000
 
 
-def test_only_integers_may_be_short(run_cli):  # noqa: F811
+def test_only_integers_may_be_short(run_cli, tmp_path):  # noqa: F811
     code, out, err = run_cli("fit", "--data.total_timesteps", "1.5")
     assert code == 2 and "data.total_timesteps: Expected a int. Got value: 1.5" in err
     flags = ["--name", "500k", "--data.env_kwargs.a", "1e3", "--data.env_kwargs.b", "5k"]
-    floats = ["--trainer.limit_val_batches", "1.0", "--data.step_timeout", "1e3", "--model.clip_coef", "1.0"]
+    (tmp_path / "share.yaml").write_text("trainer: {limit_val_batches: 1.0}")
+    floats = ["--config", tmp_path / "share.yaml", "--data.step_timeout", "1e3", "--model.clip_coef", "1.0"]
     code, out, err = run_cli("fit", *flags, *floats, "--data.num_workers", "auto", "--print_config")
     assert code == 0, err
     read = yaml.safe_load(out)
