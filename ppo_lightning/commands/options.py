@@ -134,15 +134,15 @@ def checked(args: Sequence[str]) -> list[str]:
     args = with_recipe_paths(args)
     if args[:1] and args[0] in SUBCOMMANDS:
         known = known_options(args[0])
-        given = dict(_given(args))
+        given = list(_given(args))
         classes = [
             str(value)
-            for name, value in given.items()
-            if _CLASS.fullmatch(name) and not isinstance(value, dict)
+            for name, value in given
+            if value and _CLASS.fullmatch(name) and not isinstance(value, dict)
         ]
-        own = [name for name in classes if not OURS.fullmatch(name)]
-        is_open = bool(own or given.get("--ckpt_path") or given.get("ckpt_path"))
-        for name in given:
+        has_checkpoint = any(name in ("--ckpt_path", "ckpt_path") and value for name, value in given)
+        is_open = has_checkpoint or not all(map(OURS.fullmatch, classes))
+        for name, _ in given:
             dashes = name[: len(name) - len(name.lstrip("-"))]
             parts = name.lstrip("-").removesuffix("+").split(".")
             if parts[0] == "model":

@@ -46,6 +46,7 @@ ACCEPTED = [
     "--model.class_path tests.commands.test_options.Mine --model.foo 3",
     "--model.agent tests.commands.test_options.Agent --model.agent.width 3",
     "--model.init_args.agent.class_path tests.commands.test_options.Agent --model.agent.width 3",
+    "--model tests.commands.test_options.Mine --model.foo 3 --model ppo_lightning.PPO",
     "--model RPO --model.rpo_alpha 0.1",
     "--model ppo_lightning.PPG --model.n_iteration 3 --model.init_args.gamma 0.5",
     "--model.agent CNNAgent --model.agent.body impala",
