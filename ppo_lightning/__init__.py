@@ -1,9 +1,10 @@
 """PPO with TorchRL rollouts and PyTorch Lightning updates."""
 
-import importlib
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ppo_lightning.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from ppo_lightning.algorithms import PPG, PPO, RND, RPO, AgentModule, RecurrentPPO, SelfPlay
@@ -23,15 +24,6 @@ logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
 )
 
 __version__ = "0.1.0"
-_ROOMS = {
-    "algorithms": ("PPG", "PPO", "RND", "RPO", "AgentModule", "RecurrentPPO", "SelfPlay"),
-    "checkpoints.resume": ("last_checkpoint",),
-    "envs": ("make_env",),
-    "errors": ("ConfigError",),
-    "models": ("ActorCritic", "CNNAgent", "MLPAgent"),
-    "rollouts": ("RolloutCollector", "RolloutDataModule", "evaluate"),
-}
-_MODULES = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "PPG",
     "PPO",
@@ -50,10 +42,5 @@ __all__ = [
     "last_checkpoint",
     "make_env",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import at first use: PyTorch, Lightning and TorchRL take about 5 s, too slow for ``--help``."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'ppo_lightning' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"ppo_lightning.{_MODULES[name]}"), name)
+# PyTorch, Lightning and TorchRL take about 5 s to import, too slow for `--help`.
+__getattr__ = lazy_exports(__name__, __file__)

@@ -2,8 +2,43 @@
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Mapping
 from types import ModuleType, TracebackType
+
+SYNONYMS = {  # commands and settings of Stable-Baselines3, CleanRL and others -> names here
+    "train": "fit",
+    "resume": "fit",
+    "eval": "validate",
+    "evaluate": "validate",
+    "record": "play",
+    "enjoy": "play",
+    "plot": "benchmark",
+    "batch_size": "model.num_minibatches",
+    "capture_video": "trainer.callbacks+=ppo_lightning.callbacks.CaptureVideo",
+    "clip_range": "model.clip_coef",
+    "clip_range_vf": "model.clip_vloss",
+    "cuda": "trainer.accelerator",
+    "device": "trainer.accelerator",
+    "entropy_coef": "model.ent_coef",
+    "env": "data.env_id",
+    "exp_name": "name",
+    "lr": "model.learning_rate",
+    "n_envs": "data.num_envs",
+    "n_epochs": "model.update_epochs",
+    "n_steps": "data.num_steps",
+    "net_arch": "model.agent.hidden_sizes",
+    "normalize_advantage": "model.norm_adv",
+    "policy": "model.agent",
+    "seed": "seed_everything",
+    "tensorboard_log": "trainer.logger",
+    "torch_deterministic": "trainer.deterministic",
+    "total_steps": "data.total_timesteps",
+    "track": "trainer.logger=WandbLogger",
+    "value_coef": "model.vf_coef",
+    "wandb_entity": "trainer.logger=WandbLogger",
+    "wandb_project_name": "trainer.logger=WandbLogger",
+}
 
 
 class ConfigError(ValueError):
@@ -73,7 +108,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 
 def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3) -> str:
-    """Suggest the known names that are closest to a name.
+    """Suggest the known names that are closest to a name, or the one that other packages call so.
 
     Args:
         name: An unknown name.
@@ -87,9 +122,16 @@ def nearest(name: str, known: Iterable[str] | Mapping[str, str], limit: int = 3)
         >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
         ': did you mean CartPole-v1?'
     """
-    lowered = {key.lower(): known[key] if isinstance(known, Mapping) else key for key in known}
-    close = difflib.get_close_matches(name.lower(), lowered, n=limit)
-    return f": did you mean {', '.join(lowered[key] for key in close)}?" if close else ""
+    shown = known if isinstance(known, Mapping) else {key: key for key in known}
+    lowered = {key.lower(): form for key, form in shown.items()}
+    for word, meant in SYNONYMS.items():
+        key = re.split(r"\+?=", meant)[0]  # an option may have a value: "trainer.logger=WandbLogger"
+        if key in shown:
+            lowered.setdefault(word, shown[key] + meant.removeprefix(key))
+    name = name.lower()
+    close = [name] if name in lowered else difflib.get_close_matches(name, lowered, n=2 * limit)
+    forms = list(dict.fromkeys(lowered[key] for key in close))[:limit]
+    return f": did you mean {', '.join(forms)}?" if forms else ""
 
 
 def first_line(error: BaseException) -> str:

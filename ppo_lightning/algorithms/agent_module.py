@@ -43,13 +43,14 @@ from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain, stored
 from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils.arguments import NamedArguments
 from ppo_lightning.utils.finite import require_finite_state
 from ppo_lightning.utils.seeding import one_thread
 
 RETURNED = "returned"  # key in the state that a started process returns to its parent, beside the weights
 
 
-class AgentModule(L.LightningModule):
+class AgentModule(NamedArguments, L.LightningModule):
     """Base LightningModule: lazy agent construction, evaluation, prediction and checkpoints.
 
     ``fit``, ``validate`` and ``test`` build the agent from the specs of the data module.

@@ -1,13 +1,18 @@
 """Callbacks: guards, diagnostics, progress, videos, preemption."""
 
-from ppo_lightning.callbacks.doctor import Doctor
-from ppo_lightning.callbacks.live import LivePlot, TerminalPanel
-from ppo_lightning.callbacks.predictions import ActionWriter
-from ppo_lightning.callbacks.preemption import Preemption
-from ppo_lightning.callbacks.progress import RolloutProgressBar
-from ppo_lightning.callbacks.summary import RunSummary
-from ppo_lightning.callbacks.threads import Threads
-from ppo_lightning.callbacks.video import CaptureVideo
+from typing import TYPE_CHECKING
+
+from ppo_lightning.utils.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from ppo_lightning.callbacks.doctor import Doctor
+    from ppo_lightning.callbacks.live import LivePlot, TerminalPanel
+    from ppo_lightning.callbacks.predictions import ActionWriter
+    from ppo_lightning.callbacks.preemption import Preemption
+    from ppo_lightning.callbacks.progress import RolloutProgressBar
+    from ppo_lightning.callbacks.summary import RunSummary
+    from ppo_lightning.callbacks.threads import Threads
+    from ppo_lightning.callbacks.video import CaptureVideo
 
 __all__ = [
     "ActionWriter",
@@ -20,3 +25,4 @@ __all__ = [
     "TerminalPanel",
     "Threads",
 ]
+__getattr__ = lazy_exports(__name__, __file__)

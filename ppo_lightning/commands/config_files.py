@@ -1,7 +1,6 @@
-"""Validation of recipes: YAML files must be readable and have unique keys."""
+"""Recipes on the command line: their place before the flags, and validation of the YAML files."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,18 +22,27 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def check_config_files(args: Sequence[str]) -> None:
-    """Check the files of ``--config``.
-
-    Raises:
-        ConfigError: A file is not text, is not YAML, or has a key twice.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+def split_configs(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the values of all ``--config``, and the other arguments, both in their order."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-c", "--config", action="append", default=[])
-    for path in parser.parse_known_args(args)[0].config:
-        if not os.path.isfile(path):
-            continue  # jsonargparse reports a missing file, or the value is YAML itself
-        read_yaml(path, "--config")
+    try:
+        options, others = parser.parse_known_args(args)
+    except argparse.ArgumentError:
+        raise ConfigError("--config needs a value: the name of a bundled recipe, or a YAML file.") from None
+    return options.config, others
+
+
+def with_configs_first(args: Sequence[str]) -> list[str]:
+    """Move every ``--config`` before the flags: the parser lets a later value win, and flags shall.
+
+    Args:
+        args: Command and its arguments.
+    """
+    if not args or args[0].startswith("-"):
+        return list(args)
+    configs, others = split_configs(args)
+    return [others[0], *(f"--config={config}" for config in configs), *others[1:]]
 
 
 def read_yaml(path: str, flag: str) -> Any:

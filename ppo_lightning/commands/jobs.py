@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils.arguments import as_integer
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Job:
         for name, value in itertools.pairwise(flags):
             if name.startswith("--data.") and name.count(".") == 1:
                 data[name.removeprefix("--data.")] = yaml.safe_load(value)
-        return data
+        return {name: as_integer(value) for name, value in data.items()}
 
 
 def jobs_of(

@@ -41,8 +41,11 @@ def recipe_path(value: str) -> str:
     if value in recipes:
         return str(recipes[value])
     name = value.removeprefix("configs/").removesuffix(".yaml")
-    ends = {recipe.rpartition("/")[2]: recipe for recipe in recipes} | {recipe: recipe for recipe in recipes}
-    guess = nearest(name, ends) or "; ppo-lightning recipes lists all names."
+    ends = {recipe.rpartition("/")[2]: recipe for recipe in reversed(recipes)}
+    guess = (
+        nearest(name, {recipe: recipe for recipe in recipes} | ends)
+        or "; ppo-lightning recipes lists all names."
+    )
     raise ConfigError(f"There is neither a file nor a bundled recipe {value!r}{guess}")
 
 

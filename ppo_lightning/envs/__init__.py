@@ -1,7 +1,13 @@
 """Environments: one adapter a family, all TorchRL environments."""
 
-from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.examination import check_environment
-from ppo_lightning.envs.factory import EnvFactory, make_env
+from typing import TYPE_CHECKING
+
+from ppo_lightning.utils.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from ppo_lightning.envs.batched import BatchedEnv
+    from ppo_lightning.envs.examination import check_environment
+    from ppo_lightning.envs.factory import EnvFactory, make_env
 
 __all__ = ["BatchedEnv", "EnvFactory", "check_environment", "make_env"]
+__getattr__ = lazy_exports(__name__, __file__)

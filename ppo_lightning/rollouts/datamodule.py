@@ -31,7 +31,7 @@ from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs, make_collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
 from ppo_lightning.utils import collectives, lightning_private
-from ppo_lightning.utils.arguments import Range, check_arguments
+from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.processors import processors
 
 EPOCHS = 20  # of a run, by default
@@ -41,7 +41,7 @@ MEASURED = 5.0  # seconds at the start of a run in which the environments are ti
 IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
 
 
-class RolloutDataModule(L.LightningDataModule):
+class RolloutDataModule(NamedArguments, L.LightningDataModule):
     """Data module: rollouts for training, whole episodes for evaluation, observations for ``predict``.
 
     One rollout is one batch is one PPO iteration. The seed is that of ``lightning.seed_everything``.

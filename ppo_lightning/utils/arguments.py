@@ -2,13 +2,33 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import SYNONYMS, ConfigError, nearest
+
+_LARGE = re.compile(r"(\d+(?:\.\d+)?)(e\d{1,2}|k|M)")
+
+
+def as_integer(value: Any) -> Any:
+    """Return the integer that ``1e4``, ``500k`` or ``1.5M`` means, and any other value as it is.
+
+    Args:
+        value: Value of an integer option, as a command line or YAML has it.
+
+    Example:
+        >>> as_integer("500k"), as_integer(1e4), as_integer("1.5")
+        (500000, 10000, '1.5')
+    """
+    if isinstance(value, str) and (match := _LARGE.fullmatch(value)):
+        number = Decimal(match[1] + {"k": "e3", "M": "e6"}.get(match[2], match[2]))
+        return int(number) if number == int(number) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +61,36 @@ class Range:
         return isinstance(value, kind) and bool(self.low <= value <= self.high)  # type: ignore[operator]
 
 
+class ArgumentError(ConfigError, TypeError):
+    """An argument that a class does not take."""
+
+
+class NamedArguments:
+    """Base of a class whose users may write an argument of another package.
+
+    Raises:
+        ArgumentError: A keyword is unknown, or the first argument is a name where the class takes a number.
+            The message names the argument that was probably meant.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the names before Python does, whose error has no suggestion."""
+        taken = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+        first = next(iter(taken.values()), None)
+        if first is not None and args and isinstance(args[0], str) and "float" in str(first.annotation):
+            raise ArgumentError(
+                f"{cls.__name__}'s first argument is {first.name}, not {args[0]!r}: name the environment in"
+                " RolloutDataModule(env_id=...), and a network by agent=..."
+            )
+        unknown = [name for name in kwargs if name not in taken]
+        if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            known = {meant: meant for meant in SYNONYMS.values() if "." in meant}
+            known |= {key: name for name in taken for key in (f"model.{name}", f"data.{name}", name)}
+            guess = nearest(unknown[0], known) or f": it takes {', '.join(taken)}."
+            raise ArgumentError(f"{cls.__name__} takes no argument {unknown[0]!r}{guess}")
+        return super().__new__(cls)
+
+
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], group: str) -> None:
     """Check arguments against the annotations of a function: ``Range``, ``Literal`` or ``Callable``.
 
@@ -71,12 +121,14 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
             requirement = f"it must be one of {', '.join(map(repr, get_args(kinds[0])))}"
         elif bounds is None:
             valid = get_origin(annotation) is not Callable or callable(value)
-            requirement = "it must be a class or a function, as in functools.partial(MyClass, width=64)"
+            requirement = "it must be a class or a function, such as functools.partial(MyAgent, width=64)"
         elif any(get_origin(kind) is Sequence for kind in kinds):
             valid = isinstance(value, Sequence) and all(bounds.holds(entry, Integral) for entry in value)
             requirement = f"each entry must be {bounds}"
         else:
             valid = bounds.holds(value, Integral if int in kinds else Real)
+            if int in kinds and isinstance(value, float):
+                requirement = "it must be an integer"
         if not valid:
             or_null = ", or null" if NoneType in kinds else ""
             raise ConfigError(f"{group}.{name} is {value!r}: {requirement}{or_null}.")

@@ -50,7 +50,7 @@ def test_a_file_has_precedence(folder):
     ("name", "guess"),
     [
         ("classic/cartpol", "did you mean classic/cartpole"),
-        ("cartpole", "did you mean ppg/cartpole"),
+        ("cartpole", "did you mean classic/cartpole?"),
         ("configs/classic/cartpole.yaml", "did you mean classic/cartpole"),
         ("nothing/like/it", "ppo-lightning recipes lists all names"),
     ],

@@ -124,15 +124,19 @@ def test_wrong_input_ends_in_one_sentence_and_exit_code_2(run_cli, flags, messag
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (AGENT, f"gama: 0.9\n    {AGENT}", "the key 'gama' is unknown: did you mean gamma?"),
+        (AGENT, f"gama: 0.9\n    {AGENT}", "the key 'model.gama' is unknown: did you mean model.gamma, "),
         ("env_id:", "envid:", "the key 'data.envid' is unknown: did you mean data.env_id"),
         (
             "data:",
             "      init_args:\n        hiden_sizes: [8]\ndata:",
-            "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes,"
-            " model.agent.critic_hidden_sizes?",
+            "the key 'model.agent.hiden_sizes' is unknown: did you mean model.agent.hidden_sizes,"
+            " model.agent.critic_hidden_sizes",
         ),
-        (AGENT, f"rpo_alpha: 0.9\n    {AGENT}", "did you mean rpo_alpha of model ppo_lightning.RPO"),
+        (
+            AGENT,
+            f"rpo_alpha: 0.9\n    {AGENT}",
+            "'rpo_alpha' is unknown: did you mean model.rpo_alpha of ppo_lightning.RPO?",
+        ),
         (AGENT, f"norm_obs: true\n    {AGENT}", "did you mean model.agent.norm_obs"),
         (
             "  num_envs:",

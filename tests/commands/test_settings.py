@@ -1,5 +1,6 @@
 """Invalid settings end in one sentence, from Python and from the command line."""
 
+import copy
 import functools
 import inspect
 import math
@@ -8,6 +9,7 @@ import re
 import gymnasium as gym
 import pytest
 import torch
+import yaml
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.tuner import Tuner
 
@@ -110,6 +112,48 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
     assert ranges > 25
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PPO(lr=1e-3), "PPO takes no argument 'lr': did you mean learning_rate?"),
+        (lambda: PPO(n_envs=4), "PPO takes no argument 'n_envs': did you mean data.num_envs?"),
+        (lambda: PPO(quux=4), "PPO takes no argument 'quux': it takes learning_rate, anneal_lr, "),
+        (
+            lambda: RolloutDataModule(n_envs=4),
+            "RolloutDataModule takes no argument 'n_envs': did you mean num_envs?",
+        ),
+        (
+            lambda: RolloutDataModule(env="A"),
+            "RolloutDataModule takes no argument 'env': did you mean env_id?",
+        ),
+        (
+            lambda: PPO("CartPole-v1"),
+            "PPO's first argument is learning_rate, not 'CartPole-v1': name the env",
+        ),
+        (
+            lambda: PPO(agent={"class_path": "net.My"}),
+            "a function, such as functools.partial(MyAgent, width=64).",
+        ),
+        (lambda: RolloutDataModule(total_timesteps=1e5), "is 100000.0: it must be an integer."),
+    ],
+)
+def test_an_argument_of_another_package_names_ours(make, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make()
+
+
+def test_the_check_of_arguments_leaves_a_users_own_to_the_user():
+    class Mine(PPO):
+        def __init__(self, name: str = "x", **more):
+            self.extra = more.pop("lr", None)
+            super().__init__(**more)
+
+    assert Mine("y", lr=3, gamma=0.5).extra == 3
+    assert copy.deepcopy(PPO(gamma=0.5)).hparams.gamma == 0.5
+    with pytest.raises(TypeError, match="takes no argument 'gama'"):
+        PPO(gama=0.5)
+
+
 def test_a_rollout_larger_than_the_memory_is_refused(fit):
     """The environments themselves need little memory."""
     data = {"num_envs": 4096, "num_steps": 10_000_000, "total_timesteps": 4096 * 10_000_000}
@@ -174,8 +218,14 @@ def test_lightnings_tuner_is_refused(make_trainer, method):
             ["--model.agent.hidden_sizes", "[1000000,1000000]"],
             r"model\.agent\.hidden_sizes is .*: each entry must be",
         ),
-        (["--model.lr", "1e-3"], "the key 'lr' is unknown: did you mean learning_rate"),
-        (["--model.n_steps", "8"], r"the key 'n_steps' is unknown: did you mean data\.num_steps"),
+        (
+            ["--model.lr", "1e-3"],
+            r"the option '--model\.lr' is unknown: did you mean --model\.learning_rate\?",
+        ),
+        (
+            ["--model.n_steps", "8"],
+            r"the option '--model\.n_steps' is unknown: did you mean --data\.num_steps\?",
+        ),
         (["--model.agent", "null"], r"model\.agent is None: it must be a class or a function"),
     ],
 )
@@ -186,6 +236,42 @@ def test_wrong_flags_end_in_one_sentence(run_cli, flags, message):  # noqa: F811
     assert last.startswith("error: ")
     assert re.search(message, last), last
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", ["2e3", "2k", "2000", "0.002M", "2.0e3"])
+@pytest.mark.parametrize("place", ["flag", "yaml"])
+def test_large_integers_may_be_short(run_cli, tmp_path, number, place):  # noqa: F811
+    lines = ("seed_everything: {0}", "model: {{update_epochs: {0}}}", "data: {{total_timesteps: {0}}}")
+    text = "\n".join([*lines, "trainer: {{max_steps: {0}}}"]).format(number)
+    (tmp_path / "short.yaml").write_text(text)
+    flags = ["seed_everything", "model.update_epochs", "data.total_timesteps", "trainer.max_steps"]
+    given = [part for flag in flags for part in (f"--{flag}", number)]
+    args = ["--config", tmp_path / "short.yaml"] if place == "yaml" else given
+    code, out, err = run_cli("fit", *args, "--print_config")
+    assert code == 0, err
+    read = yaml.safe_load(out)
+    assert read["seed_everything"] == read["data"]["total_timesteps"] == read["trainer"]["max_steps"] == 2000
+    assert read["model"]["init_args"]["update_epochs"] == 2000
+
+
+def test_only_integers_may_be_short(run_cli, tmp_path):  # noqa: F811
+    code, out, err = run_cli("fit", "--data.total_timesteps", "1.5")
+    assert code == 2 and "data.total_timesteps: Expected a int. Got value: 1.5" in err
+    flags = ["--name", "500k", "--data.env_kwargs.a", "1e3", "--data.env_kwargs.b", "5k"]
+    (tmp_path / "share.yaml").write_text("trainer: {limit_val_batches: 1.0}")
+    floats = ["--config", tmp_path / "share.yaml", "--data.step_timeout", "1e3", "--model.clip_coef", "1.0"]
+    code, out, err = run_cli("fit", *flags, *floats, "--data.num_workers", "auto", "--print_config")
+    assert code == 0, err
+    read = yaml.safe_load(out)
+    values = [
+        read["name"],
+        *read["data"]["env_kwargs"].values(),
+        read["trainer"]["limit_val_batches"],
+        read["data"]["step_timeout"],
+        read["model"]["init_args"]["clip_coef"],
+        read["data"]["num_workers"],
+    ]
+    assert list(map(repr, values)) == ["'500k'", "1000.0", "'5k'", "1.0", "1000.0", "1.0", "'auto'"]
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,10 @@ def test_settings_are_checked_before_the_first_trial(tmp_path, capsys):
     for args, sentence in (
         (["--trials", "0"], "--trials (0) must be at least 1."),
         (["--seed_everything", "3"], "only --model.*"),
-        (["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"], "'gama' is unknown: did you mean gamma?"),
+        (
+            ["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"],
+            "'gama' is unknown: did you mean model.gamma, ",
+        ),
     ):
         with pytest.raises(SystemExit, match="2"):
             cli.main([*base, *args])

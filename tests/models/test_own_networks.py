@@ -47,8 +47,8 @@ class NoWidth(ActorCritic):
         (functools.partial(Net, None), f"model.agent is Net: it must be {CONTRACT}."),
         (Net(), f"model.agent is an object of Net: it must be {CONTRACT}."),
         (nn.Sequential(), f"model.agent is an object of Sequential: it must be {CONTRACT}."),
-        ("net.MyAgent", "it must be a class or a function, as in functools.partial(MyClass, width=64)."),
-        ({"class_path": "net.MyAgent"}, "it must be a class or a function, as in functools.partial("),
+        ("net.MyAgent", "it must be a class or a function, such as functools.partial(MyAgent, width=64)."),
+        ({"class_path": "net.MyAgent"}, "it must be a class or a function, such as functools.partial("),
     ],
 )
 def test_what_makes_no_agent_is_refused_at_once(agent, message):

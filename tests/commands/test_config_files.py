@@ -1,0 +1,61 @@
+"""A flag wins over a recipe, wherever it stands."""
+
+import csv
+import itertools
+
+import pytest
+import torch
+import yaml
+
+from ppo_lightning.commands.config_files import with_configs_first
+from tests.commands.test_cli import CARTPOLE, SHORT, metric, run_cli, trained  # noqa: F401  (fixtures)
+
+
+def test_every_form_of_config_moves_before_the_flags_in_its_order():
+    flags = ["--model.gamma", "-1", "--data.env_kwargs", '{"a": "--config"}', "--auto_resume"]
+    for forms in itertools.permutations((["--config", "a"], ["-c", "b"], ["--config=c"])):
+        args = ["fit", *flags[:2], *forms[0], *flags[2:4], *forms[1], *flags[4:], *forms[2]]
+        order = [f"--config={form[-1].removeprefix('--config=')}" for form in forms]
+        assert with_configs_first(args) == ["fit", *order, *flags]
+    assert with_configs_first(["--config", "a", "fit"]) == ["--config", "a", "fit"]
+
+
+def settings_of_an_older_version(checkpoint):
+    saved = checkpoint.parent.parent / "cli_config.yaml"
+    assert not {"ckpt_path", "auto_resume"} & yaml.safe_load(saved.read_text()).keys()
+    old = saved.with_name("old.yaml")
+    old.write_text(saved.read_text() + "ckpt_path: null\nauto_resume: false\n")
+    return old
+
+
+@pytest.mark.parametrize("place", ["before", "after", "between"])
+@pytest.mark.parametrize("resume", ["--ckpt_path", "--auto_resume"])
+def test_a_run_resumes_wherever_the_flag_stands(run_cli, trained, resume, place):  # noqa: F811
+    old = settings_of_an_older_version(trained)
+    more = ["--data.total_timesteps", "2048"]
+    flags = [resume, trained] if resume == "--ckpt_path" else [resume]
+    args = {"before": [*flags, *more, "-c", old], "after": ["-c", old, *flags, *more]}
+    code, out, err = run_cli("fit", *args.get(place, [*flags, f"--config={old}", *more]))
+    assert code == 0, err
+    assert "Resumed from" in out
+    assert torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)["env_steps"] == 2048
+    with open(trained.parents[2] / "version_1/metrics.csv") as file:
+        assert min(int(row["step"]) for row in csv.DictReader(file)) > 1024, "the x axis continues"
+
+
+def test_a_flag_before_the_recipe_wins(run_cli):  # noqa: F811
+    code, out, err = run_cli("fit", *SHORT, "--config", CARTPOLE)
+    assert code == 0, err
+    assert torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)["env_steps"] == 1024
+
+
+def test_an_evaluation_takes_the_checkpoint_before_the_recipe(run_cli, trained):  # noqa: F811
+    code, out, err = run_cli(
+        "validate", "--ckpt_path", trained, "--config", settings_of_an_older_version(trained)
+    )
+    assert code == 0, err
+    assert metric(out, "eval/episodic_return") > 0
+
+
+def test_a_config_without_a_value_says_so(run_cli):  # noqa: F811
+    assert run_cli("fit", "--config")[2].startswith("error: --config needs a value: the name of a bundled")
