@@ -16,6 +16,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning.algorithms.checks import check_trainer
 from ppo_lightning.algorithms.episodes import episode_means, finished_episodes
 from ppo_lightning.algorithms.manifest import manifest
+from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
 from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
@@ -34,7 +35,6 @@ from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.rollouts.make_collector import CollectorInputs
-from ppo_lightning.spaces.specs import spec_from_plain, stored
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.finite import require_finite_state
 from ppo_lightning.utils.seeding import one_thread
@@ -55,7 +55,7 @@ class AgentModule(L.LightningModule):
 
     Example:
         >>> module = PPO.load_from_checkpoint("runs/cartpole/version_0/checkpoints/last.ckpt")
-        >>> actions = module.predict(torch.zeros(1, 4))
+        >>> action = module.predict(observation)  # as `env.step` returned it
     """
 
     agent: ActorCritic
@@ -72,6 +72,7 @@ class AgentModule(L.LightningModule):
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
         self._details: dict[str, Any] = {}  # implementation details of the run
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
+        self._predictor: Predictor | None = None
         self._returns_agent = False  # whether `state_dict` describes the agent for the parent process
 
     @property
@@ -326,31 +327,55 @@ class AgentModule(L.LightningModule):
         return self.agent.mode(observation)
 
     @torch.no_grad()
-    def predict(self, observation: Tensor) -> Tensor:
-        """Check the observations and call :meth:`forward`.
+    def predict(
+        self, observation: Any, deterministic: bool = True, memory: Tensor | None = None, first: Any = None
+    ) -> Any:
+        """Return the action for an observation, as ``env.step`` takes it.
+
+        Args:
+            observation: One observation or a batch of them, as ``env.reset`` and ``env.step`` return them: an
+                array, a number, a dictionary or a tuple. An action mask outside of the observation joins it:
+                ``{"observation": observation, "action_mask": mask}``, or as one more entry of a dictionary. A
+                tensor holds rows, as rollouts do, [B, ...].
+            deterministic: Return the most probable action, as evaluations do, instead of sampling one with
+                PyTorch's random generator.
+            memory: For agents with a memory: the hidden state [B, M] of the last call, None at the start.
+            first: For agents with a memory: True where an episode begins, one flag or [B]. The memory is
+                reset there.
+
+        Returns:
+            The action within its bounds: an integer, an array, a dictionary or a tuple. A batch has a leading
+            axis. Tensors give tensors. An agent with a memory returns ``(action, memory)``.
 
         Raises:
-            ConfigError: There is no trained agent, or the observations are non-finite or have another shape
-                than in training.
+            ConfigError: There is no trained agent, or the observation has other entries or another shape than
+                in training, is non-finite, or has a picture that does not consist of bytes.
+
+        Example:
+            >>> module = PPO.load_from_checkpoint("last.ckpt")
+            >>> observation, _ = env.reset()
+            >>> observation, reward, *_ = env.step(module.predict(observation))
         """
         if self.agent is None:
             raise ConfigError(
                 "predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path)."
             )
-        spec = stored(spec_from_plain(self._recipe["observation_spec"]))
-        if observation.shape[1:] != spec.shape:
-            shapes = f"[B, {', '.join(map(str, spec.shape))}], not {list(observation.shape)}"
-            raise ConfigError(f"predict takes observations of shape {shapes}.")
-        if spec.dtype == torch.uint8 and observation.dtype != torch.uint8:
-            raise ConfigError(f"predict takes pictures of bytes (uint8, 0 to 255), not {observation.dtype}.")
-        if not observation.isfinite().all():
-            raise ConfigError(
-                "predict takes finite observations, and there is a NaN or an infinity among these."
-            )
-        return self(observation.to(self.device, spec.dtype))
+        if self._predictor is None or self._predictor.recipe is not self._recipe:
+            self._predictor = Predictor(self._recipe)
+        action, memory = self._predictor(self.agent, observation, deterministic, memory, first)
+        return action if memory is None else (action, memory)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Return the most probable actions for a batch of raw observations."""
+        """Return the most probable actions [B, ...] for a batch of rows of raw observations.
+
+        Raises:
+            ConfigError: As for :meth:`predict`, or the agent has a memory.
+        """
+        if self.agent is not None and self.agent.memory is not None:
+            raise ConfigError(
+                "The agent has a memory, and a file of observations has no order: call module.predict in a"
+                " loop over the steps of an episode."
+            )
         return self.predict(batch)
 
     # ddp_spawn and ddp_notebook: Lightning pickles the module for the processes that it starts. From the
