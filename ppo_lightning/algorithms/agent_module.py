@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -35,6 +36,7 @@ from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.rollouts.make_collector import CollectorInputs
+from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.finite import require_finite_state
 from ppo_lightning.utils.seeding import one_thread
@@ -219,6 +221,26 @@ class AgentModule(L.LightningModule):
         module.load_state_dict(checkpoint["state_dict"])
         return module.to(map_location)
 
+    @property
+    def observation_spec(self) -> TensorSpec:
+        """Spec of one environment's observations, from training.
+
+        Raises:
+            ConfigError: There is no trained agent.
+        """
+        if self.agent is None:
+            raise ConfigError("There is no trained agent: call fit, or PPO.load_from_checkpoint(path).")
+        return spec_from_plain(self._recipe["observation_spec"])
+
+    def to_onnx(self, file_path: str | Path) -> Path:  # type: ignore[override]
+        """Export the agent for any batch size, see :func:`ppo_lightning.export.to_onnx`.
+
+        Lightning's own method exports :meth:`forward` for one batch size.
+        """
+        from ppo_lightning.export.onnx import to_onnx
+
+        return to_onnx(self, file_path)
+
     # Training
 
     @property
@@ -321,8 +343,7 @@ class AgentModule(L.LightningModule):
     def forward(self, observation: Tensor) -> Tensor:
         """Return the most probable actions [B, ...], within their bounds, for raw observations [B, ...].
 
-        ``torch.export.export(module, (observation,))`` and Lightning's ``to_onnx`` export this method,
-        including the statistics.
+        ``torch.export.export(module, (observation,))`` exports this method, including the statistics.
         """
         return self.agent.mode(observation)
 

@@ -89,17 +89,34 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: s
             environment is created by a function.
     """
     env_id = checkpoint["datamodule_hyper_parameters"]["env_id"]
-    agent_class = checkpoint["agent"]["class_path"]
     code = {} if chosen_id else code_in_id(env_id)
-    if known_class(agent_class, ActorCritic) is None:
-        code["model.agent"] = agent_class
-    _require_trust(code, args)
+    _require_trust(code | _own_agent(checkpoint), args)
     if chosen_id is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
         raise ConfigError(
             f"The checkpoint's data.env_id {env_id!r} is not the id of an environment,"
             " which play and export need."
         )
     return chosen_id or env_id
+
+
+def agent_of(checkpoint: dict[str, Any], args: Sequence[str]) -> ActorCritic:
+    """Return the agent of a checkpoint, after checking for trust in its class.
+
+    Args:
+        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
+        args: Arguments of the command.
+
+    Raises:
+        ConfigError: Trust is needed to import the agent's class, or the agent does not fit its weights.
+    """
+    _require_trust(_own_agent(checkpoint), args)
+    return trained_agent(checkpoint)
+
+
+def _own_agent(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the agent's class by key if it must be imported."""
+    agent_class = checkpoint["agent"]["class_path"]
+    return {} if known_class(agent_class, ActorCritic) else {"model.agent": agent_class}
 
 
 def _require_trust(code: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:
