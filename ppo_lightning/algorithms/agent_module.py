@@ -23,6 +23,7 @@ from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.supported import check_callbacks
 from ppo_lightning.checkpoints.agent import (
+    LOCAL,
     agent_to_plain,
     check_same_agent,
     check_same_state,
@@ -162,6 +163,12 @@ class AgentModule(L.LightningModule):
         """
         require_finite_state(checkpoint)
         checkpoint["agent"] = self._recipe
+        hyperparameters = checkpoint.setdefault("hyper_parameters", {})
+        # A subclass may have saved the class or the function that makes the agent, which no reader loads.
+        hyperparameters.pop("agent", None)
+        class_path = f"{type(self).__module__}.{type(self).__qualname__}"
+        if type(self).__module__ != "__main__" and LOCAL not in class_path:
+            hyperparameters.setdefault("_class_path", class_path)  # as the command line does
         checkpoint["details"] = self._details
         checkpoint["seed"] = self.data.seed
         checkpoint["evaluation"] = self._evaluation()

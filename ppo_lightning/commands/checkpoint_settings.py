@@ -9,7 +9,7 @@ from typing import Any
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.checkpoints.agent import known_class, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import IGNORED, code_in_data, code_in_id, may_be_code
+from ppo_lightning.checkpoints.settings import IGNORED, code_in_data, code_in_id, may_be_code, module_settings
 from ppo_lightning.commands.options import TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
@@ -39,11 +39,12 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     if option(args, "--config", "-c"):
         return args
     model, data, agent = (
-        dict(checkpoint[key]) for key in ("hyper_parameters", "datamodule_hyper_parameters", "agent")
+        module_settings(checkpoint),
+        checkpoint["datamodule_hyper_parameters"],
+        checkpoint["agent"],
     )
-    class_path = model.get("_class_path", "ppo_lightning.PPO")
+    class_path = checkpoint["hyper_parameters"].get("_class_path", "ppo_lightning.PPO")
     overridden = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
-    model = {key: value for key, value in model.items() if not key.startswith("_")}
     data = {key: value for key, value in data.items() if key not in {*IGNORED, *overridden}}
     _require_trust(_code_in(class_path, model, data, agent), args, ", or give the run's recipe by --config")
     trained_agent(checkpoint)  # refuses settings that do not match the weights
