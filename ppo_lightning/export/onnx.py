@@ -1,6 +1,7 @@
 """Export of trained agents to ONNX."""
 
 import copy
+import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,6 +95,8 @@ def to_onnx(module: Trained, path: str | Path) -> Path:
     if memory is not None:
         inputs["memory"] = memory
     names = ["action", *["state_value"] * actor.has_value, *["next_memory"] * (memory is not None)]
+    # Messages about torchvision.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
