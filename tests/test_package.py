@@ -103,9 +103,5 @@ def test_the_extras_are_there():
     assert set(PROJECT["optional-dependencies"]) == expected
 
 
-def test_the_package_is_typed_and_small():
+def test_the_package_is_typed():
     assert resources.files("ppo_lightning").joinpath("py.typed").is_file()
-    for path in (ROOT / "ppo_lightning").rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 400, (
-            path
-        )  # longer ones hide something; most have half of that

@@ -230,20 +230,13 @@ class AgentModule(L.LightningModule):
 
     @property
     def observation_spec(self) -> TensorSpec:
-        """Spec of one environment's observations, from training.
-
-        Raises:
-            ConfigError: There is no trained agent.
-        """
+        """Spec of one environment's observations, from training."""
         if self.agent is None:
             raise ConfigError("There is no trained agent: call fit, or PPO.load_from_checkpoint(path).")
         return spec_from_plain(self._recipe["observation_spec"])
 
     def to_onnx(self, file_path: str | Path) -> Path:  # type: ignore[override]
-        """Export the agent for any batch size, see :func:`ppo_lightning.export.to_onnx`.
-
-        Lightning's own method exports :meth:`forward` for one batch size.
-        """
+        """Export the agent for any batch size, see :func:`ppo_lightning.export.onnx.to_onnx`."""
         from ppo_lightning.export.onnx import to_onnx
 
         return to_onnx(self, file_path)
@@ -361,28 +354,20 @@ class AgentModule(L.LightningModule):
         """Return the action for an observation, as ``env.step`` takes it.
 
         Args:
-            observation: One observation or a batch of them, as ``env.reset`` and ``env.step`` return them: an
-                array, a number, a dictionary or a tuple. An action mask outside of the observation joins it:
-                ``{"observation": observation, "action_mask": mask}``, or as one more entry of a dictionary. A
-                tensor holds rows, as rollouts do, [B, ...].
-            deterministic: Return the most probable action, as evaluations do, instead of sampling one with
-                PyTorch's random generator.
+            observation: One observation or a batch, as the environment returns it. An action mask outside of
+                the observation joins it: ``{"observation": observation, "action_mask": mask}``. A tensor has
+                rows, as rollouts do, [B, ...].
+            deterministic: Return the most probable action. False: sample it with PyTorch's generator.
             memory: For agents with a memory: the hidden state [B, M] of the last call, None at the start.
-            first: For agents with a memory: True where an episode begins, one flag or [B]. The memory is
-                reset there.
+            first: For agents with a memory: True where an episode begins, one flag or [B].
 
         Returns:
-            The action within its bounds: an integer, an array, a dictionary or a tuple. A batch has a leading
-            axis. Tensors give tensors. An agent with a memory returns ``(action, memory)``.
+            The action within its bounds. A batch has a leading axis. Tensors give tensors. An agent with a
+            memory returns ``(action, memory)``.
 
         Raises:
-            ConfigError: There is no trained agent, or the observation has other entries or another shape than
-                in training, is non-finite, or has a picture that does not consist of bytes.
-
-        Example:
-            >>> module = PPO.load_from_checkpoint("last.ckpt")
-            >>> observation, _ = env.reset()
-            >>> observation, reward, *_ = env.step(module.predict(observation))
+            ConfigError: There is no trained agent, or the observation has other entries, another shape or
+                another type than in training, or is non-finite.
         """
         if self.agent is None:
             raise ConfigError(
@@ -394,15 +379,10 @@ class AgentModule(L.LightningModule):
         return action if memory is None else (action, memory)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Return the most probable actions [B, ...] for a batch of rows of raw observations.
-
-        Raises:
-            ConfigError: As for :meth:`predict`, or the agent has a memory.
-        """
+        """Return the most probable actions [B, ...] for rows of observations, for agents without a memory."""
         if self.agent is not None and self.agent.memory is not None:
             raise ConfigError(
-                "The agent has a memory, and a file of observations has no order: call module.predict in a"
-                " loop over the steps of an episode."
+                "The agent has a memory: call module.predict in a loop over the steps of an episode."
             )
         return self.predict(batch)
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torchrl.data import Categorical, TensorSpec, Unbounded
 
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.spaces.rows import from_row, from_rows
 from ppo_lightning.spaces.specs import columns, space_from_spec, spec_from_plain, stored
@@ -32,7 +32,8 @@ class Predictor:
         # Name -> spec, in the order of the row.
         self._parts: dict[str, TensorSpec] = joined or {name: part for name, part, _ in columns(spec)}
         # Parts whose shape in the environment is unknown: the spec has the number of values only.
-        self._flat = {name for name, part in self._parts.items() if joined or _is_flat(part)}
+        choices = {name for name, part in self._parts.items() if isinstance(part, Categorical) and part.ndim}
+        self._flat = joined.keys() | choices
 
     def __call__(
         self, agent: ActorCritic, observation: Any, deterministic: bool, memory: Tensor | None, first: Any
@@ -91,10 +92,6 @@ class Predictor:
             yield from self._find(part, f"{name}.{key}" if name else str(key))
 
 
-def _is_flat(part: TensorSpec) -> bool:
-    return isinstance(part, Categorical) and part.ndim > 0
-
-
 def _label(name: str) -> str:
     return f"the entry {name!r}" if name else "observations"
 
@@ -102,8 +99,8 @@ def _label(name: str) -> str:
 def _numbers(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
-    except ValueError as error:
-        raise ConfigError(f"predict takes {_label(name)} of numbers: {first_line(error)}") from error
+    except ValueError:
+        array = np.asarray(None)  # lists of different lengths
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"predict takes {_label(name)} of numbers, not {type(value).__name__}.")
     return array

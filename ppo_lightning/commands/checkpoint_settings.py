@@ -86,12 +86,10 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: s
         chosen_id: Id that the user chose, None for the checkpoint's.
 
     Raises:
-        ConfigError: Trust is needed to import the agent's class or the environment's module, or the
-            environment is created by a function.
+        ConfigError: Trust is needed to import the environment's module, or a function makes the environment.
     """
     env_id = checkpoint["datamodule_hyper_parameters"]["env_id"]
-    code = {} if chosen_id else code_in_id(env_id)
-    _require_trust(code | _own_agent(checkpoint), args)
+    _require_trust({} if chosen_id else code_in_id(env_id), args)
     if chosen_id is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
         raise ConfigError(
             f"The checkpoint's data.env_id {env_id!r} is not the id of an environment,"
@@ -110,14 +108,9 @@ def agent_of(checkpoint: dict[str, Any], args: Sequence[str]) -> ActorCritic:
     Raises:
         ConfigError: Trust is needed to import the agent's class, or the agent does not fit its weights.
     """
-    _require_trust(_own_agent(checkpoint), args)
-    return trained_agent(checkpoint)
-
-
-def _own_agent(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the agent's class by key if it must be imported."""
     agent_class = checkpoint["agent"]["class_path"]
-    return {} if known_class(agent_class, ActorCritic) else {"model.agent": agent_class}
+    _require_trust({} if known_class(agent_class, ActorCritic) else {"model.agent": agent_class}, args)
+    return trained_agent(checkpoint)
 
 
 def _require_trust(code: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:

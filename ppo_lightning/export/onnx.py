@@ -52,15 +52,12 @@ class Deployed(nn.Module):
 
 
 class Trained(Protocol):
-    """A module or another holder of a trained agent."""
+    """A trained module."""
 
     @property
-    def agent(self) -> ActorCritic:
-        """The agent."""
-
+    def agent(self) -> ActorCritic: ...  # noqa: D102
     @property
-    def observation_spec(self) -> TensorSpec:
-        """Spec of one environment."""
+    def observation_spec(self) -> TensorSpec: ...  # noqa: D102
 
 
 def to_onnx(module: Trained, path: str | Path) -> Path:

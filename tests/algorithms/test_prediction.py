@@ -11,8 +11,16 @@ from gymnasium import spaces
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO, evaluate, make_env
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.checkpoints.agent import agent_to_plain
-from ppo_lightning.spaces.rows import to_row
-from ppo_lightning.spaces.specs import space_from_spec, spec_from_plain, spec_from_space, spec_to_plain
+from ppo_lightning.spaces.rows import to_row, to_rows
+from ppo_lightning.spaces.specs import (
+    is_picture,
+    join_vectors,
+    space_from_spec,
+    spec_from_plain,
+    spec_from_space,
+    spec_to_plain,
+)
+from tests.environments import Reach
 from tests.spaces.test_spaces import ACTIONS, OBSERVATIONS, build
 
 
@@ -38,6 +46,14 @@ def module_of(env, memory=None):
     module = RecurrentPPO() if memory else PPO()
     module.agent = build(env, memory)
     module._recipe = agent_to_plain(module.agent, *env.agent_specs)
+    return module
+
+
+def module_of_spaces(observations, actions=ACTIONS["discrete"]):
+    module, observations = PPO(), join_vectors(observations)
+    agent = CNNAgent if is_picture(spec_from_space(observations)) else MLPAgent
+    module.agent = agent(spec_from_space(observations), spec_from_space(actions))
+    module._recipe = recipe_of(observations, actions)
     return module
 
 
@@ -86,24 +102,22 @@ def test_a_loop_of_predict_plays_the_episode_of_evaluate(name, memory):
     env.close()
 
 
-@pytest.mark.parametrize("see", OBSERVATIONS)
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("see", [*OBSERVATIONS, "reach"])
 @pytest.mark.parametrize("do", ACTIONS)
-def test_a_batch_gives_the_actions_of_its_observations(see, do):
+def test_a_batch_gives_the_actions_of_its_observations(do, see, count):
     """Observations and actions are batched as in Gymnasium's vector environments."""
-    vector = gym.make_vec("Any-v0", 3, vectorization_mode="sync", see=see, do=do)
-    module = module_of(make_env("Any-v0", 1, env_kwargs={"see": see, "do": do}))
-    observation, _ = vector.reset(seed=1)
+    space = Reach.observation_space if see == "reach" else OBSERVATIONS[see]
+    module = module_of_spaces(space, ACTIONS[do])
+    batch_space = gym.vector.utils.batch_space(space, count)
+    batch_space.seed(1)
+    observation = batch_space.sample()
     actions = module.predict(observation)
-    singles = gym.vector.utils.iterate(vector.observation_space, observation)
-    each = [module.predict(single) for single in singles]
-    assert len(each) == 3
-    for one, other in zip(gym.vector.utils.iterate(vector.action_space, actions), each, strict=True):
-        assert vector.single_action_space.contains(other)
-        np.testing.assert_allclose(
-            to_row(vector.single_action_space, one), to_row(vector.single_action_space, other), rtol=1e-5
-        )
-    assert vector.action_space.contains(actions)
-    vector.step(actions)
+    assert gym.vector.utils.batch_space(ACTIONS[do], count).contains(actions)
+    singles = [module.predict(single) for single in gym.vector.utils.iterate(batch_space, observation)]
+    assert all(ACTIONS[do].contains(action) for action in singles)
+    expected = np.stack([to_row(ACTIONS[do], action) for action in singles])
+    np.testing.assert_allclose(to_rows(ACTIONS[do], actions, count), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("see", OBSERVATIONS)
@@ -196,7 +210,7 @@ GOAL, PICTURE = np.zeros(2), np.zeros((40, 40, 3), np.uint8)
     [
         (FOUR, np.zeros((3, 5)), r"observations of shape \[4\] or \[B, 4\], not \[3, 5\]\."),
         (FOUR, {"a": 1}, "observations of numbers, not dict"),
-        (FOUR, (np.zeros(4), {}), "observations of numbers: "),
+        (FOUR, (np.zeros(4), {}), "observations of numbers, not tuple"),
         (FOUR, ["a"] * 4, "observations of numbers, not list"),
         (FOUR, np.array([0, 0, np.nan, 0]), "finite observations"),
         (FOUR, np.array([0, 0, 1e300, 0]), "finite observations"),
@@ -229,10 +243,7 @@ GOAL, PICTURE = np.zeros(2), np.zeros((40, 40, 3), np.uint8)
     ],
 )
 def test_a_wrong_observation_ends_in_one_sentence(space, observation, message):
-    module = PPO()
-    module._recipe = recipe_of(space)
-    agent = CNNAgent if len(space.shape or ()) == 3 else MLPAgent
-    module.agent = agent(spec_from_space(space), spec_from_space(ACTIONS["discrete"]))
+    module = module_of_spaces(space)
     with pytest.raises(ConfigError, match=message) as error:
         module.predict(observation)
     assert "\n" not in str(error.value)
