@@ -19,8 +19,8 @@ FLOORS = (
     "video",
     "rollouts",
     "callbacks",
-    "algorithms",
     "export",
+    "algorithms",
     "commands",
 )
 ENTRANCES = ("__init__", "__main__")  # which import lazily from all subpackages

@@ -23,6 +23,7 @@ QUICK = {
         1,
         "smallest detectable difference",
     ),
+    "5_use_an_agent.ipynb": ({"TOTAL = 40_000": "TOTAL = 1_024"}, 1, "onnxruntime:"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
@@ -17,6 +18,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning.algorithms.checks import check_trainer
 from ppo_lightning.algorithms.episodes import episode_means, finished_episodes
 from ppo_lightning.algorithms.manifest import manifest
+from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
 from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
@@ -25,6 +27,7 @@ from ppo_lightning.callbacks.summary import RunSummary
 from ppo_lightning.callbacks.supported import check_callbacks, warn_of_slow_average
 from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
+    LOCAL,
     agent_to_plain,
     changed_settings,
     check_same_agent,
@@ -41,7 +44,7 @@ from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.rollouts.make_collector import CollectorInputs
-from ppo_lightning.spaces.specs import spec_from_plain, stored
+from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.arguments import NamedArguments
 from ppo_lightning.utils.finite import require_finite_state
@@ -63,7 +66,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     Example:
         >>> module = PPO.load_from_checkpoint("runs/cartpole/version_0/checkpoints/last.ckpt")
-        >>> actions = module.predict(torch.zeros(1, 4))
+        >>> action = module.predict(observation)  # as `env.step` returned it
     """
 
     fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (Threads, Preemption, RunSummary)
@@ -82,6 +85,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
         self._details: dict[str, Any] = {}  # implementation details of the run
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
+        self._predictor: Predictor | None = None
         self._returns_agent = False  # whether `state_dict` describes the agent for the parent process
 
     @property
@@ -180,6 +184,12 @@ class AgentModule(NamedArguments, L.LightningModule):
         """
         require_finite_state(checkpoint)
         checkpoint["agent"] = self._recipe
+        hyperparameters = checkpoint.setdefault("hyper_parameters", {})
+        # A subclass may have saved the class or the function that makes the agent, which no reader loads.
+        hyperparameters.pop("agent", None)
+        class_path = f"{type(self).__module__}.{type(self).__qualname__}"
+        if type(self).__module__ != "__main__" and LOCAL not in class_path:
+            hyperparameters.setdefault("_class_path", class_path)  # as the command line does
         checkpoint["details"] = self._details
         checkpoint["seed"] = self.data.seed
         checkpoint["evaluation"] = self._evaluation()
@@ -239,6 +249,19 @@ class AgentModule(NamedArguments, L.LightningModule):
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
         return module.to(map_location)
+
+    @property
+    def observation_spec(self) -> TensorSpec:
+        """Spec of one environment's observations, from training."""
+        if self.agent is None:
+            raise ConfigError("There is no trained agent: call fit, or PPO.load_from_checkpoint(path).")
+        return spec_from_plain(self._recipe["observation_spec"])
+
+    def to_onnx(self, file_path: str | Path) -> Path:  # type: ignore[override]
+        """Export the agent for any batch size, see :func:`ppo_lightning.export.onnx.to_onnx`."""
+        from ppo_lightning.export.onnx import to_onnx
+
+        return to_onnx(self, file_path)
 
     # Training
 
@@ -349,37 +372,47 @@ class AgentModule(NamedArguments, L.LightningModule):
     def forward(self, observation: Tensor) -> Tensor:
         """Return the most probable actions [B, ...], within their bounds, for raw observations [B, ...].
 
-        ``torch.export.export(module, (observation,))`` and Lightning's ``to_onnx`` export this method,
-        including the statistics.
+        ``torch.export.export(module, (observation,))`` exports this method, including the statistics.
         """
         return self.agent.mode(observation)
 
     @torch.no_grad()
-    def predict(self, observation: Tensor) -> Tensor:
-        """Check the observations and call :meth:`forward`.
+    def predict(
+        self, observation: Any, deterministic: bool = True, memory: Tensor | None = None, first: Any = None
+    ) -> Any:
+        """Return the action for an observation, as ``env.step`` takes it.
+
+        Args:
+            observation: One observation or a batch, as the environment returns it. An action mask outside of
+                the observation joins it: ``{"observation": observation, "action_mask": mask}``. A tensor has
+                rows, as rollouts do, [B, ...].
+            deterministic: Return the most probable action. False: sample it with PyTorch's generator.
+            memory: For agents with a memory: the hidden state [B, M] of the last call, None at the start.
+            first: For agents with a memory: True where an episode begins, one flag or [B].
+
+        Returns:
+            The action within its bounds. A batch has a leading axis. Tensors give tensors. An agent with a
+            memory returns ``(action, memory)``.
 
         Raises:
-            ConfigError: There is no trained agent, or the observations are non-finite or have another shape
-                than in training.
+            ConfigError: There is no trained agent, or the observation has other entries, another shape or
+                another type than in training, or is non-finite.
         """
         if self.agent is None:
             raise ConfigError(
                 "predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path)."
             )
-        spec = stored(spec_from_plain(self._recipe["observation_spec"]))
-        if observation.shape[1:] != spec.shape:
-            shapes = f"[B, {', '.join(map(str, spec.shape))}], not {list(observation.shape)}"
-            raise ConfigError(f"predict takes observations of shape {shapes}.")
-        if spec.dtype == torch.uint8 and observation.dtype != torch.uint8:
-            raise ConfigError(f"predict takes pictures of bytes (uint8, 0 to 255), not {observation.dtype}.")
-        if not observation.isfinite().all():
-            raise ConfigError(
-                "predict takes finite observations, and there is a NaN or an infinity among these."
-            )
-        return self(observation.to(self.device, spec.dtype))
+        if self._predictor is None or self._predictor.recipe is not self._recipe:
+            self._predictor = Predictor(self._recipe)
+        action, memory = self._predictor(self.agent, observation, deterministic, memory, first)
+        return action if memory is None else (action, memory)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Return the most probable actions for a batch of raw observations."""
+        """Return the most probable actions [B, ...] for rows of observations, for agents without a memory."""
+        if self.agent is not None and self.agent.memory is not None:
+            raise ConfigError(
+                "The agent has a memory: call module.predict in a loop over the steps of an episode."
+            )
         return self.predict(batch)
 
     # ddp_spawn and ddp_notebook: Lightning pickles the module for the processes that it starts. From the

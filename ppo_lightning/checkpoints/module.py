@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 from ppo_lightning.checkpoints.agent import known_class
+from ppo_lightning.checkpoints.settings import module_settings
 from ppo_lightning.errors import ConfigError, first_line
 
 
@@ -18,11 +19,11 @@ def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[s
     Raises:
         ConfigError: The hyperparameters do not fit the class.
     """
-    saved = checkpoint["hyper_parameters"]
-    module_class = known_class(saved.get("_class_path"), base) or base
+    saved = module_settings(checkpoint)
+    module_class = known_class(checkpoint["hyper_parameters"].get("_class_path"), base) or base
     parameters = inspect.signature(module_class).parameters
     takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
-    accepted = {key for key in saved if (takes_any or key in parameters) and key != "agent" and key[0] != "_"}
+    accepted = {key for key in saved if takes_any or key in parameters}
     replaced = {key: value for key, value in given.items() if key != "weights_only"}
     try:
         return module_class(**{key: saved[key] for key in accepted} | replaced)

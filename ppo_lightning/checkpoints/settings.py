@@ -9,6 +9,19 @@ from ppo_lightning.errors import ConfigError
 IGNORED = {"_instantiator", "predict_observations"}  # data settings that are never taken from a file
 
 
+def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of a checkpoint's module, without the agent and entries of Lightning.
+
+    A module may have saved ``agent`` in any form, which is not read: ``checkpoint["agent"]`` describes the
+    agent.
+
+    Args:
+        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
+    """
+    saved = checkpoint["hyper_parameters"].items()
+    return {key: value for key, value in saved if key != "agent" and key[0] != "_"}
+
+
 def data_settings(path: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the data module's settings of a checkpoint, overridden by given ones.
 

@@ -9,7 +9,7 @@ from typing import Any
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.checkpoints.agent import known_class, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import IGNORED, code_in_data, code_in_id, may_be_code
+from ppo_lightning.checkpoints.settings import IGNORED, code_in_data, code_in_id, may_be_code, module_settings
 from ppo_lightning.commands.options import TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
@@ -39,11 +39,12 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     if option(args, "--config", "-c"):
         return args
     model, data, agent = (
-        dict(checkpoint[key]) for key in ("hyper_parameters", "datamodule_hyper_parameters", "agent")
+        module_settings(checkpoint),
+        checkpoint["datamodule_hyper_parameters"],
+        checkpoint["agent"],
     )
-    class_path = model.get("_class_path", "ppo_lightning.PPO")
+    class_path = checkpoint["hyper_parameters"].get("_class_path", "ppo_lightning.PPO")
     overridden = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
-    model = {key: value for key, value in model.items() if not key.startswith("_")}
     data = {key: value for key, value in data.items() if key not in {*IGNORED, *overridden}}
     _require_trust(_code_in(class_path, model, data, agent), args, ", or give the run's recipe by --config")
     trained_agent(checkpoint)  # refuses settings that do not match the weights
@@ -85,21 +86,31 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: s
         chosen_id: Id that the user chose, None for the checkpoint's.
 
     Raises:
-        ConfigError: Trust is needed to import the agent's class or the environment's module, or the
-            environment is created by a function.
+        ConfigError: Trust is needed to import the environment's module, or a function makes the environment.
     """
     env_id = checkpoint["datamodule_hyper_parameters"]["env_id"]
-    agent_class = checkpoint["agent"]["class_path"]
-    code = {} if chosen_id else code_in_id(env_id)
-    if known_class(agent_class, ActorCritic) is None:
-        code["model.agent"] = agent_class
-    _require_trust(code, args)
+    _require_trust({} if chosen_id else code_in_id(env_id), args)
     if chosen_id is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
         raise ConfigError(
             f"The checkpoint's data.env_id {env_id!r} is not the id of an environment,"
             " which play and export need."
         )
     return chosen_id or env_id
+
+
+def agent_of(checkpoint: dict[str, Any], args: Sequence[str]) -> ActorCritic:
+    """Return the agent of a checkpoint, after checking for trust in its class.
+
+    Args:
+        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
+        args: Arguments of the command.
+
+    Raises:
+        ConfigError: Trust is needed to import the agent's class, or the agent does not fit its weights.
+    """
+    agent_class = checkpoint["agent"]["class_path"]
+    _require_trust({} if known_class(agent_class, ActorCritic) else {"model.agent": agent_class}, args)
+    return trained_agent(checkpoint)
 
 
 def _require_trust(code: dict[str, Any], args: Sequence[str], remedy: str = "") -> None:

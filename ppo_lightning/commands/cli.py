@@ -310,8 +310,6 @@ def _quieten() -> None:
     """Hide messages that users cannot act on: missing hardware, products, deprecations inside libraries."""
     # SDL needs this variable even for rendering off screen.
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
-    # A message about torchvision.
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (

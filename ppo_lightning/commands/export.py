@@ -4,11 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.commands.checkpoint_settings import environment_of
+from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.hub import push_to_hub, save_for_hub
 from ppo_lightning.export.onnx import largest_difference, random_observations, recorded_observations, to_onnx
@@ -41,22 +40,32 @@ def main(args: Sequence[str]) -> None:
     if options.push and options.hub is None:
         raise ConfigError("--push uploads the folder of --hub: give both.")
     checkpoint = read_checkpoint(options.ckpt_path)
-    environment_of(checkpoint, args)
+    agent = agent_of(checkpoint, args)
+    has_environment = True
+    try:
+        environment_of(checkpoint, args)
+    except ConfigError as error:
+        has_environment = False
+        print(f"no recorded observations and no video: {error}")
     if options.onnx is not None:
-        agent = trained_agent(checkpoint)
         spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
-        path = to_onnx(agent, spec, options.onnx)
-        print(f"onnx: {path.resolve()}")
         actor = deployed_actor(agent, spec)
+        path = to_onnx(actor, options.onnx)
+        print(f"onnx: {path.resolve()}")
         if actor.columns is not None:
             print(f"input: {actor.inputs}")
-        recorded = recorded_observations(
-            agent, spec, checkpoint["datamodule_hyper_parameters"], checkpoint["seed"]
-        )
-        for kind, observation in (("random", random_observations(spec)), ("recorded", recorded)):
+        observations = {"random": random_observations(spec)}
+        data, seed = checkpoint["datamodule_hyper_parameters"], checkpoint["seed"]
+        if has_environment:
+            try:
+                observations["recorded"] = recorded_observations(agent, spec, data, seed)
+            except Exception as error:  # an environment may raise anything
+                print(f"no recorded observations: {first_line(error)}")
+        for kind, observation in observations.items():
             difference = largest_difference(agent, path, observation, actor.columns)
             print(f"largest difference to PyTorch, {kind} observations: {difference:.2g}")
     if options.hub is not None:
-        folder = save_for_hub(checkpoint, options.hub, video=not options.no_video)
+        video = has_environment and not options.no_video
+        folder = save_for_hub(checkpoint, options.hub, video)
         address = push_to_hub(folder, options.push) if options.push else folder.resolve()
         print(f"hub: {address}")

@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.commands.checkpoint_settings import environment_of
+from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.commands.play_game import HUMAN, play_game
 from ppo_lightning.commands.tournament import make_players
@@ -64,7 +63,7 @@ def main(args: Sequence[str]) -> None:
         return
     checkpoint = read_checkpoint(options.ckpt_path)
     env_id = environment_of(checkpoint, args, options.env_id)
-    agent = trained_agent(checkpoint)
+    agent = agent_of(checkpoint, args)
     data = checkpoint["datamodule_hyper_parameters"]
     render = BACKENDS[data["backend"]].render
     backend: Backend = data["backend"] if options.env_id is None else render  # type: ignore[assignment]

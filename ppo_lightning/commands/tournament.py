@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppo_lightning.checkpoints.agent import check_same_spaces, trained_agent
+from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.commands.checkpoint_settings import environment_of
+from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
@@ -86,7 +86,7 @@ def make_players(
     players: dict[str, Player] = {}
     for name, short in zip(names, short_names(names), strict=True):
         if name in checkpoints:
-            agent = trained_agent(checkpoints[name])
+            agent = agent_of(checkpoints[name], args)
             check_same_spaces(agent, env)
             players[short] = AgentPlayer(agent, deterministic)
         else:

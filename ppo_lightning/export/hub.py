@@ -64,7 +64,7 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
             factory = EnvFactory(data["env_id"], data["backend"], data["env_kwargs"] or {})
             record_video(agent, factory, folder / VIDEO, seed=checkpoint["seed"], max_frames=1000)
             video_tag = f'\n<video controls autoplay loop src="{VIDEO}"></video>\n'
-        except ConfigError as error:
+        except Exception as error:  # an environment may raise anything
             print(f"no video: {first_line(error)}")
     (folder / CARD).write_text(_card(config, video_tag, _input(actor)))
     return folder

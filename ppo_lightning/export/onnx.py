@@ -1,9 +1,11 @@
 """Export of trained agents to ONNX."""
 
+import copy
+import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torchrl.data import Categorical, Composite, TensorSpec
 
 from ppo_lightning.envs import make_env
 from ppo_lightning.errors import import_extra
-from ppo_lightning.export.actor import deployed_actor
+from ppo_lightning.export.actor import DeployedActor, deployed_actor
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.spaces.entries import take_columns
 from ppo_lightning.spaces.specs import columns, mask_columns, stored
@@ -49,8 +51,17 @@ class Deployed(nn.Module):
         return outputs if next_memory is None else (*outputs, next_memory)
 
 
-def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) -> Path:
-    """Export an agent to ONNX for any batch size B.
+class Trained(Protocol):
+    """A trained module."""
+
+    @property
+    def agent(self) -> ActorCritic: ...  # noqa: D102
+    @property
+    def observation_spec(self) -> TensorSpec: ...  # noqa: D102
+
+
+def to_onnx(module: Trained, path: str | Path) -> Path:
+    """Export the agent of a module to ONNX for any batch size B.
 
     The input is ``observation`` [B, ...], the outputs are ``action`` [B, ...] and ``state_value`` [B]. With a
     memory, the file also has the input ``memory`` [B, M], zero at episode starts, and the output
@@ -59,27 +70,34 @@ def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) 
     ``state_value``.
 
     Args:
-        agent: An agent on the CPU.
-        observation_spec: Spec of one environment.
+        module: A trained or loaded module, or the result of ``deployed_actor(agent, observation_spec)``.
         path: Output file.
 
     Returns:
         The path.
+
+    Example:
+        >>> to_onnx(PPO.load_from_checkpoint("last.ckpt"), "agent.onnx")
     """
     import_extra("onnxscript", extra="export")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    actor = deployed_actor(agent, observation_spec)
+    actor = (
+        module if isinstance(module, DeployedActor) else deployed_actor(module.agent, module.observation_spec)
+    )
+    agent = copy.deepcopy(actor.agent).cpu()
     spec = stored(actor.observation_spec)
     memory = agent.initial_memory(2)
     inputs = {"observation": torch.zeros(2, *spec.shape, dtype=spec.dtype)}
     if memory is not None:
         inputs["memory"] = memory
     names = ["action", *["state_value"] * actor.has_value, *["next_memory"] * (memory is not None)]
+    # Messages about torchvision.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
-            Deployed(actor.agent, actor.has_value).eval(),
+            Deployed(agent, actor.has_value).eval(),
             tuple(inputs.values()),
             input_names=list(inputs),
             output_names=names,

@@ -1,6 +1,7 @@
 """Conversion of Gymnasium spaces to TorchRL specs, and of specs to plain data for checkpoints."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +102,33 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         f"The space {space} is not supported: the environment needs a Box, a Discrete, a MultiDiscrete or a"
         " MultiBinary space, or a dictionary or a tuple of these."
     )
+
+
+def space_from_spec(spec: TensorSpec) -> spaces.Space:
+    """Convert the spec of actions to a Gymnasium space, the reverse of :func:`spec_from_space`.
+
+    A ``MultiDiscrete`` or a ``MultiBinary`` space gets one axis, because a spec has its size only.
+    Entries that are named by their index form a tuple.
+
+    Args:
+        spec: A spec, as :func:`spec_from_space` returns it.
+
+    Example:
+        >>> space_from_spec(Composite({"0": Categorical(3, shape=()), "1": Binary(2)}))
+        Tuple(Discrete(3), MultiBinary(2))
+    """
+    if isinstance(spec, Composite):
+        parts = {key: space_from_spec(spec[key]) for key in spec.keys()}  # noqa: SIM118
+        is_tuple = list(parts) == [str(i) for i in range(len(parts))]
+        return spaces.Tuple(parts.values()) if is_tuple else spaces.Dict(OrderedDict(parts))
+    if isinstance(spec, MultiCategorical):
+        return spaces.MultiDiscrete(spec.nvec.flatten().tolist())
+    if isinstance(spec, Binary):
+        return spaces.MultiBinary(spec.shape[-1])
+    if isinstance(spec, Categorical):
+        return spaces.Discrete(int(spec.space.n))
+    low, high = spec.space.low.numpy(), spec.space.high.numpy()
+    return spaces.Box(low, high, dtype=low.dtype)
 
 
 def entries(space: spaces.Dict | spaces.Tuple) -> list[tuple[str, spaces.Space]]:

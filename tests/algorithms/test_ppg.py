@@ -15,6 +15,7 @@ from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase, bytes_per
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.export import load_from_hub, to_onnx
+from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.hub import save_for_hub
 from ppo_lightning.export.onnx import largest_difference
 from ppo_lightning.models.init import normed
@@ -467,5 +468,5 @@ def test_an_exported_agent_acts_as_the_trained_one(fit, tmp_path):
     observation = torch.randn(16, 4)
     assert torch.equal(agent.mode(observation), module.predict(observation))
     spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
-    onnx = to_onnx(agent, spec, tmp_path / "agent.onnx")
+    onnx = to_onnx(deployed_actor(agent, spec), tmp_path / "agent.onnx")
     assert largest_difference(agent, onnx, observation.numpy()) < 1e-5

@@ -23,6 +23,7 @@ from ppo_lightning import (
 )
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.envs import EnvFactory
+from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.models.agent import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
@@ -329,7 +330,7 @@ def test_evaluation_and_onnx_carry_the_memory(kind, tmp_path):
         observation, _, terminated, truncated = single.step_arrays(action.numpy())
         done, total = bool(terminated[0] | truncated[0]), total + 1
     assert episodes["step_count"][0] == total
-    path = to_onnx(agent, env.agent_specs[0], tmp_path / "agent.onnx")
+    path = to_onnx(deployed_actor(agent, env.agent_specs[0]), tmp_path / "agent.onnx")
     assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-5
 
 

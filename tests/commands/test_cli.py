@@ -453,7 +453,7 @@ def test_predict_says_what_it_lacks(run_cli, trained, tmp_path):
     code, _, err = run_cli(
         "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy"
     )
-    assert code == 2 and "observations of shape [B, 4], not [3, 5]" in err
+    assert code == 2 and "observations of shape [4] or [B, 4], not [3, 5]" in err
     for odd in (np.zeros(()), np.array(["a", "b"]), np.zeros((3, 4), dtype="M8[s]")):
         np.save(tmp_path / "observations.npy", odd)
         code, _, err = run_cli(

@@ -287,7 +287,7 @@ def test_predict_takes_bytes_only(fit):
     )
     pictures = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     assert torch.equal(module.predict(pictures), module(pictures))
-    with pytest.raises(ConfigError, match="pictures of bytes"):
+    with pytest.raises(ConfigError, match="of bytes, such as pictures"):
         module.predict(pictures / 255)
 
 

@@ -4,6 +4,7 @@ import functools
 import json
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands import cli
 from ppo_lightning.export import load_from_hub, push_to_hub, to_onnx
+from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, recorded_observations
 from ppo_lightning.spaces.specs import spec_from_plain
 from tests.checkpoints.test_resume import SaveAfter
@@ -56,7 +58,7 @@ def test_onnx_gives_what_pytorch_gives(kind, checkpoint, tmp_path):
     _, path = checkpoint(kind)
     read = read_checkpoint(str(path))
     agent, spec = trained_agent(read), spec_from_plain(read["agent"]["observation_spec"])
-    onnx = to_onnx(agent, spec, tmp_path / "out" / "agent.onnx")
+    onnx = to_onnx(deployed_actor(agent, spec), tmp_path / "out" / "agent.onnx")
     for folder in (Path(ppo_lightning.__file__).parent, Path(torch.__file__).parent, Path.home()):
         assert str(folder).encode() not in onnx.read_bytes(), "no paths of this machine"
     recorded = recorded_observations(agent, spec, read["datamodule_hyper_parameters"], seed=1)
@@ -67,6 +69,75 @@ def test_onnx_gives_what_pytorch_gives(kind, checkpoint, tmp_path):
     with torch.no_grad():  # the measure finds a changed weight
         agent.critic.bias += 0.1
     assert largest_difference(agent, onnx, recorded) > 1e-3
+
+
+def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
+    """A module that trains on, too: it is not changed."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    module, path = checkpoint("MLP, Gaussian")
+    module.train()
+    loaded, file = PPO.load_from_checkpoint(path), tmp_path / "agent.onnx"
+    for one, export in ((module, to_onnx), (loaded, PPO.to_onnx)):
+        assert export(one, file) == file
+        session = onnxruntime.InferenceSession(str(file))
+        for batch in (1, 5):
+            observation = np.random.default_rng(1).normal(size=(batch, 11)).astype(np.float32)
+            action, value = session.run(None, {"observation": observation})
+            np.testing.assert_allclose(action, one.predict(observation), rtol=1e-4, atol=1e-5)
+            assert value.shape == (batch,)
+        assert one.training and one.agent.training
+    with pytest.raises(ConfigError, match="There is no trained agent"):
+        to_onnx(PPO(), tmp_path / "none.onnx")
+
+
+class Goal(gymnasium.Env):
+    """A user's environment, which a script registers."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+    on_this_machine = True
+
+    def __init__(self):
+        if not self.on_this_machine:
+            raise RuntimeError("no licence\nfor this machine")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 1.0, False, True, {}
+
+
+def make_goal():
+    return Goal()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "flags", "sentence"),
+    [
+        ("Goal-v0", [], "no recorded observations: env_id 'Goal-v0' is not an environment of"),
+        ("Goal-v1", [], "no recorded observations: no licence\n"),
+        (make_goal, [], "and no video: The checkpoint's settings import or call code (data.env_id"),
+        (make_goal, ["--trust_checkpoint"], "is not the id of an environment"),
+    ],
+)
+def test_an_export_needs_no_environment(env_id, flags, sentence, fit, tmp_path, monkeypatch, capsys):
+    """An unknown id, one that cannot be made, and a function: the file is written and checked."""
+    for name in ("Goal-v0", "Goal-v1"):
+        gymnasium.register(name, Goal)
+    save = ModelCheckpoint(tmp_path, filename="trained", every_n_train_steps=1)
+    data = {"env_id": env_id, "num_envs": 2, "num_steps": 16, "total_timesteps": 32}
+    fit(data, callbacks=[save], enable_checkpointing=True)
+    gymnasium.registry.pop("Goal-v0")
+    monkeypatch.setattr(Goal, "on_this_machine", False)
+    written = ["--onnx", str(tmp_path / "a.onnx"), "--hub", str(tmp_path / "hub")]
+    cli.main(["export", "--ckpt_path", str(tmp_path / "trained.ckpt"), *written, *flags])
+    gymnasium.registry.pop("Goal-v1")
+    out = capsys.readouterr().out
+    assert sentence in out
+    assert float(out.split("random observations: ")[1].split()[0]) < 1e-5
+    assert ", recorded observations" not in out and (tmp_path / "hub/README.md").is_file()
 
 
 def test_the_exported_action_is_the_one_that_the_environment_gets(checkpoint):

@@ -395,7 +395,7 @@ def test_onnx_and_hub_hold_the_actor_alone(checkpoint, tmp_path, memory):
     _, path = checkpoint(ppo=RecurrentPPO if memory else PPO, **BLIND, **options)
     read = read_checkpoint(str(path))
     agent, spec = trained_agent(read), spec_from_plain(read["agent"]["observation_spec"])
-    file = to_onnx(agent, spec, tmp_path / "agent.onnx")
+    file = to_onnx(deployed_actor(agent, spec), tmp_path / "agent.onnx")
     session = onnxruntime.InferenceSession(str(file))
     assert session.get_inputs()[0].shape[1] == 3
     memories = ["next_memory"] if memory else []

@@ -1,0 +1,139 @@
+"""Predictions in the form of the environment: observations as it returns them, actions as it takes them."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torchrl.data import Categorical, TensorSpec, Unbounded
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.spaces.rows import from_row, from_rows
+from ppo_lightning.spaces.specs import columns, space_from_spec, spec_from_plain, stored
+
+
+class Predictor:
+    """Function from observations to actions, see :meth:`ppo_lightning.AgentModule.predict`.
+
+    Args:
+        recipe: Description of the agent by :func:`~ppo_lightning.checkpoints.agent.agent_to_plain`.
+    """
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        self.recipe = recipe
+        spec = spec_from_plain(recipe["observation_spec"])
+        self._stored = stored(spec)
+        self._action_space = space_from_spec(spec_from_plain(recipe["action_spec"]))
+        joined = {name: Unbounded((size,)) for name, size in getattr(spec, "entry_sizes", {}).items()}
+        # Name -> spec, in the order of the row.
+        self._parts: dict[str, TensorSpec] = joined or {name: part for name, part, _ in columns(spec)}
+        # Parts whose shape in the environment is unknown: the spec has the number of values only.
+        choices = {name for name, part in self._parts.items() if isinstance(part, Categorical) and part.ndim}
+        self._flat = joined.keys() | choices
+
+    def __call__(
+        self, agent: ActorCritic, observation: Any, deterministic: bool, memory: Tensor | None, first: Any
+    ) -> tuple[Any, Tensor | None]:
+        """Return actions and the next hidden state."""
+        if isinstance(observation, Tensor):
+            is_batch = None not in _batch_sizes("", observation, self._stored)
+            rows = observation if is_batch else observation[None]
+        else:
+            rows, is_batch = self.read(observation)
+        rows = rows.to(agent.device, self._stored.dtype)
+        if rows.is_floating_point() and not rows.isfinite().all():
+            raise ConfigError(
+                "predict takes finite observations, and there is a NaN or an infinity among these."
+            )
+        memory = _start(agent, memory, first, len(rows))
+        noise = None if deterministic else agent.noise((len(rows),)).to(agent.device)
+        chosen, _, _, memory = agent.act(agent.normalize(rows), noise, memory)
+        actions: Any = agent.head.for_environment(chosen)
+        if not isinstance(observation, Tensor):
+            array = actions.numpy(force=True)
+            if not is_batch and isinstance(self._action_space, spaces.Dict | spaces.Tuple):
+                return from_row(self._action_space, array[0]), memory
+            actions = from_rows(self._action_space, array)
+        return (actions if is_batch else actions[0]), memory
+
+    def read(self, observation: Any) -> tuple[Tensor, bool]:
+        """Return the rows of observations in the form of the environment, and whether they are a batch."""
+        found = dict(self._find(observation))
+        if missing := [name for name in self._parts if name not in found]:
+            raise ConfigError(
+                f"predict takes observations with the entries {', '.join(self._parts)}, as the environment"
+                f" returns them, and {', '.join(missing)} is missing."
+            )
+        arrays = {name: _numbers(name, found[name]) for name in self._parts}
+        sizes = set.intersection(
+            *(_batch_sizes(name, arrays[name], self._parts[name], name in self._flat) for name in arrays)
+        )
+        if not sizes:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise ConfigError(f"predict takes one observation or a batch, not entries of both: {shapes}.")
+        # If all shapes are unknown, a leading 1 fits both.
+        is_batch = None not in sizes or (1 in sizes and any(array.ndim > 1 for array in arrays.values()))
+        count = max((size for size in sizes if size is not None), default=1)
+        rows = [array.reshape(count, self._parts[name].shape.numel()) for name, array in arrays.items()]
+        row = np.concatenate(rows, axis=1)  # a copy, which PyTorch may keep
+        return torch.from_numpy(row).reshape(count, *self._stored.shape), is_batch
+
+    def _find(self, value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield the parts of an observation by name. Entries that the agent does not read are left out."""
+        if name in self._parts:
+            yield name, value
+            return
+        inner = value.items() if isinstance(value, Mapping) else ()
+        for key, part in enumerate(value) if isinstance(value, tuple | list) else inner:
+            yield from self._find(part, f"{name}.{key}" if name else str(key))
+
+
+def _label(name: str) -> str:
+    return f"the entry {name!r}" if name else "observations"
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.asarray(None)  # lists of different lengths
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(f"predict takes {_label(name)} of numbers, not {type(value).__name__}.")
+    return array
+
+
+def _batch_sizes(
+    name: str, array: np.ndarray | Tensor, part: TensorSpec, is_flat: bool = False
+) -> set[int | None]:
+    """Return the batch sizes B that the shape of an array allows. None stands for one observation."""
+    shape, expected = tuple(array.shape), tuple(part.shape)
+    numbers, size = math.prod(shape), part.shape.numel()
+    sizes: set[int | None] = {None} if (numbers == size if is_flat else shape == expected) else set()
+    if shape and (numbers == shape[0] * size if is_flat else shape[1:] == expected):
+        sizes.add(shape[0])
+    if not sizes:
+        forms = f"{list(expected)} or [{', '.join(map(str, ('B', *expected)))}]"
+        raise ConfigError(f"predict takes {_label(name)} of shape {forms}, not {list(shape)}.")
+    if part.dtype == torch.uint8 and array.dtype.itemsize > 1:
+        raise ConfigError(
+            f"predict takes {_label(name)} of bytes, such as pictures (uint8, 0 to 255), not {array.dtype}."
+        )
+    return sizes
+
+
+def _start(agent: ActorCritic, memory: Tensor | None, first: Any, count: int) -> Tensor | None:
+    """Return the hidden state [B, M] before the observations, zero where ``first`` is true."""
+    initial = agent.initial_memory(count)
+    if memory is None or initial is None:
+        return initial
+    starts = torch.as_tensor(False if first is None else first, device=agent.device).bool().reshape(-1, 1)
+    if memory.shape != initial.shape or len(starts) not in (1, count):
+        raise ConfigError(
+            f"predict got {count} observations, a memory of shape {list(memory.shape)} and {len(starts)}"
+            f" values of first: the memory is the one of the last call, {list(initial.shape)}, or None."
+        )
+    return memory.masked_fill(starts, 0)
