@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase, Transform
 from ppo_lightning.checkpoints.settings import data_settings
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
-from ppo_lightning.envs.state import to_columns, to_rows
+from ppo_lightning.envs.state import pack, to_columns, to_rows, unpack
 from ppo_lightning.envs.step_time import WorkerChoice, choose_workers
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.evaluation import EvaluationLoader
@@ -271,7 +271,8 @@ class RolloutDataModule(L.LightningDataModule):
         """
         if self.collector is None:  # before or after a fit
             return {"backend": self.backend, "collector": None, "running": None}
-        rows = collectives.chain(self.collector.running() or [])
+        packed = collectives.chain([pack(self.collector.running() or [])])
+        rows = [row for part in packed for row in unpack(part) or []]
         state = self.collector.state_dict()
         return {"backend": self.backend, "collector": state, "running": to_columns(rows) if rows else None}
 
