@@ -58,7 +58,8 @@ class RolloutDataModule(L.LightningDataModule):
         local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows
             with the ranks.
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
-            None: never.
+            None: never. Time during which the process is stopped does not count. A step that holds the
+            interpreter lock (GIL) terminates the process after ten times this time.
         max_restarts: Number of restarts on each rank: an environment that raises an exception, or returns a
             non-finite observation or reward, is recreated, and the update leaves the steps of its episode
             out. With ``backend: gymnasium``.
