@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from torchrl.envs import GymEnv
+from torchrl.envs import GymEnv, InitTracker
 
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.callbacks.preemption import EXIT_CODE
@@ -23,6 +23,7 @@ from ppo_lightning.envs import workers
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.step_time import StepTime, best_num_workers, choose_workers
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.rollouts.make_collector import make_collector
 from tests.algorithms.test_distributed import run
 from tests.checkpoints.test_resume import SaveAfter, left_of, runs, wait_for_a_checkpoint  # noqa: F401
 from tests.environments import Counter, Reach
@@ -304,6 +305,17 @@ def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capf
         collector.rollout()
     errors = capfd.readouterr().err
     assert 'test_workers.py", line' in errors.split("most recent call first")[1]
+
+
+def test_the_timeout_holds_with_transforms():
+    env = EnvFactory("CartPole-v1", transforms=(InitTracker(),), num_workers=2).make(4)
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    collector = make_collector(env, agent, 8, step_timeout=5.0)
+    collector.rollout()
+    os.kill(env.base_env.envs.processes[1].pid, signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match=r"Worker 1 of 2 .* did not answer for .* = 4 s"):
+        collector.rollout()
+    collector.shutdown()
 
 
 EXCHANGES = {
