@@ -56,7 +56,7 @@ class WorkerEnv(BatchedEnv):
 
     Raises:
         ConfigError: As for ``GymnasiumEnv``, or this process is daemonic.
-        RuntimeError: A worker ended.
+        RuntimeError: A worker ended, or did not answer in time.
 
     Example:
         >>> env = WorkerEnv(2, "CartPole-v1", [1, 2, 3, 4])

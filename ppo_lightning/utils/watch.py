@@ -80,9 +80,11 @@ class StepWatch:
                     self._began = False
                     ticks = 0
                     self._set_timer(timeout)
-        os.write(2, f"Timeout ({datetime.timedelta(seconds=timeout)})!\n".encode())
-        faulthandler.dump_traceback(2)
-        os._exit(1)
+        try:
+            os.write(2, f"Timeout ({datetime.timedelta(seconds=timeout)})!\n".encode())
+            faulthandler.dump_traceback(2)
+        finally:  # also if nobody reads standard error
+            os._exit(1)
 
 
 # Lightning sets LOCAL_RANK in the launcher, too, but only after this module is imported.
