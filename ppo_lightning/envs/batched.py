@@ -74,8 +74,7 @@ class BatchedEnv(EnvBase):
         # Maximum number of restarts of failed environments, in total.
         self.max_restarts = 0
         # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
-        # The collector sets it.
-        self.step_timeout: float | None = 600.0
+        self.step_timeout: float | None = None
         # True where the last step failed and restarted the environment, [N]. None: no step failed.
         self.broken: np.ndarray | None = None
         # True where the last step only reset the environment or its agent was dead, [N]. None: no step did.

@@ -49,6 +49,7 @@ class WorkerEnv(BatchedEnv):
 
     Args:
         num_workers: Number of processes W, a divisor of N.
+        step_timeout: Maximum duration of a step in seconds; None: no limit.
         env_id: As for ``GymnasiumEnv``.
         seeds: One seed per environment, N in total.
         first_env: Global index of the first environment, for messages.
@@ -59,7 +60,7 @@ class WorkerEnv(BatchedEnv):
         RuntimeError: A worker ended, or did not answer in time.
 
     Example:
-        >>> env = WorkerEnv(2, "CartPole-v1", [1, 2, 3, 4])
+        >>> env = WorkerEnv(2, 60.0, "CartPole-v1", [1, 2, 3, 4])
         >>> env.reset_arrays().shape
         (4, 4)
         >>> env.close()
@@ -70,6 +71,7 @@ class WorkerEnv(BatchedEnv):
     def __init__(
         self,
         num_workers: int,
+        step_timeout: float | None,
         env_id: str | Callable[..., gymnasium.Env],
         seeds: list[int],
         first_env: int = 0,
@@ -86,6 +88,7 @@ class WorkerEnv(BatchedEnv):
         row = sample._observation[0]
         sample.close()
         super().__init__(*sample.spaces, seeds)
+        self.step_timeout = step_timeout
         self.render_fps = sample.render_fps
         self._bounds = None  # the workers clip actions
         groups = [slice(start, start + size) for start in range(0, num_envs, size)]
@@ -106,12 +109,16 @@ class WorkerEnv(BatchedEnv):
         ]
         try:
             self.envs = Workers(
-                makers, context=START_METHOD, autoreset_mode=AutoresetMode.DISABLED, copy=False
+                makers,
+                context=START_METHOD,
+                autoreset_mode=AutoresetMode.DISABLED,
+                copy=False,
+                limit=LOADING_SHARE * (step_timeout or 0.0),
             )
         except (EOFError, OSError) as error:
             raise RuntimeError(
-                f"A worker process ended at its start ({error or type(error).__name__}): start the run under"
-                " `if __name__ == '__main__':`, or set data.num_workers to 0."
+                f"A worker process ended or did not answer at its start ({error or type(error).__name__}):"
+                " start the run under `if __name__ == '__main__':`, or set data.num_workers to 0."
             ) from error
         # A view of the shared memory, which every step and reset overwrites: one record per worker, [W].
         self._records = cast(np.ndarray, self.envs.observations).view(record)[:, 0]
@@ -298,25 +305,31 @@ class Workers(AsyncVectorEnv):
 
     Args:
         *args: As for ``AsyncVectorEnv``.
+        limit: Longest wait for the first answer of a worker in seconds, see :meth:`limit`.
         **kwargs: As for ``AsyncVectorEnv``.
 
     Example:
-        >>> workers = Workers([functools.partial(gymnasium.make, "CartPole-v1")] * 2)
-        >>> workers.limit(60.0)
+        >>> workers = Workers([functools.partial(gymnasium.make, "CartPole-v1")] * 2, limit=60.0)
         >>> workers.close()
     """
 
     parent_pipes: list[Any]  # of WorkerPipe, except on Windows
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limit: float = 0.0, **kwargs: Any) -> None:
         self._limit = 0.0
+        self._first_limit = limit
         super().__init__(*args, **kwargs)
+
+    def _check_spaces(self) -> None:
+        """Exchange the first messages, at the end of the constructor."""
         if sys.platform != "win32":
             for index, pipe in enumerate(self.parent_pipes):
                 self.parent_pipes[index] = WorkerPipe(os.dup(pipe.fileno()))
                 pipe.close()
         # At exit, multiprocessing waits for its processes, which ignore its SIGTERM.
         multiprocessing.util.Finalize(self, _kill, [self.processes], exitpriority=100)
+        self.limit(self._first_limit)
+        super()._check_spaces()
 
     def limit(self, seconds: float) -> None:
         """Set the longest wait for a worker.

@@ -103,7 +103,9 @@ class RolloutDataModule(L.LightningDataModule):
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
         workers = 0 if num_workers == "auto" else num_workers
-        self.factory = EnvFactory(self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), workers)
+        self.factory = EnvFactory(
+            self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), workers, step_timeout
+        )
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps

@@ -101,8 +101,6 @@ def make_collector(
             " episode end, because the reset would count as a step: make it with AutoresetMode.DISABLED or"
             " SAME_STEP."
         )
-    if isinstance(base, BatchedEnv):
-        base.step_timeout = step_timeout
     # Ranks exchange their statistics of observations at each step, which a graph cannot.
     alone = agent.normalizer is None or collectives.world_size() == 1
     if isinstance(env, TensorEnv) and env.is_function and alone:

@@ -115,8 +115,8 @@ def make():
     """Return a function that makes environments; the fixture closes them and their workers."""
     made = []
 
-    def make_env(env_id, num_workers, num_envs=4, stream="train", **env_kwargs):
-        factory = EnvFactory(env_id, env_kwargs=env_kwargs, num_workers=num_workers)
+    def make_env(env_id, num_workers, num_envs=4, stream="train", step_timeout=None, **env_kwargs):
+        factory = EnvFactory(env_id, "gymnasium", env_kwargs, (), num_workers, step_timeout)
         made.append(factory.make(num_envs, seed=3, first_env=5, stream=stream))
         return made[-1]
 
@@ -308,7 +308,8 @@ def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capf
 
 
 def test_the_timeout_holds_with_transforms():
-    env = EnvFactory("CartPole-v1", transforms=(InitTracker(),), num_workers=2).make(4)
+    factory = EnvFactory("CartPole-v1", transforms=(InitTracker(),), num_workers=2, step_timeout=5.0)
+    env = factory.make(4)
     agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
     collector = make_collector(env, agent, 8, step_timeout=5.0)
     collector.rollout()
@@ -331,8 +332,7 @@ EXCHANGES = {
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_stopped_worker_ends_every_exchange_with_one_sentence(exchange, make, monkeypatch):
     monkeypatch.setattr(workers, "LOADING_SHARE", 0.8)
-    env = make("CartPole-v1", 2)
-    env.step_timeout = 1.5
+    env = make("CartPole-v1", 2, step_timeout=1.5)
     env.reset_arrays()
     states = env.get_state()
     os.kill(env.envs.processes[1].pid, signal.SIGSTOP)
@@ -345,10 +345,27 @@ def test_a_stopped_worker_ends_every_exchange_with_one_sentence(exchange, make, 
 
 
 def test_a_worker_that_is_stopped_while_it_creates_environments_ends_the_start(make, monkeypatch):
-    monkeypatch.setattr(workers, "LOADING_SHARE", 0.001)
-    monkeypatch.setattr(workers, "CLOSE_SECONDS", 0.5)
-    with pytest.raises(RuntimeError, match=r"Worker 0 of 2 .* did not answer for 0.001 \* data.step_timeout"):
-        make(Faulty, 2, kind="is stopped")
+    monkeypatch.setattr(workers, "LOADING_SHARE", 1.0)
+    with pytest.raises(
+        RuntimeError, match=r"Worker 0 of 2 .* did not answer for 1 \* data.step_timeout = 1 s"
+    ):
+        make(Faulty, 2, step_timeout=1.0, kind="is stopped")
+
+
+class StoppedGroup(workers.Group):
+    def __init__(self, *args):
+        if multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().__init__(*args)
+
+
+def test_a_worker_that_is_stopped_before_its_first_answer_ends_the_start(make, monkeypatch):
+    monkeypatch.setattr(workers, "LOADING_SHARE", 1.0)
+    monkeypatch.setattr(workers, "Group", StoppedGroup)
+    with pytest.raises(RuntimeError, match="A worker process ended or did not answer at its start"):
+        make("CartPole-v1", 2, step_timeout=1.0)
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def test_an_environment_that_hangs_in_close_is_killed(make, monkeypatch):
