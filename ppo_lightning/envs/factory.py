@@ -65,6 +65,7 @@ class EnvFactory:
         transforms: TorchRL transforms, copied for each batch of environments.
         num_workers: Number of processes that step the environments, 0 for this process. Training environments
             need a number that divides theirs. Evaluation uses the largest divisor that does not exceed it.
+        step_timeout: Maximum duration of a step in these processes in seconds; None: no limit.
 
     Example:
         >>> env = EnvFactory("CartPole-v1").make(num_envs=4, seed=1)
@@ -77,6 +78,7 @@ class EnvFactory:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     transforms: Sequence[Transform] = ()
     num_workers: int = 0
+    step_timeout: float | None = None
 
     def make(
         self,
@@ -178,7 +180,7 @@ class EnvFactory:
             )
             return _import_class("vector:GymnasiumVectorEnv")(vector_env, seeds)
         if num_workers:
-            return _gymnasium_class(num_workers)(self.env_id, seeds, first_env, **env_kwargs)
+            return self._in_workers(num_workers, self.env_id, seeds, first_env, **env_kwargs)
         env_class = _import_class(adapter.path)
         if getattr(env_class, "numbers_its_envs", False):
             return env_class(self.env_id, seeds, first_env, **env_kwargs)
@@ -218,8 +220,13 @@ class EnvFactory:
             )
         if not isinstance(env, EnvBase):
             created = [env]  # reuse the environment that revealed the type
-            gymnasium_env = _gymnasium_class(num_workers)
-            return gymnasium_env(lambda: created.pop() if created else make(), seeds, first_env)
+
+            def make_one() -> gymnasium.Env:
+                return created.pop() if created else make()
+
+            if num_workers:
+                return self._in_workers(num_workers, make_one, seeds, first_env)
+            return _import_class("gymnasium:GymnasiumEnv")(make_one, seeds, first_env)
         self._refuse_workers("TorchRL environments")
         num_envs = len(seeds)
         if env.batch_size == torch.Size([]):
@@ -233,6 +240,12 @@ class EnvFactory:
         if "seeds" not in wanted:  # otherwise each environment has its seed
             env.set_seed(seeds[0])
         return env
+
+    def _in_workers(
+        self, num_workers: int, env_id: Any, seeds: list[int], first_env: int, **env_kwargs: Any
+    ) -> BatchedEnv:
+        worker_env = _import_class("workers:WorkerEnv")
+        return worker_env(num_workers, env_id, seeds, first_env, self.step_timeout, **env_kwargs)
 
     def _refuse_workers(self, kind: str) -> None:
         if self.num_workers:
@@ -304,12 +317,6 @@ def largest_divisor(number: int, limit: int) -> int:
         2
     """
     return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)
-
-
-def _gymnasium_class(num_workers: int) -> Callable[..., BatchedEnv]:
-    if not num_workers:
-        return _import_class("gymnasium:GymnasiumEnv")
-    return functools.partial(_import_class("workers:WorkerEnv"), num_workers)
 
 
 def _import_class(path: str) -> Any:

@@ -21,10 +21,6 @@ from ppo_lightning.envs.state import pack, unpack
 from ppo_lightning.errors import ConfigError, cut_traceback
 from ppo_lightning.utils.watch import end_with_the_parent
 
-# Share of `step_timeout` after which a worker ends. The watchdog of the run ends the whole process after 0.9
-# to 1, but only the worker's traceback shows where the environment hangs.
-TIMEOUT_SHARE = 0.8
-
 
 def record_type(num_envs: int, row: np.ndarray) -> np.dtype:
     """Return the layout of the results of a worker. Gymnasium copies one array faster than five.
@@ -94,7 +90,6 @@ class Group(gymnasium.Env):
         self.observation_space = observation_space
         self.action_space = action_space
         self._bytes = np.zeros_like(observation_space.low)
-        self._timeout = 0.0  # seconds, 0 for no limit
 
     def start(self) -> bytes:
         """Set up the process and create the members."""
@@ -103,7 +98,8 @@ class Group(gymnasium.Env):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, "SIGALRM"):
-            # After the traceback, the default action of the signal ends the process, even inside C code.
+            # The main process sends it to a worker that hangs. After the traceback, the default action of the
+            # signal ends the process, even inside C code.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             faulthandler.register(signal.SIGALRM, file=sys.__stderr__ or 2, all_threads=True, chain=True)
         gc.freeze()  # objects of the main process, whose finalizers would act on its pipes
@@ -119,14 +115,14 @@ class Group(gymnasium.Env):
     ) -> tuple[np.ndarray, dict]:
         """Reset members, see :meth:`BatchedEnv.reset_arrays`."""
         assert options is not None
-        if options["mask"] is None:  # the first reset may load a simulator, and has no time limit
-            self._apply(options["settings"])
+        if options["mask"] is None:
+            self.members.max_restarts = options["max_restarts"]
             return self._bytes, self._info(self.members.reset_arrays)
-        return self._bytes, self._timed(self.members.reset_arrays, options["mask"][self._rows])
+        return self._bytes, self._info(self.members.reset_arrays, options["mask"][self._rows])
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Step the members. The flags of their episodes are in the record."""
-        return self._bytes, 0.0, False, False, self._timed(self.members.step_arrays, action)
+        return self._bytes, 0.0, False, False, self._info(self.members.step_arrays, action)
 
     def reseed(self, seeds: list[int]) -> bytes:
         """Set the seeds of the next reset.
@@ -140,13 +136,9 @@ class Group(gymnasium.Env):
         """Return the states of the members, packed."""
         return self._report(lambda: pack(self.members.get_state()))
 
-    def set_state(self, settings: tuple[int, float | None]) -> bytes:
-        """Restore the members to ``states``.
-
-        Args:
-            settings: As for :meth:`_apply`.
-        """
-        self._apply(settings)
+    def set_state(self, max_restarts: int) -> bytes:
+        """Restore the members to ``states``, and set the maximum number of restarts."""
+        self.members.max_restarts = max_restarts
         return self._report(lambda: self.members.set_state(unpack(self.states) or []))
 
     def set_restarts(self, restarts: int) -> bytes:
@@ -158,20 +150,6 @@ class Group(gymnasium.Env):
         """Close the members, if they exist."""
         if hasattr(self, "members"):
             self.members.close()
-
-    def _apply(self, settings: tuple[int, float | None]) -> None:
-        self.members.max_restarts, step_timeout = settings
-        self._timeout = TIMEOUT_SHARE * (step_timeout or 0.0)
-
-    def _timed(self, function: Callable[..., Any], *args: Any) -> dict[str, bytes]:
-        """Call a function with a limit on the time, after which the process ends with a traceback."""
-        if not (self._timeout and hasattr(signal, "setitimer")):
-            return self._info(function, *args)
-        signal.setitimer(signal.ITIMER_REAL, self._timeout)
-        try:
-            return self._info(function, *args)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _info(self, function: Callable[..., Any], *args: Any) -> dict[str, bytes]:
         """Call a function, and report only an error or a restart."""

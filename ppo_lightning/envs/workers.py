@@ -5,8 +5,11 @@ import functools
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
+import os
 import pickle
 import signal
+import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -20,9 +23,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv, warn_of_restart
 from ppo_lightning.envs.state import Row, pack, unpack
-from ppo_lightning.envs.worker_group import TIMEOUT_SHARE, Group, Members, record_type
+from ppo_lightning.envs.worker_group import Group, Members, record_type
 from ppo_lightning.errors import ConfigError
 
+# Shares of `step_timeout`. A worker that does not answer for the first share is ended. The watchdog of the
+# run ends the whole process after 1 to 1.1, but only the worker's traceback shows where it hangs.
+TIMEOUT_SHARE = 0.8
+LOADING_SHARE = 10.0  # instead, while environments are created or first reset, which may load a simulator
+ALARM_SHARE = 0.1  # for the traceback
 CLOSE_SECONDS = 5.0  # for the `close` methods of the environments, before the workers are killed
 # Forked workers start in milliseconds, even from a script without `if __name__ == "__main__"`, as those of
 # PyTorch's DataLoader do. Spawned ones import PyTorch first. TorchRL sets Python's default to `spawn`.
@@ -44,11 +52,12 @@ class WorkerEnv(BatchedEnv):
         env_id: As for ``GymnasiumEnv``.
         seeds: One seed per environment, N in total.
         first_env: Global index of the first environment, for messages.
+        step_timeout: Maximum duration of a step in seconds; None: no limit.
         **env_kwargs: As for ``GymnasiumEnv``.
 
     Raises:
         ConfigError: As for ``GymnasiumEnv``, or this process is daemonic.
-        RuntimeError: A worker ended.
+        RuntimeError: A worker ended, or did not answer in time.
 
     Example:
         >>> env = WorkerEnv(2, "CartPole-v1", [1, 2, 3, 4])
@@ -65,6 +74,7 @@ class WorkerEnv(BatchedEnv):
         env_id: str | Callable[..., gymnasium.Env],
         seeds: list[int],
         first_env: int = 0,
+        step_timeout: float | None = None,
         /,
         **env_kwargs: Any,
     ) -> None:
@@ -78,6 +88,7 @@ class WorkerEnv(BatchedEnv):
         row = sample._observation[0]
         sample.close()
         super().__init__(*sample.spaces, seeds)
+        self.step_timeout = step_timeout
         self.render_fps = sample.render_fps
         self._bounds = None  # the workers clip actions
         groups = [slice(start, start + size) for start in range(0, num_envs, size)]
@@ -98,12 +109,16 @@ class WorkerEnv(BatchedEnv):
         ]
         try:
             self.envs = Workers(
-                makers, context=START_METHOD, autoreset_mode=AutoresetMode.DISABLED, copy=False
+                makers,
+                context=START_METHOD,
+                autoreset_mode=AutoresetMode.DISABLED,
+                copy=False,
+                limit=LOADING_SHARE * (step_timeout or 0.0),
             )
         except (EOFError, OSError) as error:
             raise RuntimeError(
-                f"A worker process ended at its start ({error or type(error).__name__}): start the run under"
-                " `if __name__ == '__main__':`, or set data.num_workers to 0."
+                f"A worker process ended or did not answer at its start ({error or type(error).__name__}):"
+                " start the run under `if __name__ == '__main__':`, or set data.num_workers to 0."
             ) from error
         # A view of the shared memory, which every step and reset overwrites: one record per worker, [W].
         self._records = cast(np.ndarray, self.envs.observations).view(record)[:, 0]
@@ -111,20 +126,21 @@ class WorkerEnv(BatchedEnv):
         self._restarts = 0
         self._waiting = False  # whether an exchange with the workers was interrupted
         try:
-            self._call("start")
+            self._read(self._ask(self.envs.call, "start", loading=True))
         except BaseException:
             self.close()
             raise
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset in the workers, see :meth:`BatchedEnv.reset_arrays`."""
-        options: dict[str, Any] = {"mask": mask, "settings": (self.max_restarts, self.step_timeout)}
+        options: dict[str, Any] = {"mask": mask, "max_restarts": self.max_restarts}
         if mask is not None:
             # Workers without a finished episode get no message.
             options["reset_mask"] = mask.reshape(len(self._members), -1).any(axis=1)
             if not options["reset_mask"].any():
                 return self._observation()
-        _, info = self._ask(self.envs.reset, options=options)
+        # The first reset may load a simulator.
+        _, info = self._ask(self.envs.reset, options=options, loading=mask is None)
         if info:
             self._read(info["report"])
         return self._observation()
@@ -157,23 +173,31 @@ class WorkerEnv(BatchedEnv):
         """Restore the environments, see :meth:`BatchedEnv.set_state`."""
         groups = np.split(np.arange(self.num_envs), len(self._members))
         self._ask(self.envs.set_attr, "states", [pack([states[i] for i in rows]) for rows in groups])
-        self._call("set_state", (self.max_restarts, self.step_timeout))
+        self._read(self._ask(self.envs.call, "set_state", self.max_restarts, loading=True))
 
     def _call(self, name: str, *args: Any) -> list[Any]:
         """Call a method of the groups and return the values, one per worker."""
         return self._read(self._ask(self.envs.call, name, *args))
 
-    def _ask(self, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _ask(self, request: Callable[..., Any], *args: Any, loading: bool = False, **kwargs: Any) -> Any:
         """Exchange messages with the workers.
 
+        Args:
+            request: Method of :class:`Workers`.
+            *args: Passed to the method.
+            loading: Whether the workers may load environments, which takes longer than a step.
+            **kwargs: Passed to the method.
+
         Raises:
-            RuntimeError: A worker ended.
+            RuntimeError: A worker ended, or did not answer in time.
         """
         self._waiting = True
+        share = LOADING_SHARE if loading else TIMEOUT_SHARE
+        self.envs.limit(share * (self.step_timeout or 0.0))
         try:
             answer = request(*args, **kwargs)
-        except (EOFError, OSError):  # from the pipe of a dead worker
-            self._raise_death()
+        except (EOFError, OSError):  # from the pipe of a dead worker, or of one that does not answer
+            self._raise_death(share)
         self._waiting = False
         return answer
 
@@ -201,24 +225,41 @@ class WorkerEnv(BatchedEnv):
             self._call("set_restarts", self._restarts)
         return [value for value, _, _ in read]
 
-    def _raise_death(self) -> NoReturn:
+    def _raise_death(self, share: float) -> NoReturn:
+        """Raise an error that names a worker that ended.
+
+        Args:
+            share: Share of ``step_timeout`` that the workers had.
+        """
         processes = self.envs.processes
         sentinels = [process.sentinel for process in processes]
-        ended = multiprocessing.connection.wait(sentinels, timeout=CLOSE_SECONDS)
+        timeout = self.step_timeout or 0.0
+        limit = f"{share:g} * data.step_timeout = {share * timeout:g} s"
+        late = self.envs.late()
+        for index in late:
+            os.kill(processes[index].pid, signal.SIGALRM)
+        seconds = min(CLOSE_SECONDS, ALARM_SHARE * timeout) if late else CLOSE_SECONDS
+        ended = multiprocessing.connection.wait(sentinels, seconds)
         dead = [index for index, sentinel in enumerate(sentinels) if sentinel in ended]
-        if not dead:
+        if not (dead or late):
             raise RuntimeError("A worker closed its pipe: set data.num_workers to 0 to see the reason.")
-        processes[dead[0]].join()  # the exit code follows the sentinel
-        code = processes[dead[0]].exitcode or 0
-        end = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-        if self.step_timeout is not None and end.endswith("SIGALRM"):
-            limit = f"{TIMEOUT_SHARE:g} * data.step_timeout = {TIMEOUT_SHARE * self.step_timeout:g} s"
+        worker = (dead or late)[0]
+        if dead:
+            processes[worker].join()  # the exit code follows the sentinel
+        code = processes[worker].exitcode
+        if code is None:
+            end = f"did not answer for {limit}, nor react to SIGALRM, as a process that is stopped (SIGSTOP)"
+        elif code >= 0:
+            end = f"ended with exit code {code}"
+        elif late and -code == signal.SIGALRM:
             end = f"hung for {limit} (the traceback above shows where)"
-        elif end.endswith("SIGKILL"):
-            end += ", as Linux does when memory runs out"
-        numbers = ", ".join(map(str, self._members[dead[0]]))
+        else:
+            end = f"was ended by {signal.Signals(-code).name}"
+            if end.endswith("SIGKILL"):
+                end += ", as Linux does when memory runs out"
+        numbers = ", ".join(map(str, self._members[worker]))
         raise RuntimeError(
-            f"Worker {dead[0]} of {len(processes)} (environments {numbers}) {end}: resume from the last"
+            f"Worker {worker} of {len(processes)} (environments {numbers}) {end}: resume from the last"
             " checkpoint with --auto_resume or ckpt_path."
         ) from None
 
@@ -226,22 +267,85 @@ class WorkerEnv(BatchedEnv):
         self.envs.close(terminate=self._waiting)
 
 
+class WorkerPipe(multiprocessing.connection.Connection):
+    """The main process's end of the pipe to a worker.
+
+    ``send`` and ``recv`` raise ``BlockingIOError`` after a time limit. The kernel counts the time, and begins
+    again when this process is stopped and continued (``man 7 signal``): that time does not count.
+    """
+
+    late = False  # whether the worker exceeded the limit
+
+    def limit(self, seconds: float) -> None:
+        """Set the time limit; 0: none."""
+        interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        with socket.socket(fileno=os.dup(self.fileno())) as end:
+            end.setblocking(True)  # whatever `socket.setdefaulttimeout` says
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                end.setsockopt(socket.SOL_SOCKET, option, interval)
+
+    def send(self, obj: Any) -> None:
+        """Send an object."""
+        try:
+            super().send(obj)
+        except BlockingIOError:
+            self.late = True
+            raise
+
+    def recv(self) -> Any:
+        """Receive an object."""
+        try:
+            return super().recv()
+        except BlockingIOError:
+            self.late = True
+            raise
+
+
 class Workers(AsyncVectorEnv):
-    """Gymnasium's ``AsyncVectorEnv`` with an end that never hangs.
+    """Gymnasium's ``AsyncVectorEnv`` with a time limit for every answer and an end that never hangs.
 
     Args:
         *args: As for ``AsyncVectorEnv``.
+        limit: Longest wait for the first answer of a worker in seconds, see :meth:`limit`.
         **kwargs: As for ``AsyncVectorEnv``.
 
     Example:
-        >>> workers = Workers([functools.partial(gymnasium.make, "CartPole-v1")] * 2)
+        >>> workers = Workers([functools.partial(gymnasium.make, "CartPole-v1")] * 2, limit=60.0)
         >>> workers.close()
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    parent_pipes: list[Any]  # of WorkerPipe, except on Windows
+
+    def __init__(self, *args: Any, limit: float = 0.0, **kwargs: Any) -> None:
+        self._limit = 0.0
+        self._first_limit = limit
         super().__init__(*args, **kwargs)
+
+    def _check_spaces(self) -> None:
+        """Exchange the first messages, at the end of the constructor."""
+        if sys.platform != "win32":
+            for index, pipe in enumerate(self.parent_pipes):
+                self.parent_pipes[index] = WorkerPipe(os.dup(pipe.fileno()))
+                pipe.close()
         # At exit, multiprocessing waits for its processes, which ignore its SIGTERM.
         multiprocessing.util.Finalize(self, _kill, [self.processes], exitpriority=100)
+        self.limit(self._first_limit)
+        super()._check_spaces()
+
+    def limit(self, seconds: float) -> None:
+        """Set the longest wait for a worker.
+
+        Args:
+            seconds: The time limit. 0: none.
+        """
+        if seconds != self._limit and sys.platform != "win32":
+            self._limit = seconds
+            for pipe in self.parent_pipes:
+                pipe.limit(seconds)
+
+    def late(self) -> list[int]:
+        """Return the workers that exceeded the limit."""
+        return [index for index, pipe in enumerate(self.parent_pipes) if getattr(pipe, "late", False)]
 
     def close_extras(self, timeout: float | None = CLOSE_SECONDS, terminate: bool = False) -> None:
         """Close the environments and end the workers.

@@ -22,7 +22,7 @@ from ppo_lightning.checkpoints.settings import data_settings
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.state import to_columns, to_rows
+from ppo_lightning.envs.state import pack, to_columns, to_rows, unpack
 from ppo_lightning.envs.step_time import StepClock, WorkerChoice, choose_workers
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
@@ -71,7 +71,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows
             with the ranks.
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
-            None: never.
+            None: never. Time during which the process is stopped does not count. A step that holds the
+            interpreter lock (GIL) terminates the process after ten times this time.
         max_restarts: Number of restarts on each rank: an environment that raises an exception, or returns a
             non-finite observation or reward, is recreated, and the update leaves the steps of its episode
             out. With ``backend: gymnasium``.
@@ -115,7 +116,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
         workers = 0 if num_workers == "auto" else num_workers
-        self.factory = EnvFactory(self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), workers)
+        self.factory = EnvFactory(
+            self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), workers, step_timeout
+        )
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
@@ -330,7 +333,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         state = {"backend": self.backend, "rollouts_per_epoch": self._rollouts_per_epoch}
         if self.collector is None:  # before or after a fit
             return state | {"collector": None, "running": None}
-        rows = collectives.chain(self.collector.running() or [])
+        packed = collectives.chain([pack(self.collector.running() or [])])
+        rows = [row for part in packed for row in unpack(part) or []]
         running = to_columns(rows) if rows else None
         return state | {"collector": self.collector.state_dict(), "running": running}
 

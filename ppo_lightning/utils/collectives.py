@@ -63,7 +63,11 @@ def concatenate(rows: Tensor) -> Tensor:
 
 
 def chain(items: list[Any]) -> list[Any]:
-    """Concatenate the lists of all ranks. Items are plain types or tensors on the CPU."""
+    """Concatenate the lists of all ranks.
+
+    Args:
+        items: Plain types, or tensors on the CPU of a dtype that pickles can read (not uint16 to uint64).
+    """
     lists: list[Any] = [items] * world_size()
     if world_size() > 1:
         dist.all_gather_object(lists, items, group=cpu_group())

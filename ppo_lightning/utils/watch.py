@@ -1,19 +1,28 @@
 """Watchdogs that end hung processes."""
 
 import ctypes
+import datetime
 import faulthandler
-import math
 import os
 import signal
 import sys
+import threading
 import time
+
+# Multiple of the timeout after which the timer of `faulthandler` ends the process.
+TIMER_FACTOR = 10
+_lock = threading.Lock()  # held while a watch starts, stops or sets the timer
 
 
 class StepWatch:
     """Watchdog that ends the process when an environment step exceeds a timeout.
 
     The process ends with code 1 and prints the Python tracebacks of all threads.
-    ``faulthandler`` runs its timer outside of Python, so the watchdog works while C code holds the GIL.
+
+    A thread counts ticks of at most one second. The time during which the process is stopped (SIGSTOP, a
+    suspended machine) counts as one tick. A step that holds the GIL blocks the thread, and is found by the
+    timer of ``faulthandler`` after ten times the timeout. This timer runs outside of Python. It counts the
+    time during which the process is stopped by SIGSTOP, too.
 
     Args:
         timeout: Maximum duration of a step in seconds, None for no limit.
@@ -26,20 +35,56 @@ class StepWatch:
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
-        self._last_set = -math.inf  # time at which the timer was last set
+        self._began = False  # whether a step began since the last tick
+        self._watching = False
+        self._counting = False  # whether the thread runs
 
     def step_begins(self) -> None:
-        """Restart the timer, unless it was restarted recently: a restart takes 40 microseconds."""
-        now = time.monotonic()
-        if self.timeout is not None and now - self._last_set > self.timeout / 10:
-            faulthandler.dump_traceback_later(self.timeout, exit=True, file=sys.__stderr__ or 2)
-            self._last_set = now
+        """Begin to watch a step: a write of an attribute, except for the first step of a rollout."""
+        self._began = True
+        if not self._watching:
+            self._start()
 
     def stop(self) -> None:
-        """Stop the timer."""
-        if self.timeout is not None:
-            faulthandler.cancel_dump_traceback_later()
-            self._last_set = -math.inf
+        """Stop watching until the next step. The thread ends at its next tick."""
+        with _lock:
+            self._watching = False
+            if self.timeout is not None:
+                faulthandler.cancel_dump_traceback_later()
+
+    def _start(self) -> None:
+        with _lock:
+            self._watching = True
+            if self.timeout is None:
+                return
+            self._set_timer(self.timeout)
+            if not self._counting:
+                self._counting = True
+                threading.Thread(target=self._count, args=[self.timeout], daemon=True).start()
+
+    def _set_timer(self, timeout: float) -> None:
+        faulthandler.dump_traceback_later(TIMER_FACTOR * timeout, exit=True, file=2)
+
+    def _count(self, timeout: float) -> None:
+        """Count the ticks since the last step."""
+        tick = min(1.0, timeout / 10)
+        ticks = 0
+        while ticks < timeout / tick:
+            time.sleep(tick)
+            ticks += 1
+            with _lock:
+                if not self._watching:
+                    self._counting = False
+                    return
+                if self._began:
+                    self._began = False
+                    ticks = 0
+                    self._set_timer(timeout)
+        try:
+            os.write(2, f"Timeout ({datetime.timedelta(seconds=timeout)})!\n".encode())
+            faulthandler.dump_traceback(2)
+        finally:  # also if nobody reads standard error
+            os._exit(1)
 
 
 # Lightning sets LOCAL_RANK in the launcher, too, but only after this module is imported.

@@ -37,10 +37,15 @@ def weights(module):
 class Recorded:
     def on_train_start(self):
         super().on_train_start()
-        self.initial = weights(self)
+        self.initial = self.first = weights(self)
         self.exchanges = self.updates = 0
         if several and not options["nccl"]:  # which exchanges no tensors of the CPU
             self.trainer.model.register_comm_hook(None, self.exchange)
+
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        if self.rollouts_done == options["save_after"]:
+            self.trainer.save_checkpoint(f"{options['folder']}/middle.ckpt")
 
     def exchange(self, state, bucket):
         self.exchanges += 1
@@ -172,7 +177,7 @@ def train(settings):
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
     if options["transforms"]:
         data["transforms"] = [InitTracker()]
-    trainer.fit(module, ppo_lightning.RolloutDataModule(**data))
+    trainer.fit(module, ppo_lightning.RolloutDataModule(**data), ckpt_path=options["ckpt_path"])
     result = {
         "weights": weights(module),
         "statistics": dict(module.named_buffers()),

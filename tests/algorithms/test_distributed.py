@@ -40,6 +40,8 @@ DEFAULTS = {
     "validations": 0,
     "invalid": [],
     "timeout": 100,
+    "save_after": None,
+    "ckpt_path": None,
 }
 # All running statistics, and environments whose episodes end soon and at different steps.
 HOPPER = {
@@ -157,6 +159,23 @@ def test_ranks_do_what_one_rank_with_all_environments_does(tmp_path, one, device
         assert rank["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-4)
         assert rank["returns"] == pytest.approx(one["returns"], rel=1e-4)
     require_same_statistics(several, one)
+
+
+def test_ranks_on_mujoco_save_and_resume(tmp_path):
+    """The states of MuJoCo hold uint64, which plain pickles between ranks cannot read."""
+    options = HOPPER | {"model": {"norm_reward": True}, "rollouts": 12}
+    (one,) = run(tmp_path / "one", 1, **options)
+    two = run(tmp_path / "two", 2, **options, save_after=6)
+    checkpoint = str(tmp_path / "two" / "middle.ckpt")
+    resumed = run(tmp_path / "resumed", 2, **options, ckpt_path=checkpoint)
+    (alone,) = run(tmp_path / "alone", 1, **options, ckpt_path=checkpoint)
+    assert difference(two, one) < 0.001
+    assert difference([alone], one) < 0.001
+    require_same_statistics(two, one)
+    for rank, again in zip(two, resumed, strict=True):
+        assert torch.equal(again["weights"], rank["weights"])
+        assert again["returns"] == rank["returns"]
+        assert again["env_steps"] == 4 * 16 * 12
 
 
 @pytest.mark.parametrize("nccl", [False, True])

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from torchrl.envs import GymEnv
+from torchrl.envs import GymEnv, InitTracker
 
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.callbacks.preemption import EXIT_CODE
@@ -23,6 +23,7 @@ from ppo_lightning.envs import workers
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.step_time import StepTime, best_num_workers, choose_workers
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.rollouts.make_collector import make_collector
 from tests.algorithms.test_distributed import run
 from tests.checkpoints.test_resume import SaveAfter, left_of, runs, wait_for_a_checkpoint  # noqa: F401
 from tests.environments import Counter, Reach
@@ -61,6 +62,8 @@ class Faulty(Counter):
         self.kind = kind if multiprocessing.parent_process() is not None else ""
         if self.kind == "is not created":
             raise ValueError("no license")
+        if self.kind == "is stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def reset(self, *, seed=None, options=None):
         if self.kind == "reset":
@@ -112,8 +115,8 @@ def make():
     """Return a function that makes environments; the fixture closes them and their workers."""
     made = []
 
-    def make_env(env_id, num_workers, num_envs=4, stream="train", **env_kwargs):
-        factory = EnvFactory(env_id, env_kwargs=env_kwargs, num_workers=num_workers)
+    def make_env(env_id, num_workers, num_envs=4, stream="train", step_timeout=None, **env_kwargs):
+        factory = EnvFactory(env_id, "gymnasium", env_kwargs, (), num_workers, step_timeout)
         made.append(factory.make(num_envs, seed=3, first_env=5, stream=stream))
         return made[-1]
 
@@ -304,6 +307,67 @@ def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capf
     assert 'test_workers.py", line' in errors.split("most recent call first")[1]
 
 
+def test_the_timeout_holds_with_transforms():
+    factory = EnvFactory("CartPole-v1", transforms=(InitTracker(),), num_workers=2, step_timeout=5.0)
+    env = factory.make(4)
+    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+    collector = make_collector(env, agent, 8, step_timeout=5.0)
+    collector.rollout()
+    os.kill(env.base_env.envs.processes[1].pid, signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match=r"Worker 1 of 2 .* did not answer for .* = 4 s"):
+        collector.rollout()
+    collector.shutdown()
+
+
+EXCHANGES = {
+    "reset": lambda env, states: env.reset_arrays(),
+    "step": lambda env, states: env.step_arrays(np.zeros(4, int)),
+    "state": lambda env, states: env.get_state(),
+    "more than a pipe holds": lambda env, states: env.set_state(
+        [row | {"attribute large": torch.zeros(10**6)} for row in states]
+    ),
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_stopped_worker_ends_every_exchange_with_one_sentence(exchange, make, monkeypatch):
+    monkeypatch.setattr(workers, "LOADING_SHARE", 0.8)
+    env = make("CartPole-v1", 2, step_timeout=1.5)
+    env.reset_arrays()
+    states = env.get_state()
+    os.kill(env.envs.processes[1].pid, signal.SIGSTOP)
+    message = r"Worker 1 of 2 \(environments 7, 8\) did not answer for 0.8 \* data.step_timeout = 1.2 s, nor"
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=message):
+        EXCHANGES[exchange](env, states)
+    env.close()
+    assert time.monotonic() - began < 5
+
+
+def test_a_worker_that_is_stopped_while_it_creates_environments_ends_the_start(make, monkeypatch):
+    monkeypatch.setattr(workers, "LOADING_SHARE", 1.0)
+    with pytest.raises(
+        RuntimeError, match=r"Worker 0 of 2 .* did not answer for 1 \* data.step_timeout = 1 s"
+    ):
+        make(Faulty, 2, step_timeout=1.0, kind="is stopped")
+
+
+class StoppedGroup(workers.Group):
+    def __init__(self, *args):
+        if multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().__init__(*args)
+
+
+def test_a_worker_that_is_stopped_before_its_first_answer_ends_the_start(make, monkeypatch):
+    monkeypatch.setattr(workers, "LOADING_SHARE", 1.0)
+    monkeypatch.setattr(workers, "Group", StoppedGroup)
+    with pytest.raises(RuntimeError, match="A worker process ended or did not answer at its start"):
+        make("CartPole-v1", 2, step_timeout=1.0)
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
 def test_an_environment_that_hangs_in_close_is_killed(make, monkeypatch):
     monkeypatch.setattr(workers.Workers.close_extras, "__defaults__", (0.3, False))
     env = make(Faulty, 2, kind="hangs in close")
@@ -482,6 +546,38 @@ def test_kills_leave_no_process_and_the_run_resumes_to_the_bit(victim, kills, ru
     assert code == 0, said
     a, b = whole.final(steps), broken.final(steps)
     assert all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
+
+
+HOPPER = ("--data.env_id", "Hopper-v5", "--data.num_steps", "512", "--model.update_epochs", "1")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("num_workers", ["0", "2"])
+def test_a_run_that_is_stopped_longer_than_the_timeout_continues(num_workers, runs):  # noqa: F811
+    steps = 4 * 512 * 12
+    stopped = runs("stopped")
+    limits = ("--data.step_timeout", "2", "--data.num_workers", num_workers)
+    process = stopped.start(*HOPPER, *limits, total=steps)
+    assert wait_for_a_checkpoint(stopped, process), process.communicate()
+    for seconds in (0.1, 0.4):
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGSTOP)
+        time.sleep(3)
+        os.killpg(process.pid, signal.SIGCONT)
+    code, said = stopped.wait(process)
+    assert code == 0, said
+    stopped.final(steps)
+
+
+@pytest.mark.integration
+def test_a_worker_that_is_stopped_ends_the_run_with_one_sentence(runs):  # noqa: F811
+    stopped = runs("stopped")
+    process = stopped.start(*WORKERS, "--data.step_timeout", "2", total=10**6)
+    assert wait_for_a_checkpoint(stopped, process), process.communicate()
+    os.kill(max(workers_of(process)), signal.SIGSTOP)
+    code, said = stopped.wait(process, timeout=60)
+    assert code == 1, said
+    assert "Worker 1 of 2 (environments 2, 3) did not answer for 0.8 * data.step_timeout = 1.6 s" in said
 
 
 @pytest.mark.integration
