@@ -50,6 +50,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
     "mutations": [Command("")],  # a module of attack.py
     "overlap": [Command(f"--workloads cartpole-64x128 {SHORT}", r"\| cartpole-64x128 \| \d+")],
     "peers": [Command("")],  # a module of speed.py
+    "plain_python": [Command("--busy 0 --repeats 1 --steps 4096", r"\| 0 \| \d+")],
     "privileged": [
         Command("--seeds 1 --steps 8192 --output .", r"(?s)\| privileged .*\| state "),
         Command("--report --output .", r"(?s)\| privileged .*\| state "),

@@ -12,7 +12,12 @@ from typing import Any, NoReturn
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 
@@ -59,6 +64,13 @@ def publish_metrics(trainer: Trainer, metrics: Mapping[str, Tensor], shown: Mapp
     """
     trainer.callback_metrics.update(metrics)
     trainer._logger_connector._progress_bar_metrics.update(shown)  # type: ignore[arg-type]
+
+
+def limit_refreshes(trainer: Trainer, rollouts: int) -> None:
+    """Let Lightning's bar refresh every few rollouts, unless its user set the rate."""
+    bar = trainer.progress_bar_callback
+    if isinstance(bar, RichProgressBar | TQDMProgressBar) and bar.refresh_rate == 1:
+        bar._refresh_rate = rollouts
 
 
 def replace_defaults(trainer: Trainer) -> None:

@@ -38,7 +38,7 @@ def test_a_run_resumes_wherever_the_flag_stands(run_cli, trained, resume, place)
     code, out, err = run_cli("fit", *args.get(place, [*flags, f"--config={old}", *more]))
     assert code == 0, err
     assert "Resumed from" in out
-    assert torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)["env_steps"] == 2048
+    assert torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)["env_steps"] == 2048
     with open(trained.parents[2] / "version_1/metrics.csv") as file:
         assert min(int(row["step"]) for row in csv.DictReader(file)) > 1024, "the x axis continues"
 
@@ -46,7 +46,7 @@ def test_a_run_resumes_wherever_the_flag_stands(run_cli, trained, resume, place)
 def test_a_flag_before_the_recipe_wins(run_cli):  # noqa: F811
     code, out, err = run_cli("fit", *SHORT, "--config", CARTPOLE)
     assert code == 0, err
-    assert torch.load(out.split("checkpoint: ")[1].strip(), weights_only=True)["env_steps"] == 1024
+    assert torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)["env_steps"] == 1024
 
 
 def test_an_evaluation_takes_the_checkpoint_before_the_recipe(run_cli, trained):  # noqa: F811
