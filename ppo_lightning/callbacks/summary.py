@@ -56,13 +56,13 @@ class RunSummary(Guard):
             trainer.fit_loop.max_epochs = trainer.current_epoch + math.ceil(left / length) + begun
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Let bars refresh ten times a second: Rich takes 3 ms, a tenth of the time of a CartPole rollout."""
+        """Let bars refresh twice a second: Rich takes 3 ms, a tenth of the time of a CartPole rollout."""
         self._rollouts += 1
         if self._rollouts == WARM_UP:  # a graph is compiled by now
             self._warm = time.perf_counter()
         elif self._rollouts == 2 * WARM_UP:
             seconds = (time.perf_counter() - self._warm) / WARM_UP
-            lightning_private.limit_refreshes(trainer, max(1, round(0.1 / seconds)))
+            lightning_private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Restore the limit, so that the same Trainer can fit again."""

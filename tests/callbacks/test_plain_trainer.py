@@ -105,7 +105,7 @@ def test_every_progress_bar_shows_return_throughput_and_steps(fit):
 
 
 @pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
-def test_bars_of_lightning_refresh_ten_times_a_second(fit, bar):
+def test_bars_of_lightning_refresh_twice_a_second(fit, bar):
     """Rich takes 3 ms a refresh; a rollout of these takes less."""
     fast, own = bar(), bar(refresh_rate=2)
     for shown in (fast, own):
