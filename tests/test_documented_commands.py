@@ -41,7 +41,6 @@ NOT_RUN = {
     "--trainer.accelerator gpu": "a GPU",
     "configs/tensor/": "Brax or MuJoCo Playground; tests/envs/test_jax_env.py",
 }
-FOREIGN = {"sb3_zoo.yaml": "ppo.yml", "rsl_rl_agent.yaml": "agent.yaml"}  # settings of other libraries
 LANGUAGES = {"bash", "inline", "python", "yaml", ""}
 
 
@@ -76,8 +75,6 @@ class Reader:
         monkeypatch.chdir(folder)
         shutil.copytree(ROOT / "configs", "configs")
         shutil.copy(CARTPOLE, "RECIPE.yaml")
-        for source, name in FOREIGN.items():
-            shutil.copy(ROOT / "tests/commands/foreign" / source, name)
         Path("cartpole_space.yaml").write_text("parameters: {model.gamma: {low: 0.9, high: 0.999}}")
         os.makedirs("benchmarks/results/tune")
         shutil.copy(ROOT / "benchmarks/results/tune/space.yaml", "benchmarks/results/tune")

@@ -9,7 +9,6 @@ import lightning as L
 
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.commands.against import report
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,7 +69,7 @@ def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning details``.
 
-    It prints the manifest of a run, the differences of two checkpoints, or those to another library.
+    It prints the manifest of a run, or the differences of two checkpoints.
 
     Args:
         args: Arguments of the command. Unknown ones are passed to ``fit``.
@@ -85,22 +84,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "--ckpt_path", nargs="+", default=[], help="one checkpoint to describe, or two to compare"
     )
-    parser.add_argument(
-        "--against",
-        nargs=2,
-        metavar=("LIBRARY", "FILE"),
-        help=f"compare with the settings of another library ({', '.join(report.LIBRARIES)}), and write the"
-        " recipe that does the same",
-    )
-    parser.add_argument("--output", type=Path, help="with --against: file of the recipe")
     options, flags = parser.parse_known_args(args)
-    if options.against:
-        library, path = options.against
-        recipe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        recipe.add_argument("-c", "--config")
-        config, flags = recipe.parse_known_args(flags)
-        report.main(library, Path(path), flags, options.output, config.config)
-        return
     manifests = [read_checkpoint(path)["details"] for path in options.ckpt_path[:2]] or [
         recipe_manifest(flags)
     ]

@@ -1,1 +1,0 @@
-"""Settings of other libraries: read a file, translate it into a recipe, and name the differences."""
