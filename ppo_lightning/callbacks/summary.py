@@ -56,7 +56,7 @@ class RunSummary(Guard):
             trainer.fit_loop.max_epochs = trainer.current_epoch + math.ceil(left / length) + begun
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Let bars refresh twice a second: Rich takes 3 ms, a tenth of the time of a CartPole rollout."""
+        """Let bars refresh twice a second: with Rich, a refresh delays a rollout of CartPole by a tenth."""
         self._rollouts += 1
         if self._rollouts == WARM_UP:  # a graph is compiled by now
             self._warm = time.perf_counter()

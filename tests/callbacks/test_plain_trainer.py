@@ -104,14 +104,23 @@ def test_every_progress_bar_shows_return_throughput_and_steps(fit):
     assert shown["steps"] == "2048"
 
 
-@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
-def test_bars_of_lightning_refresh_twice_a_second(fit, bar):
-    """Rich takes 3 ms a refresh; a rollout of these takes less."""
-    fast, own = bar(), bar(refresh_rate=2)
-    for shown in (fast, own):
-        fit(SMALL | {"total_timesteps": 32 * 25}, MODEL, callbacks=[shown], enable_progress_bar=True)
-    assert fast.refresh_rate > 1
-    assert own.refresh_rate == 2
+class Refreshes(L.Callback):
+    """Notes how often the bar of Rich refreshes at the end of the run."""
+
+    def on_train_end(self, trainer, pl_module):
+        progress = getattr(trainer.progress_bar_callback, "progress", None)
+        self.per_second = progress and progress.live._refresh_thread.refresh_per_second
+
+
+def test_bars_of_lightning_refresh_twice_a_second(fit):
+    """Beside busy processes, ten refreshes of Rich a second take 12 % of the time."""
+    data, refreshes = SMALL | {"total_timesteps": 32 * 25}, Refreshes()
+    bars = [TQDMProgressBar(), TQDMProgressBar(refresh_rate=2), RichProgressBar()]
+    for bar in bars:
+        fit(data, MODEL, callbacks=[bar, refreshes], enable_progress_bar=True)
+    assert bars[0].refresh_rate > 2
+    assert bars[1].refresh_rate == 2, "the user's"
+    assert refreshes.per_second == 2
 
 
 class Epochs(L.Callback):
