@@ -15,8 +15,6 @@ from typing import Any
 import docstring_parser
 
 from ppo_lightning import __version__
-from ppo_lightning.commands.config_files import read_yaml, split_configs
-from ppo_lightning.commands.recipes import bundled_recipes, with_recipe_paths
 from ppo_lightning.errors import ConfigError, nearest
 
 SUBCOMMANDS = {  # of Lightning's CLI
@@ -131,6 +129,8 @@ def checked(args: Sequence[str]) -> list[str]:
         raise ConfigError(
             f"there is no command {args[0]!r}{guess or '.'} Commands: {', '.join(DESCRIPTIONS)}."
         )
+    from ppo_lightning.commands.recipes import with_recipe_paths  # imports PyYAML: not for `--help`
+
     args = with_recipe_paths(args)
     if args[:1] and args[0] in SUBCOMMANDS:
         known = known_options(args[0])
@@ -164,6 +164,9 @@ def _given(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
     Raises:
         ConfigError: A recipe cannot be read, or an argument belongs to no option.
     """
+    from ppo_lightning.commands.config_files import read_yaml, split_configs
+    from ppo_lightning.commands.recipes import bundled_recipes
+
     configs, others = split_configs(args[1:])
     for path in configs:
         if os.path.isfile(path):  # jsonargparse reports a missing file, or the value is YAML itself

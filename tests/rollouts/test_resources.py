@@ -29,7 +29,7 @@ class Watch(L.Callback):
 @pytest.mark.parametrize("data", [{}, {"num_envs": 16}, {"env_id": "Pendulum-v1", "backend": "envpool"}])
 def test_five_hundred_iterations_grow_by_less_than_a_megabyte_per_hundred(fit, data):
     watch = Watch()
-    rollouts = {"num_envs": 4, "num_steps": 16} | data
+    rollouts = {"num_envs": 4, "num_steps": 16, "rollouts_per_epoch": 700} | data
     steps = rollouts["num_envs"] * rollouts["num_steps"] * 700
     fit(
         rollouts | {"total_timesteps": steps},
