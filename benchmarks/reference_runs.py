@@ -8,8 +8,8 @@ machine:
     python benchmarks/reference_runs.py record after.json
     python benchmarks/reference_runs.py compare before.json after.json
 
-The runs need the extras `envpool`, `atari` and `mujoco`. Weights depend on the CPU: records of two machines
-differ.
+The runs need the extras `envpool`, `atari`, `mujoco` and `selfplay`. Weights depend on the CPU:
+records of two machines differ.
 """
 
 import argparse
@@ -20,55 +20,121 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 TIMES = ("charts/SPS", "time/")  # metrics that differ between any two runs
 CLASSIC = "configs/classic/cartpole.yaml"
+LSTM = "configs/classic/cartpole_lstm_masked_velocity.yaml"
+MOUNTAINCAR = "configs/rnd/mountaincar.yaml"
+PPG = "configs/ppg/cartpole.yaml"
+TICTACTOE = "configs/selfplay/tictactoe.yaml"
 FAST = "configs/mujoco/halfcheetah_fast.yaml"
-ADAPTIVE = ("--model.compile", "false", "--model.anneal_lr", "false", "--model.desired_kl", "0.01")
-TWO_RANKS = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-RUNS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # name: recipe, environment steps, flags
-    "cartpole": (CLASSIC, 12 * 512, ("--data.rollouts_per_epoch", "5")),
-    "cartpole_compiled": (CLASSIC, 12 * 512, ("--model.compile", "true")),
-    "halfcheetah": ("configs/mujoco/halfcheetah.yaml", 3 * 2048, ()),
-    "halfcheetah_fast": (FAST, 12 * 2048, ("--data.rollouts_per_epoch", "5")),
-    "pong": (
-        "configs/atari/pong.yaml",
-        2 * 1024,
-        ("--data.eval_episodes", "1", "--data.rollouts_per_epoch", "1000"),
+STATISTICS = "--model.agent.norm_obs true --model.norm_reward true "
+TWO_RANKS = "--trainer.devices 2 --trainer.strategy ddp "
+LIMIT = '[{"class_path":"torchrl.envs.StepCounter","init_args":{"max_steps":50}}]'
+
+
+class Run(NamedTuple):
+    """A short run.
+
+    Attributes:
+        recipe: Path of the recipe.
+        rollouts: Length of the run.
+        size: Environments and steps of a rollout.
+        flags: Further settings.
+        resume_at: Rollout after which the run is also resumed, as the run NAME_resumed. 0: it is not resumed.
+    """
+
+    recipe: str
+    rollouts: int
+    size: tuple[int, int]
+    flags: str = ""
+    resume_at: int = 0
+
+
+RUNS = {
+    "cartpole": Run(CLASSIC, 12, (4, 128), resume_at=5),
+    "cartpole_compiled": Run(CLASSIC, 12, (4, 128), "--model.compile true"),
+    "halfcheetah": Run("configs/mujoco/halfcheetah.yaml", 3, (1, 2048)),
+    "halfcheetah_fast": Run(FAST, 12, (16, 128), "--data.rollouts_per_epoch 5"),
+    "pong": Run(
+        "configs/atari/pong.yaml", 2, (8, 128), "--data.eval_episodes 1 --data.rollouts_per_epoch 1000"
     ),
-    "lstm_masked_velocity": ("configs/classic/cartpole_lstm_masked_velocity.yaml", 12 * 512, ()),
-    "locks": ("configs/spaces/locks.yaml", 12 * 512, ()),
-    "rpo": ("configs/rpo/halfcheetah.yaml", 2 * 2048, ()),
-    "two_ranks": (CLASSIC, 12 * 512, TWO_RANKS),
-    "two_ranks_statistics": (FAST, 12 * 2048, (*TWO_RANKS, *ADAPTIVE)),
-    "resumed": (CLASSIC, 12 * 512, ()),  # from the middle of the run "cartpole"
+    "lstm_masked_velocity": Run(LSTM, 6, (8, 128)),
+    "min_gru": Run(LSTM, 6, (8, 128), "--model.agent.memory min_gru --model.compile true", resume_at=3),
+    "locks": Run("configs/spaces/locks.yaml", 12, (4, 128)),
+    "rpo": Run("configs/rpo/halfcheetah.yaml", 2, (1, 2048)),
+    # Three auxiliary phases; the resumed run begins in the middle of the second.
+    "ppg": Run(PPG, 12, (4, 128), "--model.n_iteration 4", resume_at=6),
+    "ppg_shared_compiled": Run(
+        PPG, 8, (4, 128), "--model.n_iteration 4 --model.agent.shared true --model.compile true"
+    ),
+    "rnd": Run(MOUNTAINCAR, 6, (16, 128)),
+    # All games are against the current policy: the runs end before the first snapshot.
+    "selfplay": Run(
+        TICTACTOE,
+        6,
+        (64, 32),
+        '--data.env_id ConnectFour-v1 --model.rating_games 4 --model.rating_opponents ["minimax:2"]',
+        resume_at=3,
+    ),
+    "selfplay_openings": Run(
+        TICTACTOE,
+        6,
+        (8, 32),
+        "--data.env_id pettingzoo/classic/tictactoe_v3 --data.backend pettingzoo --model.opening_moves 3"
+        " --model.rating_games 4",
+    ),
+    "pettingzoo": Run("configs/multiagent/simple_spread_mappo.yaml", 4, (6, 50)),
+    "tensors_compiled": Run(
+        CLASSIC, 12, (8, 64), STATISTICS + "--data.backend torch --model.compile true", resume_at=6
+    ),
+    "transforms": Run(CLASSIC, 6, (4, 128), STATISTICS + f"--data.transforms {LIMIT}", resume_at=3),
+    "workers": Run(CLASSIC, 12, (4, 128), STATISTICS + "--data.num_workers 2", resume_at=6),
+    "overlap": Run(CLASSIC, 12, (4, 128), STATISTICS + "--data.overlap true", resume_at=6),
+    "two_ranks": Run(CLASSIC, 12, (4, 128), TWO_RANKS),
+    "two_ranks_statistics": Run(
+        FAST,
+        12,
+        (16, 128),
+        TWO_RANKS + "--model.compile false --model.anneal_lr false --model.desired_kl 0.01",
+    ),
+    "two_ranks_rnd": Run(MOUNTAINCAR, 6, (16, 128), TWO_RANKS, resume_at=3),
 }
 
 
 def fit(checkout: Path, folder: Path, name: str, checkpoint: Path | None = None) -> Path:
-    """Run `fit` in a checkout and return the folder of the run."""
-    recipe, steps, flags = RUNS[name]
-    logger = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(folder))
-    logger += ("--trainer.logger.name", name)
-    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", recipe]
-    command += ["--data.total_timesteps", str(steps)]
-    resume = () if checkpoint is None else ("--ckpt_path", str(checkpoint))
-    progress = ("--trainer.enable_progress_bar", "false")
+    """Run `fit` in a checkout, from a checkpoint if there is one, and return the folder of the run."""
+    run = RUNS[name]
+    num_envs, num_steps = run.size
+    flags = f"--config {run.recipe} --data.num_envs {num_envs} --data.num_steps {num_steps}"
+    flags += f" --data.total_timesteps {run.rollouts * num_envs * num_steps} {run.flags}"
+    if run.resume_at:
+        flags += f" --data.rollouts_per_epoch {run.resume_at}"
+        flags += " --trainer.callbacks+ ModelCheckpoint --trainer.callbacks.save_top_k -1"
+    if checkpoint is not None:
+        name += "_resumed"
+    flags += f" --trainer.enable_progress_bar false --trainer.logger CSVLogger --trainer.logger.name {name}"
+    command = [sys.executable, "-m", "ppo_lightning", "fit", *flags.split()]
+    command += ["--trainer.logger.save_dir", str(folder)]
+    command += [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    keep_all = ("--trainer.callbacks+", "ModelCheckpoint", "--trainer.callbacks.save_top_k", "-1")
-    full_command = [*command, *logger, *progress, *(keep_all if name == "cartpole" else ()), *flags, *resume]
-    subprocess.run(full_command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
     return folder / name / "version_0"
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first."""
+    return sorted((run / "checkpoints").glob("*.ckpt"), key=os.path.getmtime)
 
 
 def digest(run: Path) -> dict[str, Any]:
     """Return a hash of each tensor in the last checkpoint of a run, and the logged metrics."""
-    newest = max((run / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
-    checkpoint = torch.load(newest, weights_only=True, map_location="cpu")
+    checkpoint = torch.load(checkpoints_of(run)[-1], weights_only=True, map_location="cpu")
     checksums = {
         name: hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         for name, tensor in sorted(checkpoint["state_dict"].items())
@@ -85,19 +151,17 @@ def digest(run: Path) -> dict[str, Any]:
 
 def record(checkout: Path, names: list[str]) -> dict[str, Any]:
     """Return the digests of the reference runs of a checkout."""
+    digests = {}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        digests = {}
         for name in names:
-            checkpoint = None
-            if name == "resumed":
-                checkpoints = sorted(
-                    (folder / "cartpole/version_0/checkpoints").glob("*.ckpt"), key=os.path.getmtime
-                )
-                checkpoint = checkpoints[0]
-            digests[name] = digest(fit(checkout, folder, name, checkpoint))
-            print(f"{name}: {len(digests[name]['metrics'])} rows of metrics", file=sys.stderr, flush=True)
-        return digests
+            started = time.perf_counter()
+            run = fit(checkout, Path(temporary), name)
+            digests[name] = digest(run)
+            if RUNS[name].resume_at:
+                resumed = fit(checkout, Path(temporary), name, checkpoints_of(run)[0])
+                digests[f"{name}_resumed"] = digest(resumed)
+            print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    return digests
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
