@@ -141,7 +141,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         if stage != "fit":
             return
         lightning_private.replace_defaults(self.trainer)
-        if not any(isinstance(callback, ExceptionGuard) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+        present = self.trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, ExceptionGuard) for callback in present):
             rank_zero_warn(
                 f"{type(self).__name__}.configure_callbacks does not call super().configure_callbacks(): the"
                 " run has no guards, does not save at SIGTERM and Ctrl+C, and uses all threads."

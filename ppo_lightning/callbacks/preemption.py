@@ -29,7 +29,7 @@ class Preemption(Guard):
     | SIGTERM | a checkpoint, exit code 143 |
     | SIGINT (Ctrl+C, a notebook's stop button) | a checkpoint, exit code 130 or KeyboardInterrupt |
     | a second SIGINT, or one while a graph compiles | at once |
-    | SLURM's requeue signal (SIGUSR1), with Lightning's auto-requeue | a checkpoint, ``scontrol requeue`` |
+    | SIGUSR1 under SLURM | a checkpoint, exit code 143; first ``scontrol requeue`` if Lightning requeues |
 
     The signal may reach any rank: all ranks agree at the end of each iteration.
     The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``.
@@ -59,9 +59,10 @@ class Preemption(Guard):
         """Register the handlers. Python allows this in the main thread only."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGTERM, signal.SIGINT, lightning_private.requeue_signal(trainer)):
-            if number is not None:
-                self._previous_handlers[number] = signal.signal(number, self._request)
+        numbers: set[int] = {signal.SIGTERM, signal.SIGINT}
+        if "SLURM_JOB_ID" in os.environ:
+            numbers |= {signal.SIGUSR1, lightning_private.requeue_signal(trainer) or signal.SIGUSR1}
+        self._previous_handlers = {number: signal.signal(number, self._request) for number in numbers}
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

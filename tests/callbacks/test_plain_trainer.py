@@ -233,8 +233,14 @@ class Send(L.Callback):
                 signal.raise_signal(number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(fit, make_trainer, tmp_path, number, code):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 143)]
+)
+def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(
+    fit, make_trainer, tmp_path, monkeypatch, number, code
+):
+    """SIGUSR1 is SLURM's, here without Lightning's auto-requeue, as under torchrun."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
     data = SMALL | {"total_timesteps": 32 * 24, "eval_episodes": 2}
     whole = fit(data, MODEL)
     trainer = make_trainer(callbacks=[Send(number), ModelCheckpoint(tmp_path)], enable_checkpointing=True)
