@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import lightning
 import torch
 from jsonargparse._typehints import ActionTypeHint
 from lightning import Callback, Trainer
@@ -24,6 +25,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import ppo_lightning.algorithms
 import ppo_lightning.callbacks
 import ppo_lightning.models
+from ppo_lightning import __version__
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, Threads
 from ppo_lightning.callbacks.loggers import SPARE
@@ -48,6 +50,7 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
 MAX_THREADS = 1024
+HEADER = [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"]  # of saved settings
 FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
 
 
@@ -224,7 +227,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
             "description": "PPO with TorchRL rollouts and PyTorch Lightning."
             " See also play --help and profile --help.",
             "allow_abbrev": False,  # otherwise a misspelled flag may be taken for another one
-            **{command: {"allow_abbrev": False} for command in commands},
+            **{command: {"allow_abbrev": False, "dump_header": HEADER} for command in commands},
         },
         save_config_callback=SaveRunConfig if save_config else None,
         save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},

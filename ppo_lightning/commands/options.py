@@ -151,7 +151,7 @@ def checked(args: Sequence[str]) -> list[str]:
                 parts = [part for part in parts if part != "init_args"]
             depth = 1 if parts[0] not in SOURCES else 3 if parts[:2] == ["model", "agent"] else 2
             if (key := ".".join(parts[:depth])) not in known:
-                raise ConfigError(unknown_option(dashes + key))
+                raise ConfigError(unknown_option(dashes + key, "" if dashes else _writer(args, name)))
     return args
 
 
@@ -182,6 +182,16 @@ def _given(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
             recipe = arg in bundled_recipes() or arg.endswith((".yaml", ".yml"))
             meant = f"--config {arg}" if recipe else f"--data.env_id {arg}"
             raise ConfigError(f"the argument {arg!r} belongs to no option: did you mean {meant}?")
+
+
+def _writer(args: Sequence[str], name: str) -> str:
+    """Return which version wrote the saved configuration that has a key; empty for a recipe."""
+    for path in filter(os.path.isfile, split_configs(args[1:])[0]):
+        header = re.match(r"# (?:ppo_lightning==(\S+)|lightning)", Path(path).read_text(encoding="utf-8"))
+        if header and name in dict(_flat(read_yaml(path, "--config"))):
+            version = f"ppo_lightning {header[1]}" if header[1] else "an older version of ppo_lightning"
+            return f" ({version} wrote {path})"
+    return ""
 
 
 def _flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -218,18 +228,19 @@ def known_options(command: str) -> dict[str, str]:
     return known
 
 
-def unknown_option(key: str) -> str:
+def unknown_option(key: str, writer: str = "") -> str:
     """Say in one sentence that there is no such option, and name those that were probably meant.
 
     Args:
         key: The key of a recipe or the flag, as the user wrote it.
+        writer: Which version wrote the key, in words.
     """
     name = key.lstrip("-").replace("-", "_")
     dashes = "--" if key.startswith("-") else ""
     known = {option: f"{dashes}{shown}" for option, shown in known_options("fit").items()}
     ends = {option.rpartition(".")[2]: shown for option, shown in reversed(known.items())}
     guess = nearest(name.rpartition(".")[2], known | ends) or "; --help lists all keys."
-    return f"the {'option' if dashes else 'key'} {key!r} is unknown{guess}"
+    return f"the {'option' if dashes else 'key'} {key!r} is unknown{writer}{guess}"
 
 
 def _commands() -> str:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning.checkpoints.settings import data_settings
+from ppo_lightning.checkpoints.versions import require_known
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
@@ -139,7 +140,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the data module of a checkpoint. Settings that name code must be among ``kwargs``."""
-        return cls(**data_settings(checkpoint_path, kwargs))
+        return cls(**data_settings(checkpoint_path, kwargs, cls))
 
     def _count(self, num_envs: int) -> None:
         """Set the sizes of all ranks together."""
@@ -369,9 +370,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             checkpoint: Checkpoint of that run.
 
         Raises:
-            ConfigError: The environment or the size of a rollout differs. The schedules count rollouts.
+            ConfigError: The environment or the size of a rollout differs (the schedules count rollouts), or
+                a setting of that run does not exist.
         """
         source = checkpoint["datamodule_hyper_parameters"]
+        require_known(checkpoint, "data", source, self.hparams)
         if source["backend"] == self.hparams["backend"] and source["env_id"] != self.hparams["env_id"]:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is"

@@ -230,7 +230,8 @@ SENTENCES = {
     **dict.fromkeys(
         ("other layers", "a missing weight", "a weight of another shape"), "where the module has"
     ),
-    **dict.fromkeys(("no such class", "another class of ours", "no class"), "import"),
+    **dict.fromkeys(("an unknown argument", "no such class"), r"which ppo_lightning [\d.]+ does not have"),
+    **dict.fromkeys(("another class of ours", "no class"), "import"),
 }
 
 
