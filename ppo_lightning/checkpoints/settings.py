@@ -7,8 +7,6 @@ from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.versions import arguments_of, require_known
 from ppo_lightning.errors import ConfigError
 
-IGNORED = {"_instantiator", "predict_observations"}  # data settings that are never taken from a file
-
 
 def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters of a checkpoint's module, without the agent and entries of Lightning.
@@ -36,7 +34,7 @@ def data_settings(path: Any, given: dict[str, Any], owner: type) -> dict[str, An
     """
     checkpoint = read_checkpoint(path)
     settings = checkpoint["datamodule_hyper_parameters"].items()
-    data = {key: value for key, value in settings if key not in {*IGNORED, *given}}
+    data = {key: value for key, value in settings if not key.startswith("_") and key not in given}
     require_known(checkpoint, "data", data, arguments_of(owner))
     if code := code_in_data(data):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Command line: Lightning's ``fit``, ``validate``, ``test`` and ``predict``, and the other commands."""
+"""Command line: Lightning's ``fit``, ``validate`` and ``test``, and the other commands."""
 
 import errno
 import functools
@@ -27,7 +27,7 @@ import ppo_lightning.callbacks
 import ppo_lightning.models
 from ppo_lightning import __version__
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, Threads
+from ppo_lightning.callbacks import RolloutProgressBar, Threads
 from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
@@ -97,7 +97,7 @@ class PPOCLI(LightningCLI):
     """Lightning's CLI for PPO: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the command of this run: building the parsers of the other three takes 0.1 s."""
+        """Return the command of this run: building the parsers of the others takes 0.1 s."""
         return {name: skip for name, skip in super().subcommands().items() if name in self.parser_kwargs}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -194,7 +194,7 @@ def main(args: Sequence[str] | None = None) -> None:
             return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
         if args and args[0] in SUBCOMMANDS:
             args = with_checkpoint_settings(args)
-        run([RolloutProgressBar(), ActionWriter()], args)
+        run([RolloutProgressBar()], args)
     except Exception as error:
         cause = _user_error(error)
         if cause is None:

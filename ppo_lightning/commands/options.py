@@ -23,7 +23,6 @@ SUBCOMMANDS = {  # of Lightning's CLI
     "fit": "train; with --ckpt_path, resume a run",
     "validate": "evaluate a trained agent on whole episodes (--ckpt_path)",
     "test": "evaluate like validate, with metrics named test/*",
-    "predict": "write a trained agent's actions for stored observations",
 }
 OTHER_COMMANDS = {  # modules of this package with a `main`
     "play": "record a video of a trained agent",

@@ -80,12 +80,8 @@ def _input(actor: DeployedActor) -> str:
 
 
 def _public(settings: dict[str, Any]) -> dict[str, Any]:
-    """Drop Lightning's own entries and the user's observations from settings."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if not key.startswith("_") and key != "predict_observations"
-    }
+    """Drop Lightning's own entries from settings."""
+    return {key: value for key, value in settings.items() if not key.startswith("_")}
 
 
 def _card(config: dict[str, Any], video: str, inputs: str) -> str:

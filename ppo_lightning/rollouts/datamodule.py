@@ -15,7 +15,6 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.utils.data import DataLoader
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning.checkpoints.settings import data_settings
@@ -43,7 +42,7 @@ IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks li
 
 
 class RolloutDataModule(NamedArguments, L.LightningDataModule):
-    """Data module: rollouts for training, whole episodes for evaluation, observations for ``predict``.
+    """Data module: rollouts for training and whole episodes for evaluation.
 
     One rollout is one batch is one PPO iteration. The seed is that of ``lightning.seed_everything``.
     Environments start when a stage first needs them.
@@ -68,7 +67,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
             a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An
             environment of a fixed batch size [N] (TorchRL, VectorEnv) plays N on each rank.
-        predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
         local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows
             with the ranks.
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
@@ -101,7 +99,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         env_kwargs: dict[str, Any] | None = None,
         transforms: list[Transform] | None = None,
         eval_episodes: Annotated[int | None, Range(1, 100_000)] = None,
-        predict_observations: str | None = None,
         local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
         max_restarts: Annotated[int, Range(0)] = 0,
@@ -123,7 +120,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
-        self.predict_observations = predict_observations
         self.local_num_envs = local_num_envs
         self.step_timeout = step_timeout
         self.max_restarts = max_restarts
@@ -399,27 +395,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         )
 
     test_dataloader = val_dataloader
-
-    def predict_dataloader(self) -> DataLoader:
-        """Return the observations of the file ``predict_observations``, in batches.
-
-        Raises:
-            ConfigError: The file is missing or does not hold numbers.
-        """
-        if self.predict_observations is None:
-            raise ConfigError(
-                "predict needs observations: give data.predict_observations, a .npy file [B, ...]."
-            )
-        try:
-            observations = np.lib.format.open_memmap(self.predict_observations, mode="r")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"data.predict_observations cannot be read as a .npy file: {error}.") from error
-        if observations.ndim < 1 or observations.dtype.kind not in "biuf":
-            raise ConfigError(
-                f"data.predict_observations holds an array of shape {observations.shape} and dtype"
-                f" {observations.dtype}: it must hold numbers [B, ...]."
-            )
-        return DataLoader(torch.from_numpy(observations.copy()), batch_size=1024)  # type: ignore[arg-type]
 
     def teardown(self, stage: str) -> None:
         """Close the training environments."""

@@ -338,7 +338,6 @@ COMMANDS = {
     "fit": ("--data.total_timesteps", "256"),
     "validate": (),
     "test": (),
-    "predict": ("--data.predict_observations", "x.npy"),
     "play": (),
     "export": ("--onnx", "a.onnx"),
     "details": (),
@@ -356,7 +355,7 @@ UNREAD = (
 def test_a_checkpoint_imports_and_calls_nothing(name, edited, attacker, capsys, make_trainer):
     path = edited(*CODE[name])
     for command, flags in COMMANDS.items():
-        if command in ("fit", "validate", "test", "predict") and name not in UNREAD:
+        if command in ("fit", "validate", "test") and name not in UNREAD:
             assert "pass --trust_checkpoint" in refused(capsys, command, "--ckpt_path", path, *flags)
         else:
             try:
