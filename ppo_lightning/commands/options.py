@@ -35,7 +35,6 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "tune": "search hyperparameters on Optuna, over several recipes, seeds and machines",
     "compare": "test whether the runs of one benchmark are worse than those of another",
     "tournament": "let checkpoints and scripted players play each other, and rate them",
-    "ablate": "train a recipe with implementation details switched off, one at a time",
 }
 DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS
 TRUST = "--trust_checkpoint"
