@@ -128,7 +128,7 @@ class Reader:
             return ["--seconds", "1"]
         if args[0] == "play":
             return ["--episodes", "1"]
-        if args[0] == "tune" and "--print-wandb-sweep" not in args:
+        if args[0] == "tune":
             budget = ["--data.total_timesteps", "1024", "--data.env_kwargs.max_episode_steps", "50"]
             return ["--trials", "1", "--seeds", "1", "--data.eval_episodes", "1", *budget]
         if args[0] == "benchmark":
