@@ -7,8 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import gymnasium
 import lightning as L
@@ -23,7 +22,7 @@ from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import pack, to_columns, to_rows, unpack
-from ppo_lightning.envs.step_time import StepClock, WorkerChoice, choose_workers
+from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
@@ -76,8 +75,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             non-finite observation or reward, is recreated, and the update leaves the steps of its episode
             out. With ``backend: gymnasium``.
         num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
-            this process; ``auto``: measure a short episode and choose. It must divide the environments of a
-            rank. The episodes do not depend on it.
+            this process. The number must divide the environments of a rank. The episodes do not depend on it.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
             Without opponents. See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
 
@@ -102,7 +100,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
         max_restarts: Annotated[int, Range(0)] = 0,
-        num_workers: Annotated[int | Literal["auto"], Range(0, 1024)] = 0,
+        num_workers: Annotated[int, Range(0, 1024)] = 0,
         overlap: bool = False,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")
@@ -113,9 +111,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
-        workers = 0 if num_workers == "auto" else num_workers
         self.factory = EnvFactory(
-            self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), workers, step_timeout
+            self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), num_workers, step_timeout
         )
         self.backend = backend
         self.num_steps = num_steps
@@ -154,7 +151,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         """Share rank 0's seed, from which every rank draws the noise of all ranks."""
         self._close()  # after an interrupted run
         assert self.trainer is not None
-        self._measures = self.hparams["num_workers"] == "auto"
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         local = self.local_num_envs
         self._count(self.num_envs if local is None else local * self.trainer.world_size)
@@ -213,7 +209,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             raise ConfigError(
                 f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks."
             )
-        self._replace_auto()
         env = self.factory.make(self.num_envs // world_size, seed, self.first_env)
         if self.max_restarts:
             if not (isinstance(env, BatchedEnv) and env.can_restart):
@@ -224,26 +219,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 )
             env.max_restarts = self.max_restarts
         return env
-
-    def choose_workers(self) -> WorkerChoice:
-        """Choose the number of workers for this rank's environments, from a measured step time."""
-        assert self.trainer is not None
-        num_envs = self.num_envs // self.trainer.world_size
-        return choose_workers(self.factory, num_envs, self._cores())
-
-    def _cores(self) -> int:
-        assert self.trainer is not None
-        return max(1, processors() // self.trainer.num_devices)
-
-    def _replace_auto(self) -> None:
-        """Replace ``num_workers: auto`` by a number, once in a stage."""
-        if not self._measures:
-            return
-        self._measures = False
-        choice = self.choose_workers()
-        self.factory = replace(self.factory, num_workers=choice.num_workers)
-        if self.trainer is not None and self.trainer.is_global_zero:
-            print(f"data.num_workers: auto chose {choice.num_workers} ({choice.reason}).")
 
     @property
     def may_invalidate_steps(self) -> bool:
@@ -312,10 +287,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         if clock is None or time.perf_counter() - clock.started < MEASURED:
             return ""
         assert self.trainer is not None
+        cores = max(1, processors() // self.trainer.num_devices)
         self._clock = None
         collector: Any = self.collector
         getattr(collector, "collector", collector).clock = None  # of an OverlappedCollector
-        return clock.advice(self.num_envs // self.trainer.world_size, self._cores())
+        return clock.advice(self.num_envs // self.trainer.world_size, cores)
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""
@@ -389,7 +365,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
         agent = self._collector_inputs().agent
-        self._replace_auto()
         return EvaluationLoader(
             self.factory, agent, len(mine), int(mine[0]) if len(mine) else 0, self.seed, self.step_timeout
         )
