@@ -66,8 +66,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
             a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An
             environment of a fixed batch size [N] (TorchRL, VectorEnv) plays N on each rank.
-        local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows
-            with the ranks.
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
             None: never. Time during which the process is stopped does not count. A step that holds the
             interpreter lock (GIL) terminates the process after ten times this time.
@@ -97,7 +95,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         env_kwargs: dict[str, Any] | None = None,
         transforms: list[Transform] | None = None,
         eval_episodes: Annotated[int | None, Range(1, 100_000)] = None,
-        local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
         max_restarts: Annotated[int, Range(0)] = 0,
         num_workers: Annotated[int, Range(0, 1024)] = 0,
@@ -117,11 +114,17 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
-        self.local_num_envs = local_num_envs
         self.step_timeout = step_timeout
         self.max_restarts = max_restarts
         self.overlap = overlap
-        self._count(local_num_envs or num_envs)
+        self.num_envs = num_envs
+        self.frames_per_rollout = num_envs * num_steps  # of all ranks together
+        self.num_rollouts = total_timesteps // self.frames_per_rollout
+        if not self.num_rollouts:
+            raise ConfigError(
+                f"data.total_timesteps is {total_timesteps}, less than one rollout of num_envs * num_steps ="
+                f" {self.frames_per_rollout}: raise it, or shorten the rollout."
+            )
         self.seed = 1
         self.collector: Collector | OverlappedCollector | None = None
         self._env: EnvBase | None = None
@@ -135,25 +138,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         """Build the data module of a checkpoint. Settings that name code must be among ``kwargs``."""
         return cls(**data_settings(checkpoint_path, kwargs, cls))
 
-    def _count(self, num_envs: int) -> None:
-        """Set the sizes of all ranks together."""
-        self.num_envs = num_envs
-        self.frames_per_rollout = num_envs * self.num_steps
-        self.num_rollouts = self.total_timesteps // self.frames_per_rollout
-        if not self.num_rollouts:
-            raise ConfigError(
-                f"data.total_timesteps is {self.total_timesteps}, less than one rollout of"
-                " num_envs * num_steps ="
-                f" {self.frames_per_rollout}: raise it, or shorten the rollout."
-            )
-
     def setup(self, stage: str) -> None:
         """Share rank 0's seed, from which every rank draws the noise of all ranks."""
         self._close()  # after an interrupted run
         assert self.trainer is not None
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
-        local = self.local_num_envs
-        self._count(self.num_envs if local is None else local * self.trainer.world_size)
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
     @property

@@ -66,7 +66,6 @@ def test_a_setting_that_cannot_learn_is_refused(name, value):
         ("max_restarts", -1),
         ("step_timeout", math.inf),
         ("backend", None),
-        ("local_num_envs", 0),
     ],
 )
 def test_a_size_that_cannot_be_held_is_refused(name, value):
@@ -89,7 +88,7 @@ def test_what_means_no_limit_is_allowed():
         ent_coef=-0.01,
         vf_coef=0,
     )
-    RolloutDataModule(step_timeout=None, local_num_envs=None)
+    RolloutDataModule(step_timeout=None)
 
 
 def test_every_number_has_a_range_and_its_default_lies_in_it():
