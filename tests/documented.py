@@ -12,9 +12,9 @@ DOCUMENTS = [
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-LIGHTNING = ("fit", "validate", "test", "predict")
+LIGHTNING = ("fit", "validate", "test")
 INLINE = re.compile(
-    r"(?<!`)`((?:ppo-lightning \w+|fit|validate|test|predict) [^`\n]*"
+    r"(?<!`)`((?:ppo-lightning \w+|fit|validate|test) [^`\n]*"
     r"--(?:config|ckpt_path|recipes)\b(?! \.\.\.`)[^`\n]*"
     r"|python [^`\n]+|pytest [^`\n]+|make [\w-]+|pip install [^`\n]+)`(?!`)"
 )

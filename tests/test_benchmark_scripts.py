@@ -25,6 +25,13 @@ class Command(NamedTuple):
 
 # Script -> its commands, which run one after the other in one folder; or the reason why only --help runs.
 SCRIPTS: dict[str, list[Command] | str] = {
+    "ablate": [
+        Command(
+            f"--config {ROOT}/configs/classic/cartpole.yaml --details 7 --seeds 1 --output ."
+            " --data.total_timesteps 1024 --data.eval_episodes 1 && test -s ablation.png",
+            r"(?s)\| the recipe .*\| without 7, advantage normalization ",
+        )
+    ],
     "attack": [
         Command("--kills 1 --files 1 --disks 1 --settings 2 --workers 1 --output a.md", "random settings")
     ],

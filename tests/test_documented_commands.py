@@ -128,14 +128,13 @@ class Reader:
             return ["--seconds", "1"]
         if args[0] == "play":
             return ["--episodes", "1"]
-        if args[0] == "tune" and "--print-wandb-sweep" not in args:
+        if args[0] == "tune":
             budget = ["--data.total_timesteps", "1024", "--data.env_kwargs.max_episode_steps", "50"]
             return ["--trials", "1", "--seeds", "1", "--data.eval_episodes", "1", *budget]
-        if args[0] in ("benchmark", "ablate"):
+        if args[0] == "benchmark":
             flags = ["--seeds", "1", "--model.compile", "false", "--data.eval_episodes", "1"]
-            if args[0] == "benchmark":
-                recipes = [arg for arg in args if arg.endswith(".yaml")][:2]
-                flags += ["--recipes", *recipes]
+            recipes = [arg for arg in args if arg.endswith(".yaml")][:2]
+            flags += ["--recipes", *recipes]
             if "cartpole" not in " ".join(args):
                 flags += ["--data.env_kwargs.max_episode_steps", "50"]
             return [*flags, "--data.total_timesteps", "4096"]
@@ -176,7 +175,7 @@ class Reader:
 
     def run(self, args):
         """Run a command: in this process, or in a new one if the command starts others."""
-        if "--trainer.devices" in args or args[0] in ("benchmark", "ablate", "tune"):
+        if "--trainer.devices" in args or args[0] in ("benchmark", "tune"):
             env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "ppo_lightning", *args]
             done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=400)

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
+from ppo_lightning import __version__
 from ppo_lightning.algorithms.checks import check_trainer
 from ppo_lightning.algorithms.episodes import episode_means, finished_episodes
 from ppo_lightning.algorithms.manifest import manifest
@@ -36,7 +37,8 @@ from ppo_lightning.checkpoints.agent import (
 )
 from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.module import module_from_checkpoint
+from ppo_lightning.checkpoints.module import module_from_checkpoint, require_known_settings
+from ppo_lightning.checkpoints.versions import VERSION
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
@@ -184,6 +186,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
         """
         require_finite_state(checkpoint)
+        checkpoint[VERSION] = __version__
         checkpoint["agent"] = self._recipe
         hyperparameters = checkpoint.setdefault("hyper_parameters", {})
         # A subclass may have saved the class or the function that makes the agent, which no reader loads.
@@ -211,10 +214,11 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Restore the entries of :meth:`on_save_checkpoint`, and build the agent if there is none.
 
         Raises:
-            ConfigError: The checkpoint has other spaces or another agent. To resume a run, also: it holds
-                weights only, or belongs to another environment or another size of rollouts, which the
-                schedules cannot count.
+            ConfigError: The checkpoint has other spaces, another agent, or settings that do not exist. To
+                resume a run, also: it holds weights only, or belongs to another environment or another size
+                of rollouts, which the schedules cannot count.
         """
+        require_known_settings(checkpoint, self)
         if self.agent is None:
             self.agent = trained_agent(checkpoint).train()
             self._recipe = checkpoint["agent"]

@@ -7,7 +7,6 @@ from ppo_lightning.utils.lazy import lazy_exports
 if TYPE_CHECKING:
     from ppo_lightning.callbacks.doctor import Doctor
     from ppo_lightning.callbacks.live import LivePlot, TerminalPanel
-    from ppo_lightning.callbacks.predictions import ActionWriter
     from ppo_lightning.callbacks.preemption import Preemption
     from ppo_lightning.callbacks.progress import RolloutProgressBar
     from ppo_lightning.callbacks.summary import RunSummary
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from ppo_lightning.callbacks.video import CaptureVideo
 
 __all__ = [
-    "ActionWriter",
     "CaptureVideo",
     "Doctor",
     "LivePlot",

@@ -14,6 +14,7 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from packaging.version import Version
 from torch import Tensor
 
+from ppo_lightning.checkpoints.versions import require_known_classes
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.utils.finite import first_nonfinite
 
@@ -62,7 +63,8 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
         The checkpoint, with the entries of ``CHECKPOINT``.
 
     Raises:
-        ConfigError: The file is missing, damaged or of another kind, or has non-finite tensors.
+        ConfigError: The file is missing, damaged or of another kind, has non-finite tensors, or names a
+            class or setting that this version does not have.
     """
     if isinstance(source, str | Path) and "://" not in str(source) and not Path(source).is_file():
         raise ConfigError(f"ckpt_path {str(source)!r} is not a file: give the path of a checkpoint.")
@@ -81,6 +83,7 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
         torch.Generator().set_state(checkpoint["shuffle"].cpu())
         if name := first_nonfinite(checkpoint):
             raise _DefectError(f"{name} is NaN or infinite")
+    require_known_classes(checkpoint)
     return checkpoint
 
 
@@ -124,6 +127,7 @@ def read_hub_folder(folder: Path) -> dict[str, Any]:
         config["state_dict"] = {f"agent.{name}": tensor for name, tensor in weights.items()}
         if defect := first_nonfinite(config):
             raise _DefectError(f"{defect} is NaN or infinite")
+    require_known_classes(config)
     return config
 
 

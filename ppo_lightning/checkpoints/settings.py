@@ -4,9 +4,8 @@ from typing import Any
 
 from ppo_lightning.checkpoints.agent import is_ours
 from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.versions import arguments_of, require_known
 from ppo_lightning.errors import ConfigError
-
-IGNORED = {"_instantiator", "predict_observations"}  # data settings that are never taken from a file
 
 
 def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -22,18 +21,21 @@ def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in saved if key != "agent" and key[0] != "_"}
 
 
-def data_settings(path: Any, given: dict[str, Any]) -> dict[str, Any]:
+def data_settings(path: Any, given: dict[str, Any], owner: type) -> dict[str, Any]:
     """Return the data module's settings of a checkpoint, overridden by given ones.
 
     Args:
         path: Path or URL of the checkpoint.
         given: Settings that override those of the checkpoint.
+        owner: Class of the data module.
 
     Raises:
-        ConfigError: The file cannot be read, or one of its settings would import or call code.
+        ConfigError: The file cannot be read, a setting does not exist, or one would import or call code.
     """
-    settings = read_checkpoint(path)["datamodule_hyper_parameters"].items()
-    data = {key: value for key, value in settings if key not in {*IGNORED, *given}}
+    checkpoint = read_checkpoint(path)
+    settings = checkpoint["datamodule_hyper_parameters"].items()
+    data = {key: value for key, value in settings if not key.startswith("_") and key not in given}
+    require_known(checkpoint, "data", data, arguments_of(owner))
     if code := code_in_data(data):
         raise ConfigError(
             f"The checkpoint's settings import or call code ({code}): give these settings yourself."

@@ -13,7 +13,7 @@ from ppo_lightning.commands.runner import Runner
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the arguments of the runner, which ``benchmark``, ``ablate`` and ``tune`` share.
+    """Add the arguments of the runner, which ``benchmark`` and ``tune`` share.
 
     Args:
         parser: Parser of the command.
@@ -25,7 +25,7 @@ def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the arguments shared by ``benchmark`` and ``ablate``.
+    """Add the arguments that ``benchmark`` and ``benchmarks/ablate.py`` share.
 
     Args:
         parser: Parser of the command.
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
     """Train, write the report and print the table.
 
     Args:
-        options: Values of the arguments shared by ``benchmark`` and ``ablate``.
+        options: Values of the arguments of :func:`add_shared_arguments`.
         jobs: Runs to train.
         command: The command line, for the report.
 

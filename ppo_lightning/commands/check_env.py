@@ -11,9 +11,7 @@ from ppo_lightning.callbacks.speed import GAIN
 from ppo_lightning.envs.examination import SEVERITIES, check_environment
 from ppo_lightning.envs.factory import BACKENDS, Backend, EnvFactory
 from ppo_lightning.envs.recording import Recording, episodes_of, record
-from ppo_lightning.envs.step_time import WorkerChoice, choose_workers
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
-from ppo_lightning.utils.processors import processors
 
 TIMED_STEPS = 200  # to compare backends
 TIMED_SECONDS = 1.0
@@ -59,9 +57,7 @@ def main(args: Sequence[str]) -> None:
         times = step_times(factory, options.num_envs, recording.seconds)
         described = ", ".join(f"{1e6 * seconds:.0f} µs with {name}" for name, seconds in times.items())
         print(f"\nA step of one environment takes {described}.")
-        gymnasium = options.backend == "gymnasium"
-        workers = choose_workers(factory, options.num_envs, processors()) if gymnasium else None
-        print(fastest_setting(times, options.backend, options.num_envs, workers))
+        print(fastest_setting(times, options.backend, options.num_envs))
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
     print(", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()) + ".")
     if counts["error"]:
@@ -107,22 +103,17 @@ def step_times(factory: EnvFactory, num_envs: int, seconds: float) -> dict[str, 
     return times
 
 
-def fastest_setting(
-    times: Mapping[str, float], backend: str, num_envs: int, workers: WorkerChoice | None = None
-) -> str:
+def fastest_setting(times: Mapping[str, float], backend: str, num_envs: int) -> str:
     """Return a sentence that names the fastest setting.
 
     Args:
         times: Seconds per step of one environment by backend.
         backend: Backend in use.
         num_envs: Number of environments.
-        workers: Best number of worker processes, if the backend has workers.
     """
     if not times:
         return "No setting could be timed."
     fastest = min(times, key=lambda name: times[name])
     if fastest != backend and GAIN * times[fastest] < times.get(backend, float("inf")):
         return f"With {num_envs} environments, data.backend {fastest!r} is the fastest."
-    if workers is not None and workers.num_workers:
-        return str(workers)
     return "No other setting is faster by more than 10 %."

@@ -9,10 +9,12 @@ from typing import Any
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.checkpoints.agent import known_class, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import IGNORED, code_in_data, code_in_id, may_be_code, module_settings
+from ppo_lightning.checkpoints.settings import code_in_data, code_in_id, may_be_code, module_settings
+from ppo_lightning.checkpoints.versions import arguments_of, require_known
 from ppo_lightning.commands.options import TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
 
 def with_checkpoint_settings(args: list[str]) -> list[str]:
@@ -23,13 +25,14 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     With ``--config``, nothing is inserted.
 
     Args:
-        args: Command (``fit``, ``validate``, ``test`` or ``predict``) and its arguments.
+        args: Command (``fit``, ``validate`` or ``test``) and its arguments.
 
     Returns:
         The arguments with the settings inserted.
 
     Raises:
-        ConfigError: The checkpoint cannot be read, or its settings would import or call code.
+        ConfigError: The checkpoint cannot be read, or has settings that do not exist or would import or call
+            code.
     """
     command = args[0]
     path = option(args, "--ckpt_path")
@@ -45,8 +48,9 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     )
     class_path = checkpoint["hyper_parameters"].get("_class_path", "ppo_lightning.PPO")
     overridden = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
-    data = {key: value for key, value in data.items() if key not in {*IGNORED, *overridden}}
+    data = {key: value for key, value in data.items() if not key.startswith("_") and key not in overridden}
     _require_trust(_code_in(class_path, model, data, agent), args, ", or give the run's recipe by --config")
+    require_known(checkpoint, "data", data, arguments_of(RolloutDataModule))
     trained_agent(checkpoint)  # refuses settings that do not match the weights
     if command == "fit":
         folder = Path(path).resolve().parent

@@ -1,4 +1,4 @@
-"""Command line: Lightning's ``fit``, ``validate``, ``test`` and ``predict``, and the other commands."""
+"""Command line: Lightning's ``fit``, ``validate`` and ``test``, and the other commands."""
 
 import errno
 import functools
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import lightning
 import torch
 from jsonargparse._typehints import ActionTypeHint
 from lightning import Callback, Trainer
@@ -24,8 +25,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import ppo_lightning.algorithms
 import ppo_lightning.callbacks
 import ppo_lightning.models
+from ppo_lightning import __version__
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.callbacks import ActionWriter, RolloutProgressBar, Threads
+from ppo_lightning.callbacks import RolloutProgressBar, Threads
 from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
@@ -48,6 +50,7 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
 MAX_THREADS = 1024
+HEADER = [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"]  # of saved settings
 FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
 
 
@@ -94,7 +97,7 @@ class PPOCLI(LightningCLI):
     """Lightning's CLI for PPO: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the command of this run: building the parsers of the other three takes 0.1 s."""
+        """Return the command of this run: building the parsers of the others takes 0.1 s."""
         return {name: skip for name, skip in super().subcommands().items() if name in self.parser_kwargs}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -191,7 +194,7 @@ def main(args: Sequence[str] | None = None) -> None:
             return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
         if args and args[0] in SUBCOMMANDS:
             args = with_checkpoint_settings(args)
-        run([RolloutProgressBar(), ActionWriter()], args)
+        run([RolloutProgressBar()], args)
     except Exception as error:
         cause = _user_error(error)
         if cause is None:
@@ -224,7 +227,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
             "description": "PPO with TorchRL rollouts and PyTorch Lightning."
             " See also play --help and profile --help.",
             "allow_abbrev": False,  # otherwise a misspelled flag may be taken for another one
-            **{command: {"allow_abbrev": False} for command in commands},
+            **{command: {"allow_abbrev": False, "dump_header": HEADER} for command in commands},
         },
         save_config_callback=SaveRunConfig if save_config else None,
         save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},

@@ -21,7 +21,6 @@ SUBCOMMANDS = {  # of Lightning's CLI
     "fit": "train; with --ckpt_path, resume a run",
     "validate": "evaluate a trained agent on whole episodes (--ckpt_path)",
     "test": "evaluate like validate, with metrics named test/*",
-    "predict": "write a trained agent's actions for stored observations",
 }
 OTHER_COMMANDS = {  # modules of this package with a `main`
     "play": "record a video of a trained agent",
@@ -34,7 +33,6 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "tune": "search hyperparameters on Optuna, over several recipes, seeds and machines",
     "compare": "test whether the runs of one benchmark are worse than those of another",
     "tournament": "let checkpoints and scripted players play each other, and rate them",
-    "ablate": "train a recipe with implementation details switched off, one at a time",
 }
 DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS
 TRUST = "--trust_checkpoint"
@@ -151,7 +149,7 @@ def checked(args: Sequence[str]) -> list[str]:
                 parts = [part for part in parts if part != "init_args"]
             depth = 1 if parts[0] not in SOURCES else 3 if parts[:2] == ["model", "agent"] else 2
             if (key := ".".join(parts[:depth])) not in known:
-                raise ConfigError(unknown_option(dashes + key))
+                raise ConfigError(unknown_option(dashes + key, "" if dashes else _writer(args, name)))
     return args
 
 
@@ -185,6 +183,18 @@ def _given(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
             recipe = arg in bundled_recipes() or arg.endswith((".yaml", ".yml"))
             meant = f"--config {arg}" if recipe else f"--data.env_id {arg}"
             raise ConfigError(f"the argument {arg!r} belongs to no option: did you mean {meant}?")
+
+
+def _writer(args: Sequence[str], name: str) -> str:
+    """Return which version wrote the saved configuration that has a key; empty for a recipe."""
+    from ppo_lightning.commands.config_files import read_yaml, split_configs
+
+    for path in filter(os.path.isfile, split_configs(args[1:])[0]):
+        header = re.match(r"# (?:ppo_lightning==(\S+)|lightning)", Path(path).read_text(encoding="utf-8"))
+        if header and name in dict(_flat(read_yaml(path, "--config"))):
+            version = f"ppo_lightning {header[1]}" if header[1] else "an older version of ppo_lightning"
+            return f" ({version} wrote {path})"
+    return ""
 
 
 def _flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -221,18 +231,19 @@ def known_options(command: str) -> dict[str, str]:
     return known
 
 
-def unknown_option(key: str) -> str:
+def unknown_option(key: str, writer: str = "") -> str:
     """Say in one sentence that there is no such option, and name those that were probably meant.
 
     Args:
         key: The key of a recipe or the flag, as the user wrote it.
+        writer: Which version wrote the key, in words.
     """
     name = key.lstrip("-").replace("-", "_")
     dashes = "--" if key.startswith("-") else ""
     known = {option: f"{dashes}{shown}" for option, shown in known_options("fit").items()}
     ends = {option.rpartition(".")[2]: shown for option, shown in reversed(known.items())}
     guess = nearest(name.rpartition(".")[2], known | ends) or "; --help lists all keys."
-    return f"the {'option' if dashes else 'key'} {key!r} is unknown{guess}"
+    return f"the {'option' if dashes else 'key'} {key!r} is unknown{writer}{guess}"
 
 
 def _commands() -> str:

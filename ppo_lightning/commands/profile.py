@@ -11,6 +11,9 @@ import torch
 
 from ppo_lightning.callbacks.speed import other_load, recommendation
 from ppo_lightning.envs.cartpole import IDS
+from ppo_lightning.envs.factory import largest_divisor
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs.step_time import SLOW
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.utils.processors import processors
@@ -132,7 +135,7 @@ class StageClock(L.Callback):
         stages["updates"] -= stages["shuffling"]  # the update draws its minibatches
         stages["other"] = wall - sum(stages.values())
         self.shares = {stage: value / wall for stage, value in stages.items()}
-        self.changes = changes(pl_module)
+        self.changes = changes(pl_module, self.shares["environment"])
 
 
 def _wait_for_gpu() -> None:
@@ -140,8 +143,13 @@ def _wait_for_gpu() -> None:
         torch.cuda.synchronize()
 
 
-def changes(module: Any) -> list[tuple[str, ...]]:
-    """Return flags that might make a run faster. The last one changes the number of environments."""
+def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
+    """Return flags that might make a run faster. The last one changes the number of environments.
+
+    Args:
+        module: The algorithm, in a run.
+        environment_share: Share of the time that the environments take.
+    """
     data = module.data
     cores = processors()
     candidates: list[tuple[str, ...]] = []
@@ -151,6 +159,7 @@ def changes(module: Any) -> list[tuple[str, ...]]:
         candidates.append(("--num_threads", str(cores) if torch.get_num_threads() == 1 else "1"))
     if module.trainer.precision == "32-true" and data.specs.observation.dtype == torch.uint8:
         candidates.append(("--trainer.precision", "bf16-mixed"))
+    num_workers = largest_divisor(data.num_envs // module.trainer.world_size, cores)
     # Only the backend 'gymnasium' has workers.
     in_process = ("--data.num_workers", "0") if data.factory.num_workers else ()
     if data.env_id in IDS and data.backend != "vectorized":
@@ -160,7 +169,7 @@ def changes(module: Any) -> list[tuple[str, ...]]:
         candidates.append(("--data.backend", other, *in_process))
     if in_process:
         candidates.append(in_process)
-    elif num_workers := data.choose_workers().num_workers:
+    elif isinstance(data.env, GymnasiumEnv) and environment_share > SLOW and num_workers > 1:
         candidates.append(("--data.num_workers", str(num_workers)))
     return [*candidates, ("--data.num_envs", str(2 * data.num_envs))]
 

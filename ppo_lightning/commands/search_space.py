@@ -65,18 +65,6 @@ class Parameter:
             return trial.suggest_int(self.name, self.low, self.high, step=self.step or 1, log=self.log)
         return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
 
-    def wandb(self) -> dict[str, Any]:
-        """Return the parameter in the words of a sweep of Weights & Biases."""
-        if self.choices:
-            return {"values": list(self.choices)}
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
-        limits: dict[str, Any] = {"min": self.low, "max": self.high}
-        if self.log:
-            return {"distribution": "q_log_uniform_values" if whole else "log_uniform_values"} | limits
-        if self.step:
-            return {"distribution": "q_uniform", "q": self.step} | limits
-        return {"distribution": "int_uniform" if whole else "uniform"} | limits
-
 
 @dataclass(frozen=True)
 class Space:

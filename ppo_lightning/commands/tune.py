@@ -106,24 +106,6 @@ def compare_with_start(
     return compare(folders[0], folders[1])[0]
 
 
-def wandb_sweep(space: Space, recipes: Sequence[Path], flags: tuple[str, ...]) -> str:
-    """Return the search space as the YAML file of a sweep of Weights & Biases.
-
-    Raises:
-        ConfigError: A sweep cannot do this: several recipes, or parameters with conditions.
-    """
-    if len(recipes) > 1 or any(parameter.when for parameter in space.parameters):
-        raise ConfigError("--print-wandb-sweep: a sweep has one recipe and no conditions (when).")
-    logger = ["--trainer.logger", "WandbLogger"]
-    sweep = {
-        "method": "bayes",
-        "metric": {"name": "charts/episodic_return", "goal": "maximize"},
-        "parameters": {parameter.name: parameter.wandb() for parameter in space.parameters},
-        "command": ["ppo-lightning", "fit", "--config", str(recipes[0]), *flags, *logger, "${args}"],
-    }
-    return yaml.safe_dump(sweep, sort_keys=False)
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(
@@ -145,7 +127,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--study", default="tune", help="name of the study in the storage (default: tune)")
     parser.add_argument("--pruner", choices=["median", "hyperband", "none"], default="median")
     parser.add_argument("--aggregate", choices=list(AGGREGATES), default="mean", help="of the scores")
-    parser.add_argument("--print-wandb-sweep", action="store_true", help="print the space for W&B, and exit")
     return parser
 
 
@@ -169,9 +150,6 @@ def main(args: Sequence[str]) -> None:
     env_ids = [str(job.settings["env_id"]) for job in jobs]
     if len(set(env_ids)) > 1 and (missing := [env_id for env_id in env_ids if env_id not in space.targets]):
         raise ConfigError(f"--space {options.space}: several environments need targets; add {missing[0]}.")
-    if options.print_wandb_sweep:
-        print(wandb_sweep(space, options.recipes, flags), end="")
-        return
     optuna = import_extra("optuna", extra="tune")
     check_flags(options.recipes, flags, space)
     pruners = {

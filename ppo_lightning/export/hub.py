@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-import ppo_lightning
+from ppo_lightning import __version__
 from ppo_lightning.checkpoints.agent import agent_to_plain, trained_agent
 from ppo_lightning.checkpoints.file import CONFIG, WEIGHTS, read_hub_folder
+from ppo_lightning.checkpoints.versions import VERSION
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.export.actor import DeployedActor, deployed_actor
@@ -43,7 +44,7 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     safetensors.save_file(weights, folder / WEIGHTS)
     returns = checkpoint["episode_returns"]
     config = {
-        "ppo_lightning": ppo_lightning.__version__,
+        VERSION: __version__,
         "agent": plain,
         "data": _public(data),
         "hyper_parameters": _public(checkpoint["hyper_parameters"]),
@@ -79,12 +80,8 @@ def _input(actor: DeployedActor) -> str:
 
 
 def _public(settings: dict[str, Any]) -> dict[str, Any]:
-    """Drop Lightning's own entries and the user's observations from settings."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if not key.startswith("_") and key != "predict_observations"
-    }
+    """Drop Lightning's own entries from settings."""
+    return {key: value for key, value in settings.items() if not key.startswith("_")}
 
 
 def _card(config: dict[str, Any], video: str, inputs: str) -> str:

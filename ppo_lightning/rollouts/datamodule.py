@@ -7,23 +7,22 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import gymnasium
 import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.utils.data import DataLoader
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning.checkpoints.settings import data_settings
+from ppo_lightning.checkpoints.versions import require_known
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import pack, to_columns, to_rows, unpack
-from ppo_lightning.envs.step_time import StepClock, WorkerChoice, choose_workers
+from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
@@ -42,7 +41,7 @@ IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks li
 
 
 class RolloutDataModule(NamedArguments, L.LightningDataModule):
-    """Data module: rollouts for training, whole episodes for evaluation, observations for ``predict``.
+    """Data module: rollouts for training and whole episodes for evaluation.
 
     One rollout is one batch is one PPO iteration. The seed is that of ``lightning.seed_everything``.
     Environments start when a stage first needs them.
@@ -67,9 +66,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
             a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An
             environment of a fixed batch size [N] (TorchRL, VectorEnv) plays N on each rank.
-        predict_observations: For ``predict``: a ``.npy`` file of observations [B, ...].
-        local_num_envs: Number of environments of each rank, in the place of ``num_envs``: the batch grows
-            with the ranks.
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
             None: never. Time during which the process is stopped does not count. A step that holds the
             interpreter lock (GIL) terminates the process after ten times this time.
@@ -77,8 +73,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             non-finite observation or reward, is recreated, and the update leaves the steps of its episode
             out. With ``backend: gymnasium``.
         num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
-            this process; ``auto``: measure a short episode and choose. It must divide the environments of a
-            rank. The episodes do not depend on it.
+            this process. The number must divide the environments of a rank. The episodes do not depend on it.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
             Without opponents. See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
 
@@ -100,11 +95,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         env_kwargs: dict[str, Any] | None = None,
         transforms: list[Transform] | None = None,
         eval_episodes: Annotated[int | None, Range(1, 100_000)] = None,
-        predict_observations: str | None = None,
-        local_num_envs: Annotated[int | None, Range(1, 262_144)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
         max_restarts: Annotated[int, Range(0)] = 0,
-        num_workers: Annotated[int | Literal["auto"], Range(0, 1024)] = 0,
+        num_workers: Annotated[int, Range(0, 1024)] = 0,
         overlap: bool = False,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")
@@ -115,19 +108,23 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
-        workers = 0 if num_workers == "auto" else num_workers
         self.factory = EnvFactory(
-            self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), workers, step_timeout
+            self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), num_workers, step_timeout
         )
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
-        self.predict_observations = predict_observations
-        self.local_num_envs = local_num_envs
         self.step_timeout = step_timeout
         self.max_restarts = max_restarts
         self.overlap = overlap
-        self._count(local_num_envs or num_envs)
+        self.num_envs = num_envs
+        self.frames_per_rollout = num_envs * num_steps  # of all ranks together
+        self.num_rollouts = total_timesteps // self.frames_per_rollout
+        if not self.num_rollouts:
+            raise ConfigError(
+                f"data.total_timesteps is {total_timesteps}, less than one rollout of num_envs * num_steps ="
+                f" {self.frames_per_rollout}: raise it, or shorten the rollout."
+            )
         self.seed = 1
         self.collector: Collector | OverlappedCollector | None = None
         self._env: EnvBase | None = None
@@ -139,28 +136,13 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the data module of a checkpoint. Settings that name code must be among ``kwargs``."""
-        return cls(**data_settings(checkpoint_path, kwargs))
-
-    def _count(self, num_envs: int) -> None:
-        """Set the sizes of all ranks together."""
-        self.num_envs = num_envs
-        self.frames_per_rollout = num_envs * self.num_steps
-        self.num_rollouts = self.total_timesteps // self.frames_per_rollout
-        if not self.num_rollouts:
-            raise ConfigError(
-                f"data.total_timesteps is {self.total_timesteps}, less than one rollout of"
-                " num_envs * num_steps ="
-                f" {self.frames_per_rollout}: raise it, or shorten the rollout."
-            )
+        return cls(**data_settings(checkpoint_path, kwargs, cls))
 
     def setup(self, stage: str) -> None:
         """Share rank 0's seed, from which every rank draws the noise of all ranks."""
         self._close()  # after an interrupted run
         assert self.trainer is not None
-        self._measures = self.hparams["num_workers"] == "auto"
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
-        local = self.local_num_envs
-        self._count(self.num_envs if local is None else local * self.trainer.world_size)
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
     @property
@@ -216,7 +198,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             raise ConfigError(
                 f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks."
             )
-        self._replace_auto()
         env = self.factory.make(self.num_envs // world_size, seed, self.first_env)
         if self.max_restarts:
             if not (isinstance(env, BatchedEnv) and env.can_restart):
@@ -227,26 +208,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 )
             env.max_restarts = self.max_restarts
         return env
-
-    def choose_workers(self) -> WorkerChoice:
-        """Choose the number of workers for this rank's environments, from a measured step time."""
-        assert self.trainer is not None
-        num_envs = self.num_envs // self.trainer.world_size
-        return choose_workers(self.factory, num_envs, self._cores())
-
-    def _cores(self) -> int:
-        assert self.trainer is not None
-        return max(1, processors() // self.trainer.num_devices)
-
-    def _replace_auto(self) -> None:
-        """Replace ``num_workers: auto`` by a number, once in a stage."""
-        if not self._measures:
-            return
-        self._measures = False
-        choice = self.choose_workers()
-        self.factory = replace(self.factory, num_workers=choice.num_workers)
-        if self.trainer is not None and self.trainer.is_global_zero:
-            print(f"data.num_workers: auto chose {choice.num_workers} ({choice.reason}).")
 
     @property
     def may_invalidate_steps(self) -> bool:
@@ -315,10 +276,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         if clock is None or time.perf_counter() - clock.started < MEASURED:
             return ""
         assert self.trainer is not None
+        cores = max(1, processors() // self.trainer.num_devices)
         self._clock = None
         collector: Any = self.collector
         getattr(collector, "collector", collector).clock = None  # of an OverlappedCollector
-        return clock.advice(self.num_envs // self.trainer.world_size, self._cores())
+        return clock.advice(self.num_envs // self.trainer.world_size, cores)
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""
@@ -369,9 +331,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             checkpoint: Checkpoint of that run.
 
         Raises:
-            ConfigError: The environment or the size of a rollout differs. The schedules count rollouts.
+            ConfigError: The environment or the size of a rollout differs (the schedules count rollouts), or
+                a setting of that run does not exist.
         """
         source = checkpoint["datamodule_hyper_parameters"]
+        require_known(checkpoint, "data", source, self.hparams)
         if source["backend"] == self.hparams["backend"] and source["env_id"] != self.hparams["env_id"]:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) is of a run on {source['env_id']} and data.env_id is"
@@ -390,33 +354,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
         agent = self._collector_inputs().agent
-        self._replace_auto()
         return EvaluationLoader(
             self.factory, agent, len(mine), int(mine[0]) if len(mine) else 0, self.seed, self.step_timeout
         )
 
     test_dataloader = val_dataloader
-
-    def predict_dataloader(self) -> DataLoader:
-        """Return the observations of the file ``predict_observations``, in batches.
-
-        Raises:
-            ConfigError: The file is missing or does not hold numbers.
-        """
-        if self.predict_observations is None:
-            raise ConfigError(
-                "predict needs observations: give data.predict_observations, a .npy file [B, ...]."
-            )
-        try:
-            observations = np.lib.format.open_memmap(self.predict_observations, mode="r")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"data.predict_observations cannot be read as a .npy file: {error}.") from error
-        if observations.ndim < 1 or observations.dtype.kind not in "biuf":
-            raise ConfigError(
-                f"data.predict_observations holds an array of shape {observations.shape} and dtype"
-                f" {observations.dtype}: it must hold numbers [B, ...]."
-            )
-        return DataLoader(torch.from_numpy(observations.copy()), batch_size=1024)  # type: ignore[arg-type]
 
     def teardown(self, stage: str) -> None:
         """Close the training environments."""

@@ -420,17 +420,9 @@ def test_ranks_that_diverge_are_stopped(tmp_path):
     assert "agent.critic.bias of rank 1 is not the one of rank 0 after 128 steps" in errors
 
 
-def test_local_num_envs_makes_the_batch_grow_with_the_ranks(tmp_path):
-    """CleanRL's multi-GPU example: 2 ranks with 4 environments each make a batch of 8 x 128."""
-    ranks = run(tmp_path / "run", 2, data={"local_num_envs": 4, "num_steps": 128, "total_timesteps": 2048})
-    assert [rank["env_steps"] for rank in ranks] == [2048] * 2
-    assert [rank["global_step"] for rank in ranks] == [2 * 4 * 4] * 2
-    assert ranks[0]["observation"].shape == (4, 128, 4)
-
-
-def test_too_short_a_run_for_the_ranks_is_refused():
+def test_a_run_shorter_than_a_rollout_is_refused():
     with pytest.raises(ConfigError, match=r"data.total_timesteps is 100, less than one rollout"):
-        RolloutDataModule(local_num_envs=4, num_steps=128, total_timesteps=100)
+        RolloutDataModule(num_envs=4, num_steps=128, total_timesteps=100)
 
 
 @pytest.mark.integration

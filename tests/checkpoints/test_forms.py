@@ -4,7 +4,6 @@ import functools
 import importlib
 import sys
 
-import numpy as np
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -36,7 +35,6 @@ FORMS = {
 }
 COMMANDS = {
     "validate": ["--trainer.enable_progress_bar", "false"],
-    "predict": ["--data.predict_observations", "observations.npy"],
     "play": ["--max_frames", "3", "--output", "a.gif"],
     "export": ["--onnx", "a.onnx"],
     "fit": ["--data.total_timesteps", "128", "--trainer.logger", "false"],
@@ -49,7 +47,6 @@ def train(fit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users.py").write_text(USERS)
     monkeypatch.syspath_prepend(tmp_path)
-    np.save("observations.npy", np.zeros((2, 4), np.float32))
 
     def run(form):
         by_command, agent, _ = FORMS[form]

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -22,7 +21,6 @@ from torchrl.envs.libs.gym import GymEnv
 import ppo_lightning
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 from ppo_lightning.commands import cli, options
-from ppo_lightning.envs import EnvFactory
 
 ROOT = Path(__file__).parents[2]
 CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
@@ -229,7 +227,7 @@ def answered(capsys, *args):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
 def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(capsys, command):
     out = answered(capsys, command, "--config", CARTPOLE, "--help")
     for owner, prefix in (
@@ -288,7 +286,7 @@ def test_an_unknown_command_ends_in_one_sentence(capsys):
             options.answer([name])
         err = capsys.readouterr().err
         assert err.startswith(f"error: there is no command {name!r}")
-        assert message in err and "fit, validate, test, predict, play, " in err
+        assert message in err and "fit, validate, test, play, " in err
 
 
 @pytest.mark.integration
@@ -428,46 +426,6 @@ def test_evaluation_needs_a_checkpoint(run_cli, command):
     code, _, err = run_cli(command, "--config", CARTPOLE, "--ckpt_path", "best")
     assert code == 2
     assert "'best' is not a file" in err
-
-
-def test_predict_writes_actions_without_an_environment(run_cli, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(EnvFactory, "make", lambda *args, **kwargs: pytest.fail("an environment was made"))
-    observations = np.random.default_rng(0).normal(size=(2500, 4))  # float64, NumPy's default
-    np.save(tmp_path / "observations.npy", observations)
-    code, out, err = run_cli(
-        "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy"
-    )
-    assert code == 0, err
-    actions = np.load(out.split("actions: ")[1].strip())
-    expected = PPO.load_from_checkpoint(trained).predict(torch.from_numpy(observations))
-    np.testing.assert_array_equal(actions, expected.numpy())
-
-
-def test_predict_says_what_it_lacks(run_cli, trained, tmp_path):
-    code, _, err = run_cli("predict", "--ckpt_path", trained)
-    assert code == 2 and "data.predict_observations" in err
-    np.save(tmp_path / "observations.npy", np.zeros((3, 4), np.float32))
-    code, _, err = run_cli("predict", "--config", CARTPOLE, "--data.predict_observations", "observations.npy")
-    assert code == 2 and "ckpt_path" in err
-    np.save(tmp_path / "observations.npy", np.zeros((3, 5), np.float32))
-    code, _, err = run_cli(
-        "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy"
-    )
-    assert code == 2 and "observations of shape [4] or [B, 4], not [3, 5]" in err
-    for odd in (np.zeros(()), np.array(["a", "b"]), np.zeros((3, 4), dtype="M8[s]")):
-        np.save(tmp_path / "observations.npy", odd)
-        code, _, err = run_cli(
-            "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npy"
-        )
-        assert code == 2, err
-        assert (
-            f"predict_observations holds an array of shape {odd.shape} and dtype {odd.dtype}: it must" in err
-        )
-    np.savez(tmp_path / "observations.npz", np.zeros((3, 4)))
-    code, _, err = run_cli(
-        "predict", "--ckpt_path", trained, "--data.predict_observations", "observations.npz"
-    )
-    assert code == 2 and "data.predict_observations" in err
 
 
 def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, trained, tmp_path):

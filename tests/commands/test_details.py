@@ -1,12 +1,12 @@
-"""The manifest of the implementation details, and ablations."""
+"""The manifest of the implementation details, and `benchmarks/ablate.py`."""
 
 from pathlib import Path
 
 import pytest
 
+from benchmarks.ablate import FULL, draw, jobs_without
 from ppo_lightning import ConfigError
 from ppo_lightning.commands import cli
-from ppo_lightning.commands.ablate import FULL, draw, jobs_without
 from ppo_lightning.commands.details import DETAILS, places, recipe_manifest
 from ppo_lightning.commands.report import write_csv
 from tests.checkpoints.test_resume import SaveAfter

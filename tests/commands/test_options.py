@@ -56,7 +56,7 @@ ACCEPTED = [
     "--trainer.callbacks.every 3",
     "--trainer.logger CSVLogger --trainer.logger.save_dir x",
     "--trainer.devices+=0",
-    "--data.predict_observations -1 --name --",
+    "--data.rollouts_per_epoch -1 --name --",
     "--print_config",
     "--seed_everything true --num_threads 2 --weights_only true",
 ]

@@ -282,4 +282,4 @@ def test_the_module_is_runnable():
     out = subprocess.run(
         [sys.executable, "-m", "ppo_lightning", "--help"], capture_output=True, text=True, check=True
     )
-    assert all(command in out.stdout for command in ("fit", "validate", "test", "predict"))
+    assert all(command in out.stdout for command in ("fit", "validate", "test"))

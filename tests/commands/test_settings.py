@@ -66,7 +66,6 @@ def test_a_setting_that_cannot_learn_is_refused(name, value):
         ("max_restarts", -1),
         ("step_timeout", math.inf),
         ("backend", None),
-        ("local_num_envs", 0),
     ],
 )
 def test_a_size_that_cannot_be_held_is_refused(name, value):
@@ -89,7 +88,7 @@ def test_what_means_no_limit_is_allowed():
         ent_coef=-0.01,
         vf_coef=0,
     )
-    RolloutDataModule(step_timeout=None, local_num_envs=None)
+    RolloutDataModule(step_timeout=None)
 
 
 def test_every_number_has_a_range_and_its_default_lies_in_it():
@@ -260,7 +259,7 @@ def test_only_integers_may_be_short(run_cli, tmp_path):  # noqa: F811
     flags = ["--name", "500k", "--data.env_kwargs.a", "1e3", "--data.env_kwargs.b", "5k"]
     (tmp_path / "share.yaml").write_text("trainer: {limit_val_batches: 1.0}")
     floats = ["--config", tmp_path / "share.yaml", "--data.step_timeout", "1e3", "--model.clip_coef", "1.0"]
-    code, out, err = run_cli("fit", *flags, *floats, "--data.num_workers", "auto", "--print_config")
+    code, out, err = run_cli("fit", *flags, *floats, "--print_config")
     assert code == 0, err
     read = yaml.safe_load(out)
     values = [
@@ -269,9 +268,8 @@ def test_only_integers_may_be_short(run_cli, tmp_path):  # noqa: F811
         read["trainer"]["limit_val_batches"],
         read["data"]["step_timeout"],
         read["model"]["init_args"]["clip_coef"],
-        read["data"]["num_workers"],
     ]
-    assert list(map(repr, values)) == ["'500k'", "1000.0", "'5k'", "1.0", "1000.0", "1.0", "'auto'"]
+    assert list(map(repr, values)) == ["'500k'", "1000.0", "'5k'", "1.0", "1000.0", "1.0"]
 
 
 @pytest.mark.parametrize(

@@ -143,31 +143,6 @@ def test_scores_are_linear_between_the_targets(tmp_path):
     assert [AGGREGATES[name](scores) for name in ("mean", "median", "iqm")] == [4, 1, 3]
 
 
-def test_the_space_as_a_sweep_of_wandb(tmp_path, capsys):
-    text = SPACE.replace("when: {model.clip_vloss: true}", "step: 0.05")
-    space_of(tmp_path, text)
-    args = [
-        "tune",
-        "--recipes",
-        str(CARTPOLE),
-        "--space",
-        str(tmp_path / "space.yaml"),
-        "--print-wandb-sweep",
-    ]
-    cli.main([*args, "--data.num_envs", "8"])
-    sweep = yaml.safe_load(capsys.readouterr().out)
-    rate = {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2}
-    assert sweep["parameters"]["model.learning_rate"] == rate
-    assert sweep["parameters"]["model.clip_vloss"] == {"values": [True, False]}
-    assert sweep["parameters"]["model.clip_coef"]["q"] == 0.05
-    assert sweep["command"][:4] == ["ppo-lightning", "fit", "--config", str(CARTPOLE)]
-    assert sweep["command"][4:6] == ["--data.num_envs", "8"] and sweep["command"][-1] == "${args}"
-    space_of(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(args)
-    assert "no conditions" in capsys.readouterr().err
-
-
 # Studies
 
 

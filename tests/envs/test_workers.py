@@ -21,7 +21,6 @@ from ppo_lightning.callbacks.preemption import EXIT_CODE
 from ppo_lightning.commands.profile import StageClock
 from ppo_lightning.envs import workers
 from ppo_lightning.envs.factory import EnvFactory
-from ppo_lightning.envs.step_time import StepTime, best_num_workers, choose_workers
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.make_collector import make_collector
 from tests.algorithms.test_distributed import run
@@ -96,17 +95,6 @@ class Slow(Counter):
 
     def step(self, action):
         time.sleep(0.005)
-        return super().step(action)
-
-
-class Choosy(Slow):
-    """Slow whose mask allows action 1 only."""
-
-    def action_masks(self):
-        return np.array([0, 1], np.int8)
-
-    def step(self, action):
-        assert action == 1
         return super().step(action)
 
 
@@ -429,42 +417,13 @@ def vector_cartpole(num_envs):
         ({"env_id": "ALE/Breakout-v5", "num_workers": 2}, "must be 0 for Atari games"),
         ({"env_id": lambda: GymEnv("CartPole-v1"), "num_workers": 2}, "must be 0 for TorchRL environments"),
         ({"env_id": vector_cartpole, "num_workers": 2}, "must be 0 for vectorized environments"),
-        ({"num_workers": "many"}, "data.num_workers is 'many': it must be between 0 and 1024 or 'auto'"),
+        ({"num_workers": "many"}, "data.num_workers is 'many': it must be between 0 and 1024"),
         ({"num_workers": -1}, "data.num_workers is -1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_with_one_sentence(data, message, fit):
     with pytest.raises(ConfigError, match=message):
         fit({"num_envs": 4, "num_steps": 8, "total_timesteps": 32} | data)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "cores", "num_envs", "available", "expected"),
-    [
-        (1e-5, 1.0, 64, 8, 0),  # messages take longer than steps
-        (1e-3, 1.0, 8, 2, 2),
-        (1e-3, 1.0, 8, 6, 4),  # 6 does not divide 8
-        (1e-3, 1.0, 7, 4, 0),
-        (5e-3, 0.0, 8, 2, 8),  # waits: more workers than cores
-        (5e-3, 0.5, 8, 2, 4),
-        (1.0, 1.0, 8, 1, 0),
-        (1.0, 1.0, 1, 8, 0),
-    ],
-)
-def test_auto_chooses_by_step_time_cores_and_waiting(seconds, cores, num_envs, available, expected):
-    assert best_num_workers(StepTime(seconds, cores), num_envs, available) == expected
-
-
-def test_auto_measures_the_environment(fit, capsys):
-    assert choose_workers(EnvFactory("CartPole-v1"), 8, 2).num_workers == 0
-    assert choose_workers(EnvFactory("CartPole-v1", "envpool"), 8, 2).num_workers == 0
-    data = {"num_envs": 4, "num_steps": 8, "total_timesteps": 32, "env_id": Choosy}
-    expected, chosen = (fit(data | {"num_workers": num_workers}) for num_workers in (0, "auto"))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "num_workers" in line]
-    assert line.startswith("data.num_workers: auto chose 4 (a step of one environment takes ")
-    assert all(torch.equal(*pair) for pair in zip(expected.parameters(), chosen.parameters(), strict=True)), (
-        "the measurement draws no number of the run"
-    )
 
 
 def test_profile_tries_workers_for_slow_environments_only(fit):

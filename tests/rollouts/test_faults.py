@@ -1,5 +1,6 @@
 """Faults: full disks, damaged files, environments that raise errors or hang, and non-finite updates."""
 
+import functools
 import os
 import resource
 import signal
@@ -102,10 +103,16 @@ def bad_files(fit, tmp_path, monkeypatch):
 
 def test_files_that_are_not_checkpoints_are_refused_and_execute_nothing(bad_files, make_trainer):
     for path in bad_files:
-        for run in (make_trainer().fit, make_trainer(limit_val_batches=1).validate, make_trainer().predict):
+        data = RolloutDataModule(**SMALL)
+        observations = torch.utils.data.DataLoader(torch.zeros(2, 4))
+        for run in (
+            functools.partial(make_trainer().fit, datamodule=data),
+            functools.partial(make_trainer(limit_val_batches=1).validate, datamodule=data),
+            functools.partial(make_trainer().predict, dataloaders=observations),
+        ):
             for options in ({}, {"weights_only": False}):
                 with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
-                    run(PPO(), datamodule=RolloutDataModule(**SMALL), ckpt_path=path, **options)
+                    run(PPO(), ckpt_path=path, **options)
         with pytest.raises(Exception, match=r".+"):
             PPO.load_from_checkpoint(path, weights_only=False)
     assert not Path("executed").exists()

@@ -1,6 +1,12 @@
-"""``ppo-lightning ablate``: train a recipe with implementation details switched off, one at a time."""
+"""Train a recipe with implementation details switched off, one at a time.
+
+`python benchmarks/ablate.py --config configs/classic/cartpole.yaml --details 4 5 7` trains the recipe as it
+is, and once without each of the details. It writes the files of `ppo-lightning benchmark`, and draws learning
+curves and final returns to `ablation.png`. It needs the extra `report`.
+"""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,18 +86,11 @@ def draw(folder: Path) -> None:
     save(figure, folder / "ablation")
 
 
-def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning ablate``.
-
-    Args:
-        args: Arguments of the command. Unknown ones are passed to ``fit``.
-
-    Raises:
-        SystemExit: With code 1 if a run failed.
-    """
+def main() -> None:
+    """Train and draw. Unknown arguments are passed to ``fit``."""
     parser = argparse.ArgumentParser(
-        "ppo-lightning ablate",
-        description="Train a recipe unchanged, and with implementation details switched off one at a time.",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="All other arguments are passed to fit: --data.total_timesteps 200000 ...",
         allow_abbrev=False,
     )
@@ -100,11 +99,15 @@ def main(args: Sequence[str]) -> None:
         "--details", nargs="+", required=True, help="numbers of the details, see ppo-lightning details"
     )
     benchmark.add_shared_arguments(parser, "runs/ablation")
-    options, flags = parser.parse_known_args(args)
+    options, flags = parser.parse_known_args()
     jobs = jobs_without(options.config, options.seeds, options.details, tuple(flags))
     try:
-        benchmark.run(options, jobs, ["ppo-lightning", "ablate", *args])
+        benchmark.run(options, jobs, ["python", "benchmarks/ablate.py", *sys.argv[1:]])
     finally:
         if (options.output / "curves.csv").exists():
             draw(options.output)
             print(f"{options.output}: ablation.png, ablation.svg")
+
+
+if __name__ == "__main__":
+    main()
