@@ -1,7 +1,5 @@
 """Intrinsic rewards of rollouts, and their advantages."""
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,20 +15,19 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.scans import discounted_sum
 
-State = dict[str, Any]  # of one environment: the two sums, and rows of hash and number of visits
-START: State = {"discounted": 0.0, "episode": 0.0, "visits": torch.zeros(0, 2)}
+State = dict[str, Any]  # of one environment
+START: State = {"discounted": 0.0, "episode": 0.0}
 
 
 class IntrinsicRewards:
-    """Intrinsic rewards of N environments: sums over time and over episodes, and counts of visits.
+    """Intrinsic rewards of N environments: sums over time and over episodes.
 
-    The sums and counts continue from one rollout to the next. Those of an episode start afresh where
+    The sums continue from one rollout to the next. Those of an episode start afresh where
     ``("next", "step_count")`` is 1, which also holds for the fresh episodes of a resumed run.
 
     Args:
         states: State of each of the N environments, from :meth:`states` or :data:`START`.
         gamma: Discount of the intrinsic rewards.
-        episodic_bonus: Divide each reward by the square root of the number of visits in the episode.
 
     Example:
         >>> rewards = IntrinsicRewards([START], gamma=0.5)
@@ -40,14 +37,12 @@ class IntrinsicRewards:
         [[0.875]]
     """
 
-    def __init__(self, states: Sequence[State], gamma: float, episodic_bonus: bool = False) -> None:
+    def __init__(self, states: Sequence[State], gamma: float) -> None:
         self.gamma = gamma
-        self.episodic_bonus = episodic_bonus
         self.discounted, self.episode = (
             torch.tensor([state[key] for state in states], dtype=torch.float64)
             for key in ("discounted", "episode")
         )
-        self.visits: list[Counter[int]] = [Counter(dict(state["visits"].tolist())) for state in states]
 
     @torch.no_grad()
     def compute(self, rollout: TensorDictBase, curiosity: Curiosity, rows_at_once: int) -> Tensor:
@@ -71,9 +66,6 @@ class IntrinsicRewards:
         reward = in_parts(curiosity.error, rows_at_once, rollout["novelty_input"])
         if valid is not None:
             reward = reward * valid
-        if self.episodic_bonus:
-            visits = self.count_visits(rollout["observation"], following["observation"], begins(rollout))
-            reward = reward / visits.to(reward.device).sqrt()
         rollout["int_reward"] = reward
         curiosity.observe(rollout["novelty_input"], valid)
         return reward / curiosity.reward_std(self.discount(reward), valid)
@@ -99,48 +91,15 @@ class IntrinsicRewards:
         sums = discounted_sum(rollout["int_reward"].T, last.T, self.episode).T
         return collectives.concatenate(sums[rollout["next", "episode_done"][..., 0].cpu()])
 
-    def count_visits(self, observation: Tensor, following: Tensor, first: Tensor) -> Tensor:
-        """Return how often the episode has visited the observation after each step, this visit included.
-
-        Args:
-            observation: Observations before the steps, [N, T, ...].
-            following: Observations after the steps, [N, T, ...].
-            first: True at the first step of an episode, [N, T] bool.
-
-        Returns:
-            Numbers of visits, at least 1, [N, T].
-        """
-        count = torch.zeros(first.shape)
-        arrays = (tensor.numpy(force=True) for tensor in (observation, following, first, count))
-        for befores, afters, firsts, counts, visits in zip(*arrays, self.visits, strict=True):
-            for t in range(len(counts)):
-                if firsts[t]:
-                    visits.clear()
-                    visits[digest(befores[t].tobytes())] = 1
-                key = digest(afters[t].tobytes())
-                visits[key] += 1
-                counts[t] = visits[key]
-        return count
-
     def states(self) -> list[State]:
         """Return the state of each environment of all ranks, as plain data. This is a collective."""
-        columns = self.discounted.tolist(), self.episode.tolist(), self.visits
-        return collectives.chain(
-            [
-                {"discounted": discounted, "episode": episode, "visits": torch.tensor([*visits.items()])}
-                for discounted, episode, visits in zip(*columns, strict=True)
-            ]
-        )
+        sums = zip(self.discounted.tolist(), self.episode.tolist(), strict=True)
+        return collectives.chain([{"discounted": d, "episode": e} for d, e in sums])
 
 
 def begins(rollout: TensorDictBase) -> Tensor:
     """Return True at the first step of an episode, also if it is the first of the rollout, [N, T] bool."""
     return rollout["next", "step_count"].squeeze(-1) == 1
-
-
-def digest(row: bytes) -> int:
-    """Return a hash of 64 bits, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "big", signed=True)
 
 
 def in_parts(function: Callable[..., Tensor], rows_at_once: int, *tensors: Tensor) -> Tensor:
@@ -216,18 +175,13 @@ def own_states(states: Sequence[State], data: RolloutDataModule) -> Sequence[Sta
 
 
 def check_rnd(module: Any) -> None:
-    """Check that an RND module fits its environment and its agent.
+    """Check that an RND module fits its environment.
 
     Raises:
-        ConfigError: The players take turns, or ``episodic_bonus`` would count changing observations.
+        ConfigError: The players take turns.
     """
     if module.data.turn_based:
         raise ConfigError(
             f"data.env_id is {module.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
             " RND do not change sides: use ppo_lightning.SelfPlay."
-        )
-    if module.hparams.episodic_bonus and module.agent.normalizer is not None:
-        raise ConfigError(
-            "model.episodic_bonus counts equal observations, and model.agent.norm_obs changes them over"
-            " time: set one of the two to false."
         )

@@ -34,14 +34,10 @@ class RND(PPO):
         ext_coef: Weight of the advantage of the environment's rewards.
         int_gamma: Discount of the intrinsic rewards. ``gamma`` is that of the environment's rewards.
         num_iterations_obs_norm_init: Rollouts of random actions with which the statistics begin.
-        episodic_bonus: Divide the intrinsic reward by the square root of the number of visits of the
-            observation in the episode, for levels that differ between episodes. Source: Henaff et al., "A
-            Study of Global and Episodic Bonuses for Exploration in Contextual MDPs" (2023).
         **hyperparameters: Those of :class:`~ppo_lightning.PPO`.
 
     Raises:
-        ConfigError: A number is out of its range, the agent has a memory, the players take turns, or
-            ``episodic_bonus`` would count observations that the agent normalizes.
+        ConfigError: A number is out of its range, the agent has a memory, or the players take turns.
 
     Example:
         >>> data = RolloutDataModule("MountainCar-v0", num_envs=16, total_timesteps=500_000)
@@ -57,7 +53,6 @@ class RND(PPO):
         ext_coef: Annotated[float, Range(0, 1000)] = 2.0,
         int_gamma: Annotated[float, Range(0, 1)] = 0.99,
         num_iterations_obs_norm_init: Annotated[int, Range(0, 1_000_000)] = 50,
-        episodic_bonus: bool = False,
         **hyperparameters: Any,
     ) -> None:
         check_arguments(RND.__init__, locals(), "model")
@@ -86,7 +81,7 @@ class RND(PPO):
         """Resume the running sums, and begin new statistics with random steps."""
         super().on_train_start()
         states = intrinsic.own_states(self._saved, self.data)
-        self.rewards = IntrinsicRewards(states, self.hparams.int_gamma, self.hparams.episodic_bonus)
+        self.rewards = IntrinsicRewards(states, self.hparams.int_gamma)
         self._saved = []
         if not self.curiosity.normalizer.count:
             for rollout in random_rollouts(self.data, self.agent, self.hparams.num_iterations_obs_norm_init):
@@ -134,7 +129,7 @@ class RND(PPO):
         return metrics | ({"charts/episode_curiosity_reward": sums.mean()} if len(sums) else {})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the sums and counts of all environments."""
+        """Add the sums of all environments."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["intrinsic"] = self.rewards.states()
 

@@ -251,34 +251,6 @@ def test_the_episode_reward_is_the_sum_along_the_episode(fit, constant_novelty):
             assert metrics["charts/episode_curiosity_reward"] == 5
 
 
-@pytest.mark.parametrize("rollouts", [[6], [3, 3], [1, 1, 1, 1, 1, 1]])
-def test_visits_are_counted_in_the_episode_across_rollouts(rollouts):
-    """The episode starts at 0. The second one starts at step 4, at 0, too."""
-    after = torch.tensor([1, 0, 0, 1, 1, 0])
-    before = torch.tensor([0, 1, 0, 0, 0, 1])
-    first = torch.tensor([1, 0, 0, 0, 1, 0]).bool()
-    rewards = IntrinsicRewards([START], gamma=0.9)
-    counts = []
-    for parts in zip(*(tensor.split(rollouts) for tensor in (before, after, first)), strict=True):
-        rows = (part.view(1, -1, 1) for part in parts[:2])
-        counts += rewards.count_visits(*rows, parts[2].view(1, -1)).flatten().tolist()
-        rewards = IntrinsicRewards(rewards.states(), gamma=0.9)  # a checkpoint changes nothing
-    assert counts == [1, 2, 3, 2, 1, 2]
-
-
-def test_the_episodic_bonus_divides_by_the_root_of_the_visits():
-    torch.manual_seed(0)
-    curiosity = Curiosity((1,), critic_features=4)
-    observation = torch.tensor([[5.0, 5, 5, 5], [5, 6, 5, 6]]).unsqueeze(-1)
-    plain, divided = fake_rollout(observation), fake_rollout(observation)
-    same = Curiosity((1,), critic_features=4)
-    same.load_state_dict(curiosity.state_dict())
-    IntrinsicRewards([START] * 2, 0.9).compute(plain, curiosity, 100)
-    IntrinsicRewards([START] * 2, 0.9, episodic_bonus=True).compute(divided, same, 100)
-    share = (divided["int_reward"] / plain["int_reward"]).square().reciprocal()
-    torch.testing.assert_close(share, torch.tensor([[1.0, 2, 3, 4], [1, 1, 2, 2]]))
-
-
 # Statistics and networks
 
 
@@ -429,7 +401,7 @@ def test_microbatches_give_the_update_of_the_whole_minibatch(fit):
     ("data", "model"),
     [
         ({}, {}),
-        ({}, {"episodic_bonus": True, "norm_reward": True}),
+        ({}, {"norm_reward": True}),
         pytest.param(PIXELS, {"agent": CNNAgent}, marks=pytest.mark.integration),
     ],
     ids=str,
@@ -444,8 +416,6 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, d
     for name in ("discounted", "episode"):
         assert torch.equal(*(getattr(end, name) for end in ends))
         assert getattr(ends[0], name).abs().max() > 0
-    assert ends[0].visits == ends[1].visits
-    assert any(ends[0].visits) == model.get("episodic_bonus", False)
     metrics = [
         {k: v for k, v in run.trainer.callback_metrics.items() if k != "charts/SPS"}
         for run in (whole, resumed)
@@ -497,7 +467,7 @@ def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path):
     ):
         assert f"curiosity.{part}" in state
     assert state["curiosity.normalizer.m2"].dtype == torch.float64
-    assert [sorted(row) for row in checkpoint["intrinsic"]] == [["discounted", "episode", "visits"]] * 2
+    assert [sorted(row) for row in checkpoint["intrinsic"]] == [["discounted", "episode"]] * 2
     loaded = RND.load_from_checkpoint(path)
     for name, value in module.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)
@@ -532,11 +502,6 @@ def test_a_checkpoint_of_another_algorithm_is_refused(fit, tmp_path):
     [
         ({}, {"agent": lambda *specs: MLPAgent(*specs, memory="lstm", shared=True)}, "has a memory"),
         ({"env_id": "TicTacToe-v1", "backend": "envpool"}, {}, "whose players take turns"),
-        (
-            {},
-            {"episodic_bonus": True, "agent": lambda *specs: MLPAgent(*specs, norm_obs=True)},
-            "model.agent.norm_obs changes them",
-        ),
         ({}, {"update_proportion": 0.0}, "model.update_proportion is 0.0"),
         ({}, {"int_gamma": 1.5}, "model.int_gamma is 1.5"),
         ({}, {"int_coef": -1.0}, "model.int_coef is -1.0"),
