@@ -17,7 +17,6 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning import __version__
 from ppo_lightning.algorithms.checks import check_trainer
-from ppo_lightning.algorithms.episodes import episode_means, finished_episodes
 from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
@@ -39,6 +38,7 @@ from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.module import module_from_checkpoint, require_known_settings
 from ppo_lightning.checkpoints.versions import VERSION
+from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
@@ -60,8 +60,8 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     ``fit``, ``validate`` and ``test`` build the agent from the specs of the data module.
     ``load_from_checkpoint(path)`` and ``predict`` build it from the checkpoint, without an environment. A
-    subclass adds ``training_step`` and hyperparameters. It calls :meth:`count_episodes` and ``run_log.log``
-    once per rollout.
+    subclass adds ``training_step`` and hyperparameters. It calls ``run_log.log`` once per rollout; the steps
+    and episodes of the rollout are counted already.
 
     Args:
         agent: Makes the agent from the specs of observations and actions.
@@ -167,15 +167,30 @@ class AgentModule(NamedArguments, L.LightningModule):
             if self.agent is None:
                 self.agent = make_agent(self.make_agent, observation_spec, action_spec)
                 self._recipe = agent_to_plain(self.agent, observation_spec, action_spec)
-                self.add_networks()
+                self.check_agent()
+                self.add_networks(data.specs)
             else:
                 check_same_agent(self._recipe, agent_to_plain(self.agent, observation_spec, action_spec))
+                self.check_agent()
 
-    def add_networks(self) -> None:
+    def check_agent(self) -> None:
+        """Raise a ConfigError if the algorithm cannot train the agent. By default, it can."""
+
+    def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant beside the agent, which exists. By default, there are none.
 
         A variant returns their parameters in :meth:`trainable_parameters`.
+
+        Args:
+            specs: Specs of one environment.
         """
+
+    def _rebuild(self, checkpoint: dict[str, Any]) -> None:
+        """Build the agent that a checkpoint describes, and the networks of the variant."""
+        self.agent = trained_agent(checkpoint).train()
+        self._recipe = checkpoint["agent"]
+        specs = (spec_from_plain(self._recipe[name]) for name in ("observation_spec", "action_spec"))
+        self.add_networks(Specs(*specs))
 
     # Checkpoints
 
@@ -220,9 +235,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         """
         require_known_settings(checkpoint, self)
         if self.agent is None:
-            self.agent = trained_agent(checkpoint).train()
-            self._recipe = checkpoint["agent"]
-            self.add_networks()
+            self._rebuild(checkpoint)
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
         changes = changed_settings("model", checkpoint.get("hyper_parameters", {}), self.hparams)
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict(), changes=changes)
@@ -277,7 +290,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     @property
     def rollouts_done(self) -> int:
-        """Number of completed iterations, including those before a resume."""
+        """Number of rollouts that training has received, including those before a resume."""
         return self.env_steps // self.data.frames_per_rollout
 
     @property
@@ -331,21 +344,6 @@ class AgentModule(NamedArguments, L.LightningModule):
                 f"trainer.max_steps ({self.trainer.max_steps}) counts optimizer steps: it ended the run after"
                 f" {self.env_steps} of {total} environment steps."
             )
-
-    def count_episodes(self, rollout: TensorDictBase) -> dict[str, Tensor]:
-        """Count environment steps and finished episodes of a rollout, over all ranks.
-
-        Args:
-            rollout: Batch size [N, T].
-
-        Returns:
-            Metrics: mean return and length of the finished episodes, also by player in games of several.
-            Empty if no episode finished.
-        """
-        episodes = collectives.concatenate(finished_episodes(rollout))
-        self.episode_returns.extend(episodes[:, 0].tolist())
-        self.env_steps += self.data.frames_per_rollout
-        return episode_means(episodes, self.data.num_players, self.data.turn_based)
 
     # Evaluation and prediction
 
@@ -438,8 +436,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Load weights and statistics, after building the agent that another process described."""
         state = dict(state_dict)
         if RETURNED in state:
-            self._recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
-            self.agent = trained_agent({"agent": self._recipe, "state_dict": state}).train()
-            self.add_networks()
+            recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
+            self._rebuild({"agent": recipe, "state_dict": state})
             self.episode_returns.extend(returns)
         return super().load_state_dict(state, *args, **kwargs)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.curiosity import Curiosity
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils import collectives
@@ -172,16 +171,3 @@ def own_states(states: Sequence[State], data: RolloutDataModule) -> Sequence[Sta
     if len(states) != data.num_envs:
         states = [START] * data.num_envs
     return states[data.first_env :][: data.num_envs // data.trainer.world_size]
-
-
-def check_rnd(module: Any) -> None:
-    """Check that an RND module fits its environment.
-
-    Raises:
-        ConfigError: The players take turns.
-    """
-    if module.data.turn_based:
-        raise ConfigError(
-            f"data.env_id is {module.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
-            " RND do not change sides: use ppo_lightning.SelfPlay."
-        )

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase, bytes_per_step
 from ppo_lightning.algorithms.checks import check_phases
-from ppo_lightning.algorithms.minibatches import Minibatch, all_ranks, mean_of
+from ppo_lightning.algorithms.minibatches import Minibatch, all_ranks, mean_of, split_epoch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.algorithms.update import make_update
 from ppo_lightning.callbacks.preemption import save_beside_checkpoints
+from ppo_lightning.envs.specs import Specs
 from ppo_lightning.models import Evaluation
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
@@ -51,7 +52,6 @@ class PPG(PPO):
         >>> module = PPG(n_iteration=8, agent=functools.partial(MLPAgent, shared=True))
     """
 
-    norm_adv_of = "rollout"
     auxiliary_critic: nn.Module
 
     def __init__(
@@ -69,7 +69,7 @@ class PPG(PPO):
         self.auxiliary = AuxiliaryPhase(self)
         self._approx_kl = 0.0  # of the last iteration, for the schedule after the auxiliary phase
 
-    def add_networks(self) -> None:
+    def add_networks(self, specs: Specs) -> None:
         """Build the auxiliary value function on the features of the policy."""
         width = self.agent.actor_body.out_features
         assert isinstance(width, int)
@@ -93,23 +93,27 @@ class PPG(PPO):
         self.auxiliary.store(rollout)
         return rollout
 
+    def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
+        """Yield random minibatches. The advantages are normalized already."""
+        yield from split_epoch(self.shuffled(rollout), self.hparams.num_minibatches, norm_adv=False)
+
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """Evaluate the actions of a minibatch, without value gradients to the body of the policy."""
-        evaluation = self.agent.evaluate(minibatch["observation"], minibatch["action"])
+        evaluation = super().evaluate(minibatch)
         if self.agent.critic_body is not None:
             return evaluation
         return evaluation._replace(value=self.agent.critic(evaluation.features.detach()).squeeze(-1))
 
-    def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the policy phase, see :meth:`PPO.loss`."""
-        evaluation = self.evaluate(minibatch)
-        loss, parts = self.loss_of(minibatch, evaluation)
+        loss, parts = super().loss(minibatch, evaluation)
         # Data parallel training and the compiled update expect a gradient for each parameter.
         return loss + 0 * self.auxiliary_critic(evaluation.features.detach()).sum(), parts
 
-    def auxiliary_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def auxiliary_loss(
+        self, minibatch: Minibatch, evaluation: Evaluation
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the auxiliary phase and its detached parts, see :meth:`PPO.loss`."""
-        evaluation = self.evaluate(minibatch)
         target = minibatch["value_target"].squeeze(-1)
         weight = minibatch.get("weight")
         aux_value = self.auxiliary_critic(evaluation.features).squeeze(-1)
@@ -121,14 +125,17 @@ class PPG(PPO):
         loss = aux_value_loss + self.hparams.beta_clone * kl_loss + real_value_loss
         return loss, {name: part.detach() for name, part in parts.items()}
 
-    def step_schedule(self, metrics: list[dict[str, Tensor]]) -> None:
-        """Run the auxiliary phase if it is due, at the learning rate of this iteration. Step the schedule."""
+    def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
+        """Run the auxiliary phase if it is due, at the learning rate of this iteration."""
         if len(self.auxiliary.rollouts) >= self.hparams.n_iteration:
             if metrics:
                 self._approx_kl = float(collectives.gather(mean_of(metrics)["approx_kl"]).mean())
-            parts = self.auxiliary.run()
-            self.run_log.log({f"losses/aux/{name}": value for name, value in parts.items()}, rare=True)
-        super().step_schedule(metrics)
+            self.run_phase()
+
+    def run_phase(self) -> None:
+        """Run the auxiliary phase, or the rest of a preempted one, and log its losses."""
+        parts = self.auxiliary.run()
+        self.run_log.log({f"losses/aux/{name}": value for name, value in parts.items()}, rare=True)
 
     # Lightning's hooks
 
@@ -157,7 +164,8 @@ class PPG(PPO):
         self.auxiliary.optimize = make_update(self, self.auxiliary_loss)
         if self.auxiliary.epochs_done:
             with self.trainer.precision_plugin.train_step_context():
-                self.step_schedule([{"approx_kl": torch.tensor(self._approx_kl)}])
+                self.run_phase()
+            self.step_schedule([{"approx_kl": torch.tensor(self._approx_kl)}])
             if self.trainer.should_stop:  # only this phase was missing, and Lightning saves nothing
                 print(
                     f"Finished the last auxiliary phase: {save_beside_checkpoints(self.trainer, 'finished')}"

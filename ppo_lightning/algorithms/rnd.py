@@ -4,7 +4,7 @@ Source: Burda et al., "Exploration by Random Network Distillation" (2018), arXiv
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -15,10 +15,12 @@ from ppo_lightning.algorithms import intrinsic
 from ppo_lightning.algorithms.intrinsic import IntrinsicRewards, State
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
+from ppo_lightning.envs.specs import Specs
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import Evaluation
 from ppo_lightning.models.curiosity import Curiosity
 from ppo_lightning.rollouts.random_steps import random_rollouts
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.seeding import one_thread
 
 
 class RND(PPO):
@@ -59,18 +61,21 @@ class RND(PPO):
         super().__init__(**hyperparameters)
         names = inspect.signature(RND.__init__).parameters
         self.save_hyperparameters(*(name for name in names if name not in ("self", "hyperparameters")))
-        self.curiosity: Curiosity = None  # type: ignore[assignment]
         self.rewards = IntrinsicRewards([], int_gamma)
         self._saved: list[State] = []  # states of all environments of a resumed run
 
-    def configure_model(self) -> None:
-        """Build the agent and, in a fit, the networks of the intrinsic reward."""
-        super().configure_model()
-        if self.fitting:
-            intrinsic.check_rnd(self)
-            if self.curiosity is None:
-                with torch.device("cpu"), one_thread():
-                    self.curiosity = Curiosity.of(self.data.env, self.data.specs.observation, self.agent)
+    def check_agent(self) -> None:
+        """Refuse an agent with a memory, and players who take turns."""
+        super().check_agent()
+        if self.fitting and self.data.turn_based:
+            raise ConfigError(
+                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
+                " RND do not change sides: use ppo_lightning.SelfPlay."
+            )
+
+    def add_networks(self, specs: Specs) -> None:
+        """Build the networks of the intrinsic reward."""
+        self.curiosity = Curiosity(specs.observation, self.agent.critic.in_features)
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of the agent, of the predictor and of the intrinsic value."""
@@ -91,7 +96,7 @@ class RND(PPO):
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
         """Add the combined ``advantage`` and ``value_target`` [N, T, 1], and ``int_value_target`` [N, T]."""
         rollout = super().advantages(rollout)
-        rows = self.rows_differentiated_at_once()
+        rows = min(self.minibatch_size, self.microbatch_size)
         reward = self.rewards.compute(rollout, self.curiosity, rows)
         value = intrinsic.in_parts(self.int_value, rows, rollout["observation"], rollout["action"])
         last_value = self.int_value(rollout["next", "observation"][:, -1], rollout["action"][:, -1])
@@ -101,6 +106,9 @@ class RND(PPO):
         )
         extrinsic = self.hparams.ext_coef * rollout["advantage"]
         rollout["advantage"] = extrinsic + self.hparams.int_coef * advantage.unsqueeze(-1)
+        sums = self.rewards.sum_episodes(rollout)  # of the rewards before scaling
+        if len(sums):
+            self.run_log.add({"charts/episode_curiosity_reward": sums.mean()})
         return rollout
 
     def int_value(self, observation: Tensor, action: Tensor) -> Tensor:
@@ -114,19 +122,12 @@ class RND(PPO):
         weighted = rollout.copy().set("novelty_weight", chosen.to(rollout["action"].device) / share)
         yield from super().minibatches(weighted)
 
-    def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of PPO plus those of intrinsic value and predictor, see :meth:`PPO.loss`."""
-        evaluation = self.agent.evaluate(minibatch["observation"], minibatch["action"])
-        loss, parts = self.loss_of(minibatch, evaluation)
+        loss, parts = super().loss(minibatch, evaluation)
         value_loss, fwd_loss = intrinsic.novelty_losses(self.curiosity, minibatch, evaluation.critic_features)
         own = {"int_value_loss": value_loss.detach(), "fwd_loss": fwd_loss.detach()}
         return loss + self.hparams.vf_coef * value_loss + fwd_loss, parts | own
-
-    def count_episodes(self, rollout: TensorDictBase) -> dict[str, Tensor]:
-        """Count episodes, and add the mean of their sums of intrinsic rewards before scaling."""
-        metrics = super().count_episodes(rollout)
-        sums = self.rewards.sum_episodes(rollout)
-        return metrics | ({"charts/episode_curiosity_reward": sums.mean()} if len(sums) else {})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the sums of all environments."""
@@ -135,11 +136,5 @@ class RND(PPO):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the entries of a checkpoint of an RND run."""
-        self.curiosity = Curiosity.like(checkpoint["state_dict"], self.curiosity)
         super().on_load_checkpoint(checkpoint)
         self._saved = checkpoint["intrinsic"] if self.fitting else []
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load weights and statistics, also those that a started process returns to its parent."""
-        self.curiosity = self.curiosity or Curiosity.like(state_dict)
-        return super().load_state_dict(state_dict, *args, **kwargs)

@@ -1,10 +1,12 @@
-"""Log metrics over environment steps, and measure the throughput."""
+"""Count the steps and episodes of a run, log its metrics, and measure its throughput."""
 
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.rounding import decimals
@@ -13,7 +15,7 @@ SAVE_EVERY = 10  # seconds
 
 
 class RunLog:
-    """Send the metrics of each rollout to the loggers, and measure the throughput of a fit.
+    """Count steps and episodes, send metrics to the loggers, and measure the throughput of a fit.
 
     Args:
         module: An :class:`~ppo_lightning.AgentModule` whose fit starts.
@@ -22,8 +24,25 @@ class RunLog:
     def __init__(self, module: Any) -> None:
         self.module = module
         self.steps_before = module.env_steps
+        self._values: dict[str, Any] = {}  # for the next call of `log`
         self._started = time.perf_counter()
         self._saved = self._started
+
+    def count(self, rollout: TensorDictBase) -> None:
+        """Count environment steps and finished episodes of a rollout [N, T], over all ranks.
+
+        The next call of :meth:`log` logs mean return and length of the finished episodes, also by player in
+        games of several.
+        """
+        data = self.module.data
+        episodes = collectives.concatenate(finished_episodes(rollout))
+        self.module.episode_returns.extend(episodes[:, 0].tolist())
+        self.module.env_steps += data.frames_per_rollout
+        self.add(episode_means(episodes, data.num_players, data.turn_based))
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add scalars to those of the next call of :meth:`log`."""
+        self._values |= values
 
     def steps_per_second(self) -> float:
         """Return the environment steps of all ranks per second, since the start of this fit."""
@@ -36,11 +55,13 @@ class RunLog:
         of the time of CartPole) and stores the x axis in float32.
 
         Args:
-            values: Scalars by metric name.
+            values: Scalars by metric name, beside those of :meth:`add`.
             rare: Send the scalars to the loggers now, whatever ``log_every_n_steps`` says.
         """
         module = self.module
         trainer = module.trainer
+        values = self._values | dict(values)
+        self._values = {}
         options = {"dtype": torch.float32, "device": module.device}
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
@@ -58,3 +79,52 @@ class RunLog:
             self._saved = time.perf_counter()
             for logger in module.loggers:
                 logger.save()  # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit
+
+
+def finished_episodes(rollout: TensorDictBase) -> Tensor:
+    """Return the episodes that finished in a rollout.
+
+    Args:
+        rollout: Batch size [N, T].
+
+    Returns:
+        Return, length and player of each episode, [E, 3]. The player is 0 outside of games.
+    """
+    following = rollout["next"]
+    done = following["episode_done"]
+    player = rollout["player"] if "player" in rollout.keys() else torch.zeros_like(done)  # noqa: SIM118
+    columns = (following["episode_reward"], following["step_count"], player)
+    return torch.stack([column[done].float() for column in columns], dim=-1)
+
+
+def episode_means(episodes: Tensor, num_players: int = 1, turn_based: bool = False) -> dict[str, Tensor]:
+    """Return the mean return and length of episodes, over all players and by player.
+
+    Args:
+        episodes: From :func:`finished_episodes`, [E, 3].
+        num_players: Number of players of a game.
+        turn_based: Whether the returns are those of player 0 of two-player zero-sum games.
+
+    Returns:
+        ``charts/episodic_return``, ``charts/episodic_length`` and, for several players, the same with the
+        suffix ``-player0`` and so on. A mean over no episode is left out.
+
+    Example:
+        >>> episodes = torch.tensor([[1.0, 5.0, 0.0], [3.0, 7.0, 1.0]])
+        >>> episode_means(episodes, num_players=2)["charts/episodic_return-player1"]
+        tensor(3.)
+    """
+    returns, lengths, players = episodes.unbind(-1)
+    groups = {"": (returns, lengths)}
+    if turn_based:
+        groups |= {"-player0": (returns, lengths), "-player1": (-returns, lengths)}
+    elif num_players > 1:
+        for player in range(num_players):
+            rows = players == player
+            groups[f"-player{player}"] = returns[rows], lengths[rows]
+    means = {}
+    for suffix, (group_returns, group_lengths) in groups.items():
+        if len(group_returns):
+            means[f"charts/episodic_return{suffix}"] = group_returns.mean()
+            means[f"charts/episodic_length{suffix}"] = group_lengths.mean()
+    return means

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
-from torch import Tensor
 
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
@@ -165,15 +163,15 @@ class SelfPlay(PPO):
         del self.pool[: -self.hparams.pool_size]
         self._latest.clear()
 
-    def count_episodes(self, rollout: TensorDictBase) -> dict[str, Tensor]:
-        """Count episodes, and the results against snapshots.
+    def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
+        """Add the advantages, and count the results against snapshots.
 
-        Adds ``charts/score-past``, the mean result of the games against snapshots: 1 for a win, 1/2 for a
+        Logs ``charts/score-past``, the mean result of the games against snapshots: 1 for a win, 1/2 for a
         draw.
         """
-        metrics = super().count_episodes(rollout)
+        rollout = super().advantages(rollout)
         if self._opponents is None:
-            return metrics
+            return rollout
         results = collectives.chain(list(self._opponents.take_results().items()))
         latest = self.pool[-1].step if self.pool else None
         total: Counter[str] = Counter()
@@ -182,8 +180,8 @@ class SelfPlay(PPO):
             if step == latest:
                 self._latest[outcome] += count
         if total:
-            metrics["charts/score-past"] = torch.tensor(score(total))
-        return metrics
+            self.run_log.add({"charts/score-past": score(total)})
+        return rollout
 
     # Ratings
 

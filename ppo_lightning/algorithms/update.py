@@ -15,6 +15,7 @@ from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import Evaluation
 from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
 from ppo_lightning.utils.lightning_private import counted_step
 
@@ -22,7 +23,7 @@ Metrics = dict[str, Tensor]  # parts of a loss, scalars
 State = dict[str, list[Tensor]]
 Carry = tuple[list[Tensor], State]
 Step = tuple[Carry, Metrics]  # in a compiled function, an annotation must be a name
-Loss = Callable[[Minibatch], tuple[Tensor, Metrics]]
+Loss = Callable[[Minibatch, Evaluation], tuple[Tensor, Metrics]]
 CHECK_EVERY = 1000  # updates
 CPP_PARAMETERS = 16  # an MLP has 12 or 13
 # The wrapper around Adam refuses to compile a state on a GPU that is not `capturable`. The capturable formula
@@ -37,8 +38,7 @@ class EagerUpdate:
         module: A PPO module.
         compile_loss: Compile the loss. This is for several ranks and for memories, where the whole update
             cannot be one graph.
-        loss: Method of the module that maps a minibatch to the loss and its detached parts. None:
-            ``module.loss``.
+        loss: As ``PPO.loss``. None: ``module.loss``.
     """
 
     def __init__(self, module: Any, compile_loss: bool = False, loss: Loss | None = None) -> None:
@@ -47,10 +47,13 @@ class EagerUpdate:
         self._compile_loss = compile_loss
 
     @functools.cached_property
-    def _loss(self) -> Loss:
-        return (
-            compile_per_instance(self.loss, self.module.agent.traceable) if self._compile_loss else self.loss
-        )
+    def _loss(self) -> Callable[[Minibatch], tuple[Tensor, Metrics]]:
+        total = self.total_loss
+        return compile_per_instance(total, self.module.agent.traceable) if self._compile_loss else total
+
+    def total_loss(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
+        """Return the loss of a minibatch and its detached parts."""
+        return self.loss(minibatch, self.module.evaluate(minibatch))
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Update the weights with one minibatch after the other.
@@ -67,7 +70,7 @@ class EagerUpdate:
         module = self.module
         optimizer: Any = module.optimizers()
         # Gradients of the parts are added. The result is the same, and the activations fit into the cache.
-        parts = equal_parts(minibatch, module.rows_at_once)
+        parts = equal_parts(minibatch, module.microbatch_size)
         without_exchange = getattr(module.trainer.model, "no_sync", nullcontext)
         optimizer.zero_grad()
         metrics = []
@@ -154,7 +157,7 @@ class CompiledUpdate:
         """Return whether the overhead of a call matters for a minibatch [B, ...]."""
         # The scan of convolutions would also compile for more than a minute.
         convolutions = any(parameter.ndim > 2 for parameter in self._params)
-        return not convolutions and len(equal_parts(minibatch, self.module.rows_at_once)) == 1
+        return not convolutions and len(equal_parts(minibatch, self.module.microbatch_size)) == 1
 
     def _compiled(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
@@ -199,7 +202,7 @@ class CompiledUpdate:
         return [dict(zip(metrics, scalars, strict=True)) for scalars in rows]
 
     def _one(self, minibatch: Minibatch) -> Metrics:
-        parts = equal_parts(minibatch, self.module.rows_at_once)
+        parts = equal_parts(minibatch, self.module.microbatch_size)
         with counted_step(self.module.optimizers()):
             if len(parts) > 1:
                 return self._accumulate(parts)
@@ -208,7 +211,7 @@ class CompiledUpdate:
     @torch.no_grad()
     def _without_compiler(self, minibatch: Minibatch) -> Metrics:
         """Return the parts of the loss, computed without the compiler."""
-        parts = equal_parts(minibatch, self.module.rows_at_once)
+        parts = equal_parts(minibatch, self.module.microbatch_size)
         return mean_of([self._holder(part)[1] for part in parts])
 
     @functools.cached_property
@@ -286,7 +289,7 @@ def make_update(module: Any, loss: Loss) -> EagerUpdate | CompiledUpdate:
 
     Args:
         module: A PPO module in a fit.
-        loss: Method of the module that maps a minibatch to the loss and its detached parts.
+        loss: As ``PPO.loss``.
     """
     compiled = module.hparams.compile
     whole = module.trainer.world_size == 1 and module.agent.traceable
@@ -303,4 +306,4 @@ class _Holder(nn.Module):
         self.loss = loss
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        return self.loss(minibatch)
+        return self.loss(minibatch, self.module.evaluate(minibatch))

@@ -8,10 +8,13 @@ from typing import Any
 import lightning as L
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.envs.recording import recording_of
 from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
 
@@ -66,9 +69,10 @@ class RolloutGuard(Guard):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Check a rollout [N, T]."""
-        if not pl_module.rollouts_done and trainer.is_global_zero:
+        rollouts_before = pl_module.rollouts_done - 1
+        if not rollouts_before and trainer.is_global_zero:
             print_faults(pl_module.data, batch)
-        if pl_module.rollouts_done % self.every == 0:
+        if rollouts_before % self.every == 0:
             compare_log_probs(pl_module, batch)
 
 
@@ -88,7 +92,6 @@ def print_faults(data: Any, rollout: TensorDictBase) -> None:
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 
 
-@torch.no_grad()
 def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
     """Warn if acting and learning give the same actions different log-probabilities.
 
@@ -97,7 +100,7 @@ def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
         rollout: Rollout [N, T].
     """
     with module.trainer.precision_plugin.forward_context():
-        recomputed, stored = module.log_probs_again(rollout)
+        recomputed, stored = log_probs_again(module.agent, rollout)
     drift = (recomputed - stored).abs().max().item()
     if drift > module.tolerance:
         warnings.warn(
@@ -106,6 +109,24 @@ def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
             " from the agent.",
             stacklevel=2,
         )
+
+
+@torch.no_grad()
+def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """Return recomputed and stored log-probabilities of the actions of the first environments, [K].
+
+    Args:
+        agent: Agent in training.
+        rollout: Rollout [N, T].
+    """
+    stored = rollout[: max(1, agent.microbatch_size // rollout.batch_size[1])]
+    recomputed = stored.copy()
+    for key in ("action_log_prob", "state_value"):
+        recomputed[key] = torch.empty_like(stored[key])
+    add_evaluation(agent, recomputed)
+    # At other steps, an opponent may have acted.
+    valid = stored.get("valid", torch.ones(stored.batch_size, dtype=torch.bool))
+    return recomputed["action_log_prob"][valid], stored["action_log_prob"][valid]
 
 
 class NonFiniteGuard(Guard):

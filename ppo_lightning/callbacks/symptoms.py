@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from ppo_lightning.callbacks.guards import log_probs_again
 from ppo_lightning.callbacks.speed import RunSpeed
 from ppo_lightning.spaces.specs import mask_columns, not_measured
 
@@ -50,7 +51,7 @@ def sample_rows(rollout: TensorDictBase, *keys: Any) -> list[Tensor]:
 
 def ratio(run: RunSnapshot) -> Diagnosis | None:
     """Check that the ratio of the first minibatch is 1: the update must start from the acting policy."""
-    recomputed, stored = run.module.log_probs_again(run.rollout)
+    recomputed, stored = log_probs_again(run.module.agent, run.rollout)
     deviation = (recomputed - stored).exp().sub(1).abs().max().item()
     if deviation <= 10 * run.module.tolerance:
         return None
@@ -225,7 +226,7 @@ def _activations(body: nn.Module) -> Iterator[list[tuple[type[nn.Module], Tensor
 
 def _in_second_half(run: RunSnapshot) -> bool:
     """Return whether half of the run is over: then low entropy and small updates are expected."""
-    return run.module.rollouts_done > run.module.data.num_rollouts / 2
+    return run.module.rollouts_done - 1 > run.module.data.num_rollouts / 2
 
 
 CHECKS: dict[str, Check] = {

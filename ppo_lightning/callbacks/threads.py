@@ -33,7 +33,7 @@ class Threads(Guard):
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Set the number of threads."""
         self._previous = torch.get_num_threads()
-        rows = pl_module.rows_differentiated_at_once()
+        rows = min(pl_module.minibatch_size, pl_module.microbatch_size)
         torch.set_num_threads(
             self.num_threads or (self._previous if has_large_layers(pl_module.agent, rows) else 1)
         )

@@ -1,16 +1,11 @@
 """Networks and statistics of Random Network Distillation."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase
 
-from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.cnn import channels_last
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
@@ -28,23 +23,29 @@ class Curiosity(nn.Module):
 
     A predictor learns the output of a fixed random network. The error of the predictor is small for
     observations like those that it was trained on, and large for new ones. The observations are normalized
-    and clipped to [-5, 5]. Of stacked frames, the networks see the last one.
+    and clipped to [-5, 5]. Of a picture, the networks see the last frame: the last three channels if their
+    number is a multiple of three (colours), otherwise the last one.
 
     Source: Burda et al., "Exploration by Random Network Distillation" (2018), arXiv:1810.12894. The networks
     for pictures are those of the authors, and of CleanRL's ppo_rnd_envpool.py.
 
     Args:
-        shape: Shape of the networks' input, bytes [C, H, W] or numbers [D].
+        observation_spec: Spec of one environment.
         critic_features: Width F of the features of the agent's value function.
 
     Example:
-        >>> curiosity = Curiosity((4,), critic_features=64)
+        >>> curiosity = Curiosity(Unbounded((4,)), critic_features=64)
         >>> curiosity.error(torch.zeros(3, 4)).shape
         torch.Size([3])
     """
 
-    def __init__(self, shape: tuple[int, ...], critic_features: int) -> None:
+    def __init__(self, observation_spec: TensorSpec, critic_features: int) -> None:
         super().__init__()
+        shape = tuple(stored(observation_spec).shape)
+        if is_picture(observation_spec):
+            shape = (3 if shape[0] % 3 == 0 else 1, *shape[1:])
+        else:
+            shape = (math.prod(shape),)
         self.shape = shape
         self.normalizer = ObservationNormalizer(shape, clip=CLIP)
         self.reward_moments = Moments(())  # of the discounted sums of intrinsic rewards
@@ -53,42 +54,6 @@ class Curiosity(nn.Module):
         layers = hidden(width, width), nn.ReLU(), hidden(width, width)
         self.predictor = nn.Sequential(random_features(shape), nn.ReLU(), *layers)
         self.critic = orthogonal(Float32Linear(critic_features, 1), gain=0.01)
-
-    @classmethod
-    def of(cls, env: EnvBase, observation_spec: TensorSpec, agent: ActorCritic) -> "Curiosity":
-        """Make the networks for an environment, of whose stacked frames they see the last one.
-
-        Args:
-            env: The environments. Those of Atari know the number of their frames.
-            observation_spec: Spec of one environment.
-            agent: The agent, whose features the value of novelty reads.
-        """
-        shape = tuple(stored(observation_spec).shape)
-        if is_picture(observation_spec):
-            shape = (shape[0] // getattr(env, "preprocessing", {}).get("frame_stack", 1), *shape[1:])
-        else:
-            shape = (math.prod(shape),)
-        return cls(shape, agent.critic.in_features)
-
-    @classmethod
-    def like(cls, state: Mapping[str, Any], existing: "Curiosity | None" = None) -> "Curiosity":
-        """Make networks for the weights of a module with an attribute ``curiosity``.
-
-        Args:
-            state: Tensors of the module, by name.
-            existing: Networks that are returned, if there are some.
-
-        Raises:
-            ConfigError: The module has no such networks.
-        """
-        names = ("curiosity.normalizer.mean", "curiosity.critic.weight")
-        if not state.keys() >= set(names):
-            raise ConfigError(
-                "The checkpoint (ckpt_path) has no networks of novelty: it is not of an RND run. Use the"
-                " algorithm of its run."
-            )
-        mean, weight = (state[name] for name in names)
-        return existing or cls(tuple(mean.shape), weight.shape[-1])
 
     def view(self, observation: Tensor) -> Tensor:
         """Return what the networks see of stored observations [N, T, ...], [N, T, *shape]."""

@@ -14,6 +14,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning.checkpoints.settings import data_settings
@@ -269,6 +270,13 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             if self.trainer.ckpt_path is not None:
                 self._resume()
         return RolloutLoader(self.collector, self.rollouts_per_epoch)
+
+    def on_before_batch_transfer(self, batch: TensorDictBase, dataloader_idx: int) -> TensorDictBase:
+        """Count the steps and episodes of a rollout that training receives."""
+        assert self.trainer is not None
+        if self.trainer.training:
+            self.trainer.lightning_module.run_log.count(batch)  # type: ignore[union-attr, operator]
+        return batch
 
     def slow_steps(self) -> str:
         """Return the setting that helps if the environments took most of the first seconds, once in a run."""

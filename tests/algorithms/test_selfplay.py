@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, SelfPlay
 from ppo_lightning.algorithms import ppo
-from ppo_lightning.algorithms.episodes import episode_means
+from ppo_lightning.algorithms.run_log import episode_means
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.rollouts.players import AgentPlayer, make_player

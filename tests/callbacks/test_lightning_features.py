@@ -246,7 +246,7 @@ def test_all_metrics_share_the_x_axis(fit, tmp_path):
     assert [int(row["step"]) for row in rows if row["charts/SPS"]] == steps
     assert [int(row["step"]) for row in rows if row["eval/episodic_return"]] == [steps[2], steps[5], steps[7]]
     rates = [int(row["step"]) for row in rows if row["lr-Adam"]]
-    assert rates == [0, *steps[:-1]]  # logged before each update
+    assert rates == steps
     device = next(
         name for name in rows[0] if name.startswith("DeviceStatsMonitor") and "on_train_batch_end" in name
     )
@@ -406,7 +406,7 @@ class Breaks(CSVLogger):
 def test_a_logger_that_fails_does_not_end_the_run(fit, tmp_path, capsys):
     class Toggle(L.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            Breaks.broken = 2 <= pl_module.rollouts_done < 6
+            Breaks.broken = 3 <= pl_module.rollouts_done < 7
 
     options = VALIDATED | {"logger": [Breaks(tmp_path), TensorBoardLogger(tmp_path)], "log_every_n_steps": 1}
     module = fit(EIGHT, MODEL, ppo=Logs, callbacks=[Toggle()], **options)
@@ -427,7 +427,7 @@ def test_a_logger_that_fails_does_not_end_the_run(fit, tmp_path, capsys):
 def test_nothing_is_written_to_a_disk_that_is_nearly_full(fit, tmp_path, capsys, monkeypatch):
     class Fill(L.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            full = 2 <= pl_module.rollouts_done < 6
+            full = 3 <= pl_module.rollouts_done < 7
             monkeypatch.setattr(loggers, "SPARE", 2**60 if full else 2**20)
 
     pair = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path)]
