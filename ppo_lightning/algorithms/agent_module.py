@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning import __version__
-from ppo_lightning.algorithms.checks import check_trainer
 from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
@@ -24,7 +23,7 @@ from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
-from ppo_lightning.callbacks.supported import check_callbacks, warn_of_slow_average
+from ppo_lightning.callbacks.supported import TrainerGuard, check_callbacks, check_trainer
 from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
     LOCAL,
@@ -71,7 +70,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         >>> action = module.predict(observation)  # as `env.step` returned it
     """
 
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (Threads, Preemption, RunSummary)
+    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
     agent: ActorCritic
     hparams: AttributeDict
     reward_scaler: RewardScaler | None
@@ -316,11 +315,17 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def on_train_start(self) -> None:
         """Stop a resumed run that is already complete."""
-        # Only now the environments exist, which may have invalid steps.
-        check_callbacks(self.trainer, self.steps_per_rollout)
-        warn_of_slow_average(self.trainer, self.data.num_rollouts)
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
+
+    def end_if_preempted(self) -> None:
+        """Save a checkpoint and end the run if a signal asked for it. This is a collective.
+
+        An algorithm with long iterations calls this method at each point at which it can resume.
+        """
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "end_if_requested"):
+                callback.end_if_requested(self.trainer, self)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
-from ppo_lightning.algorithms.checks import check_minibatches, check_optimizers, with_number_of_rollouts
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_valid
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
@@ -135,13 +135,6 @@ class PPO(AgentModule):
         self.ent_coef = torch.tensor(ent_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
         self._shuffle = torch.Generator()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let an error in ``configure_optimizers`` of a subclass say where the number of rollouts is."""
-        super().__init_subclass__(**kwargs)
-        if "configure_optimizers" in vars(cls):
-            configure: Any = with_number_of_rollouts(cls.configure_optimizers)
-            cls.configure_optimizers = configure  # type: ignore[method-assign]
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration.
@@ -270,7 +263,7 @@ class PPO(AgentModule):
         schedule: Any = self.lr_schedulers()
         if isinstance(schedule, KLAdaptiveLR) and metrics:
             schedule.adapt(float(collectives.gather(mean_of(metrics)["approx_kl"]).mean()))
-        if isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+        if isinstance(schedule, LRScheduler):
             schedule.step()
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
@@ -312,7 +305,7 @@ class PPO(AgentModule):
         if stage == "fit":
             self._shuffle = torch.Generator().manual_seed(derive_seed(self.data.seed, "shuffle"))
             self.check_split()
-            self.check_loss()
+            self.check_update()
 
     def check_agent(self) -> None:
         """Refuse an agent with a memory, which needs whole sequences."""
@@ -377,17 +370,27 @@ class PPO(AgentModule):
         return drawn[first : first + num_envs]
 
     def check_split(self) -> None:
-        """Check that the rollout can be split into minibatches."""
-        check_minibatches(self.hparams, self.data.num_envs, self.data.num_steps, self.trainer.world_size)
+        """Check that a rollout can be split into equal minibatches."""
+        count = self.hparams.num_minibatches
+        num_envs, num_steps, ranks = self.data.num_envs, self.data.num_steps, self.trainer.world_size
+        if ranks > 1 and num_steps % count:
+            raise ConfigError(
+                f"data.num_steps = {num_steps} is not divisible by model.num_minibatches = {count}, which"
+                f" {ranks} ranks need: change one of the two."
+            )
+        if num_envs * num_steps // ranks % count:
+            raise ConfigError(
+                f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by"
+                f" model.num_minibatches = {count}: change one of the three."
+            )
 
-    @property
-    def steps_per_rollout(self) -> int | None:
-        """Number of optimizer steps per iteration, or None if it varies."""
-        varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
-        return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
-
-    def check_loss(self) -> None:
-        """Refuse a loss of a subclass that evaluates the agent itself, as up to version 0.1."""
+    def check_update(self) -> None:
+        """Refuse minibatches of one step, and a loss that evaluates the agent itself, as in version 0.1."""
+        if self.minibatch_size == 1 and self.hparams.norm_adv:
+            raise ConfigError(
+                f"model.num_minibatches = {self.hparams.num_minibatches} makes minibatches of one step, whose"
+                " advantage cannot be normalized: lower it, or collect more steps."
+            )
         try:
             inspect.signature(self.loss).bind(None, None)
         except TypeError as error:
@@ -395,6 +398,12 @@ class PPO(AgentModule):
                 f"{type(self).__name__}.loss must be loss(self, minibatch, evaluation), where evaluation is"
                 " that of self.evaluate(minibatch): add the argument, and pass it on to super().loss."
             ) from error
+
+    @property
+    def steps_per_rollout(self) -> int | None:
+        """Number of optimizer steps per iteration, or None if it varies."""
+        varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
+        return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
     @property
     def minibatch_size(self) -> int:
@@ -406,3 +415,28 @@ class PPO(AgentModule):
         """Maximum number of rows of a minibatch that are differentiated at once."""
         in_cache = self.agent.microbatch_size if self.device.type == "cpu" else sys.maxsize
         return self.hparams.microbatch_size or in_cache
+
+
+def check_optimizers(optimizers: Any, schedules: Any) -> None:
+    """Check that ``configure_optimizers`` returned what PPO's update uses.
+
+    Args:
+        optimizers: ``LightningModule.optimizers()``: an optimizer, or a list of several or none.
+        schedules: ``LightningModule.lr_schedulers()``: a schedule, a list of several, or None.
+
+    Raises:
+        ConfigError: There is not one optimizer, or the schedule cannot be stepped once a rollout.
+    """
+    if isinstance(optimizers, list) or not optimizers.param_groups:
+        count = len(optimizers) if isinstance(optimizers, list) else 0
+        returned = f"{count} optimizers"
+    elif isinstance(schedules, list):
+        returned = f"{len(schedules)} schedules"
+    elif isinstance(schedules, ReduceLROnPlateau) or not isinstance(schedules, LRScheduler | None):
+        returned = f"the schedule {type(schedules).__name__}, whose step() needs more than a count"
+    else:
+        return
+    raise ConfigError(
+        f"configure_optimizers returned {returned}: return one optimizer, with at most one LRScheduler, which"
+        " PPO steps once a rollout (self.data.num_rollouts times)."
+    )

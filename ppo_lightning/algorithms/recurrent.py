@@ -2,7 +2,6 @@
 
 from tensordict import TensorDictBase
 
-from ppo_lightning.algorithms.checks import check_minibatch_size
 from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_valid
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
@@ -47,7 +46,6 @@ class RecurrentPPO(PPO):
                 f"data.num_envs gives each rank {num_envs} environments, whose whole sequences cannot be"
                 f" split into model.num_minibatches = {count} minibatches: change one of the two."
             )
-        check_minibatch_size(self.hparams, num_envs // count * self.data.num_steps)
 
     def shuffled(self, rollout: TensorDictBase) -> Minibatch:
         """Return the sequences of the rollout in the order of the minibatches, tensors [N, T, ...].

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.checkpoints.resume import save_beside_checkpoints
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.watch import end_with_the_launcher
 
@@ -80,8 +80,6 @@ class Preemption(Guard):
     def end_if_requested(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save a checkpoint and end the run if any rank received a signal. This is a collective.
 
-        An algorithm with long iterations calls this method at each point at which it can resume.
-
         Raises:
             SystemExit: With code 143, or 130 after SIGINT.
             KeyboardInterrupt: After SIGINT in an interactive session.
@@ -133,21 +131,3 @@ def _end_at_once() -> None:
         raise KeyboardInterrupt
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.raise_signal(signal.SIGINT)
-
-
-def save_beside_checkpoints(trainer: L.Trainer, name: str) -> str | None:
-    """Save a checkpoint in the folder of ``ModelCheckpoint``. This is a collective.
-
-    Args:
-        trainer: Trainer in a fit.
-        name: Name of the file, without suffix.
-
-    Returns:
-        The path, None without ``ModelCheckpoint``.
-    """
-    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
-    if folder is None:
-        return None
-    path = Path(folder) / f"{name}.ckpt"
-    trainer.save_checkpoint(path)
-    return str(path)

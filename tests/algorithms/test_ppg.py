@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
 from ppo_lightning import PPG, CNNAgent, ConfigError, MLPAgent
-from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase, bytes_per_step
+from ppo_lightning.algorithms.ppg import POLICY, AuxiliaryPhase
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.export import load_from_hub, to_onnx
@@ -258,8 +258,7 @@ def test_a_phase_stores_bytes_and_only_what_it_needs():
     rollout["observation"].fill_(1)  # the collector overwrites its storage
     (stored,) = phase.rollouts
     assert not stored["observation"].any()
-    size = bytes_per_step(Unbounded((3, 64, 64), dtype=torch.uint8))
-    assert sum(tensor.nbytes for tensor in stored.values()) == 8 * size == 8 * (3 * 64 * 64 + 8 + 4)
+    assert sum(tensor.nbytes for tensor in stored.values()) == 8 * (3 * 64 * 64 + 8 + 4)
 
 
 def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):

@@ -10,11 +10,9 @@ from torchrl.data import Unbounded
 from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, RND, CNNAgent, ConfigError, MLPAgent
-from ppo_lightning.algorithms import intrinsic, losses
-from ppo_lightning.algorithms.intrinsic import START, IntrinsicRewards
+from ppo_lightning.algorithms import losses
+from ppo_lightning.algorithms.rnd import Curiosity, IntrinsicRewards, endless_gae, random_rollouts
 from ppo_lightning.callbacks.guards import NonFiniteGuard
-from ppo_lightning.models.curiosity import Curiosity
-from ppo_lightning.rollouts.random_steps import random_rollouts
 from tests.checkpoints.test_resume import SaveAfter
 from tests.environments import Trouble
 
@@ -73,7 +71,7 @@ def test_a_constant_intrinsic_reward_is_worth_its_geometric_series(gae_lambda):
     """1 + 0.9 + 0.81 + ... = 10, in float64."""
     reward, value = torch.ones(2, 7, dtype=torch.float64), torch.full((2, 7), 10.0, dtype=torch.float64)
     last = torch.full((2,), 10.0, dtype=torch.float64)
-    advantage, target = intrinsic.endless_gae(reward, value, last, 0.9, gae_lambda)
+    advantage, target = endless_gae(reward, value, last, 0.9, gae_lambda)
     torch.testing.assert_close(advantage, torch.zeros_like(advantage), atol=1e-12, rtol=0)
     torch.testing.assert_close(target, value)
 
@@ -81,7 +79,7 @@ def test_a_constant_intrinsic_reward_is_worth_its_geometric_series(gae_lambda):
 def test_the_value_after_the_rollout_counts_as_much_as_its_distance():
     reward = torch.zeros(1, 4, dtype=torch.float64)
     last = torch.tensor([1.0], dtype=torch.float64)
-    _, target = intrinsic.endless_gae(reward, reward.clone(), last, 0.5, 1.0)
+    _, target = endless_gae(reward, reward.clone(), last, 0.5, 1.0)
     assert target.tolist() == [[0.0625, 0.125, 0.25, 0.5]]
 
 
@@ -90,7 +88,7 @@ def test_the_intrinsic_stream_stops_before_invalid_steps_only():
     value = torch.tensor([[0, 0, 7, 0, 0]], dtype=torch.float64)
     valid = torch.tensor([[True, True, False, True, True]])
     last = torch.zeros(1, dtype=torch.float64)
-    _, target = intrinsic.endless_gae(reward, value, last, 1.0, 1.0, valid)
+    _, target = endless_gae(reward, value, last, 1.0, 1.0, valid)
     assert target[0, [0, 1, 3, 4]].tolist() == [9, 8, 2, 1], "the value of the invalid step, not its return"
 
 
@@ -169,7 +167,7 @@ def test_the_total_loss_is_that_of_ppo_and_two_more_and_the_intrinsic_value_is_n
 
 def test_the_reward_filter_runs_over_time_in_each_environment():
     """One reward at the first step decays by gamma per step; the other environment stays at 0."""
-    rewards = IntrinsicRewards([START, START], gamma=0.5)
+    rewards = IntrinsicRewards(2, gamma=0.5)
     sums = rewards.discount(torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
     assert sums.tolist() == [[1.0, 0.5, 0.25], [0.0, 0.0, 0.0]]
     assert rewards.discount(torch.tensor([[0.0], [8.0]])).tolist() == [[0.125], [8.0]], "in the next rollout"
@@ -194,11 +192,11 @@ def test_rewards_are_divided_by_the_deviation_of_all_their_sums_so_far():
     """Over two rollouts, against a loop over the steps of each environment."""
     torch.manual_seed(0)
     curiosity = Curiosity(Unbounded((3,)), critic_features=4)
-    rewards = IntrinsicRewards([START] * 2, gamma=0.9)
+    rewards = IntrinsicRewards(2, gamma=0.9)
     sums, total = [], np.zeros(2)
     for _ in range(2):
         rollout = fake_rollout(torch.randn(2, 5, 3))
-        scaled = rewards.compute(rollout, curiosity, rows_at_once=4)
+        scaled = rewards.compute(rollout, curiosity, microbatch_size=4)
         for t in range(5):
             total = 0.9 * total + rollout["int_reward"][:, t].numpy()
             sums += total.tolist()
@@ -213,7 +211,7 @@ def test_rewards_use_the_statistics_before_the_rollout():
     observation = 3 + 10 * torch.randn(2, 5, 3)
     before = curiosity.error(observation.flatten(0, 1)).view(2, 5)
     rollout = fake_rollout(observation)
-    IntrinsicRewards([START] * 2, gamma=0.9).compute(rollout, curiosity, rows_at_once=100)
+    IntrinsicRewards(2, gamma=0.9).compute(rollout, curiosity, microbatch_size=100)
     torch.testing.assert_close(rollout["int_reward"], before.detach())
     torch.testing.assert_close(
         curiosity.normalizer.mean, observation.flatten(0, 1).double().mean(0), atol=1e-6, rtol=1e-6
@@ -228,7 +226,7 @@ def test_invalid_steps_have_no_reward_and_enter_no_statistics():
     observation = torch.randn(1, 4, 3)
     observation[0, 2] = 1e6
     rollout = fake_rollout(observation, valid=valid)
-    scaled = IntrinsicRewards([START], gamma=0.9).compute(rollout, curiosity, rows_at_once=100)
+    scaled = IntrinsicRewards(1, gamma=0.9).compute(rollout, curiosity, microbatch_size=100)
     assert (scaled[0] > 0).tolist() == valid[0].tolist()
     assert curiosity.normalizer.count == curiosity.reward_moments.count == 3
     assert curiosity.normalizer.mean.abs().max() < 10
@@ -470,7 +468,10 @@ def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path):
     ):
         assert f"curiosity.{part}" in state
     assert state["curiosity.normalizer.m2"].dtype == torch.float64
-    assert [sorted(row) for row in checkpoint["intrinsic"]] == [["discounted", "episode"]] * 2
+    assert {name: len(sums) for name, sums in checkpoint["intrinsic"].items()} == {
+        "discounted": 2,
+        "episode": 2,
+    }
     loaded = RND.load_from_checkpoint(path)
     for name, value in module.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)

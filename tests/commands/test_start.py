@@ -29,9 +29,9 @@ HEAVY = {
 COMMANDS = {"cli", "options", "config_files", "recipes", "checkpoint_settings"}
 UNUSED = {
     *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "algorithms.selfplay"),
-    *("algorithms.auxiliary", "algorithms.intrinsic", "callbacks.doctor", "callbacks.live"),
+    *("callbacks.doctor", "callbacks.live"),
     *("callbacks.video", "envs.examination", "envs.games", "envs.witness", "envs.workers"),
-    *("models.curiosity", "models.groups", "rollouts.minimax", "rollouts.players", "rollouts.tournament"),
+    *("models.groups", "rollouts.minimax", "rollouts.players", "rollouts.tournament"),
 }
 
 

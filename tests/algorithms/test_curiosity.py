@@ -6,8 +6,8 @@ import torch
 from torchrl.data import Categorical, Composite, Unbounded
 
 from ppo_lightning import CNNAgent, MLPAgent
+from ppo_lightning.algorithms.rnd import Curiosity
 from ppo_lightning.models import tensor_statistics
-from ppo_lightning.models.curiosity import Curiosity
 from ppo_lightning.models.normalizers import Moments
 from ppo_lightning.models.tensor_statistics import merge_rows
 
