@@ -113,7 +113,7 @@ def floor(module: Any, epoch: list[dict[str, torch.Tensor]]) -> dict[str, float]
                 return
             optimizer.zero_grad()
             for part in parts:
-                (module.optimize.total_loss(part)[0] / len(parts)).backward()
+                (module.total_loss(part)[0] / len(parts)).backward()
         torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
         optimizer.step()
 

@@ -163,7 +163,7 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
         minibatch = {key: rollout[key] if recurrent else rollout[key].flatten(0, 1) for key in keys}
         if recurrent:
             minibatch |= {"memory": memory, "is_init": flag[..., 0]}
-        loss, parts = module.loss(minibatch, module.evaluate(minibatch))
+        loss, parts = module.total_loss(minibatch)
     same_device(device, loss, *parts.values())
     lengths = torch.zeros(3, dtype=torch.int64, device=device)
     episode_statistics(

@@ -288,6 +288,16 @@ class AgentModule(NamedArguments, L.LightningModule):
         return None
 
     @property
+    def minibatch_size(self) -> int:
+        """Number of steps of a minibatch on this rank, which a subclass defines."""
+        raise NotImplementedError
+
+    @property
+    def microbatch_size(self) -> int:
+        """Maximum number of rows of a minibatch that are differentiated at once. By default, all."""
+        return self.minibatch_size
+
+    @property
     def rollouts_done(self) -> int:
         """Number of rollouts that training has received, including those before a resume."""
         return self.env_steps // self.data.frames_per_rollout
@@ -331,6 +341,9 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Release what an interrupted run holds. By default, this is nothing."""
 
     def on_fit_end(self) -> None:
         """Explain why a run ended early.

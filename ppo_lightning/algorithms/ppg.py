@@ -120,10 +120,9 @@ class PPG(PPO):
         # Data parallel training and the compiled update expect a gradient for each parameter.
         return loss + 0 * self.auxiliary_critic(evaluation.features.detach()).sum(), parts
 
-    def auxiliary_loss(
-        self, minibatch: Minibatch, evaluation: Evaluation
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the auxiliary phase and its detached parts, see :meth:`PPO.loss`."""
+    def auxiliary_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the auxiliary phase and its detached parts, see :meth:`PPO.total_loss`."""
+        evaluation = self.evaluate(minibatch)
         target = minibatch["value_target"].squeeze(-1)
         weight = minibatch.get("weight")
         aux_value = self.auxiliary_critic(evaluation.features).squeeze(-1)

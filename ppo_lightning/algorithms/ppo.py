@@ -133,7 +133,7 @@ class PPO(AgentModule):
         # Values of the iteration, tensors, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
         self.ent_coef = torch.tensor(ent_coef)
-        self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
+        self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
         self._shuffle = torch.Generator()
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
@@ -206,6 +206,10 @@ class PPO(AgentModule):
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
         keys = with_valid(rollout, self.minibatch_keys)
         return {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
+
+    def total_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Evaluate a minibatch and return its loss and the detached parts, for the update."""
+        return self.loss(minibatch, self.evaluate(minibatch))
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """Evaluate the actions of a minibatch with the current weights."""
@@ -322,7 +326,7 @@ class PPO(AgentModule):
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
         self.ent_coef = torch.tensor(float(self.hparams.ent_coef), device=self.device)
-        self.optimize = make_update(self, self.loss)
+        self.optimize = make_update(self, self.total_loss)
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Set the clipping range and the entropy weight of the iteration."""
@@ -333,7 +337,7 @@ class PPO(AgentModule):
 
     def release_updates(self) -> None:
         """Release compiled graphs."""
-        self.optimize = EagerUpdate(self)
+        self.optimize = EagerUpdate(self, self.total_loss)
 
     def on_train_end(self) -> None:
         """Release compiled graphs."""

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.rounding import decimals
 
@@ -18,10 +19,10 @@ class RunLog:
     """Count steps and episodes, send metrics to the loggers, and measure the throughput of a fit.
 
     Args:
-        module: An :class:`~ppo_lightning.AgentModule` whose fit starts.
+        module: The module whose fit starts.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Learner) -> None:
         self.module = module
         self.steps_before = module.env_steps
         self._values: dict[str, Any] = {}  # for the next call of `log`
@@ -59,10 +60,10 @@ class RunLog:
             rare: Send the scalars to the loggers now, whatever ``log_every_n_steps`` says.
         """
         module = self.module
-        trainer = module.trainer
+        trainer: Any = module.trainer
         values = self._values | dict(values)
         self._values = {}
-        options = {"dtype": torch.float32, "device": module.device}
+        options: dict[str, Any] = {"dtype": torch.float32, "device": module.device}
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         step = torch.tensor(module.env_steps)  # ModelCheckpoint uses it in file names
@@ -73,11 +74,11 @@ class RunLog:
         published = dict(zip(values, means, strict=True)) | {"step": step}
         lightning_private.publish_metrics(trainer, published, shown)
         if rare or module.rollouts_done % trainer.log_every_n_steps == 0:
-            for logger in module.loggers:
+            for logger in trainer.loggers:
                 logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=module.env_steps)
         if time.perf_counter() - self._saved > SAVE_EVERY:
             self._saved = time.perf_counter()
-            for logger in module.loggers:
+            for logger in trainer.loggers:
                 logger.save()  # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit
 
 

@@ -15,7 +15,7 @@ from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import Evaluation
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
 from ppo_lightning.utils.lightning_private import counted_step
 
@@ -23,7 +23,7 @@ Metrics = dict[str, Tensor]  # parts of a loss, scalars
 State = dict[str, list[Tensor]]
 Carry = tuple[list[Tensor], State]
 Step = tuple[Carry, Metrics]  # in a compiled function, an annotation must be a name
-Loss = Callable[[Minibatch, Evaluation], tuple[Tensor, Metrics]]
+Loss = Callable[[Minibatch], tuple[Tensor, Metrics]]
 CHECK_EVERY = 1000  # updates
 CPP_PARAMETERS = 16  # an MLP has 12 or 13
 # The wrapper around Adam refuses to compile a state on a GPU that is not `capturable`. The capturable formula
@@ -35,25 +35,22 @@ class EagerUpdate:
     """Take an optimizer step on each minibatch through Lightning: backward, clipping, step.
 
     Args:
-        module: A PPO module.
+        module: The module to update.
+        loss: Method of the module that maps a minibatch to the loss and its detached parts.
         compile_loss: Compile the loss. This is for several ranks and for memories, where the whole update
             cannot be one graph.
-        loss: As ``PPO.loss``. None: ``module.loss``.
     """
 
-    def __init__(self, module: Any, compile_loss: bool = False, loss: Loss | None = None) -> None:
+    def __init__(self, module: Learner, loss: Loss, compile_loss: bool = False) -> None:
         self.module = module
-        self.loss: Loss = module.loss if loss is None else loss
+        self.loss = loss
         self._compile_loss = compile_loss
 
     @functools.cached_property
-    def _loss(self) -> Callable[[Minibatch], tuple[Tensor, Metrics]]:
-        total = self.total_loss
-        return compile_per_instance(total, self.module.agent.traceable) if self._compile_loss else total
-
-    def total_loss(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        """Return the loss of a minibatch and its detached parts."""
-        return self.loss(minibatch, self.module.evaluate(minibatch))
+    def _loss(self) -> Loss:
+        return (
+            compile_per_instance(self.loss, self.module.agent.traceable) if self._compile_loss else self.loss
+        )
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Update the weights with one minibatch after the other.
@@ -101,14 +98,14 @@ class CompiledUpdate:
     losses differ, the run continues eagerly, with a warning.
 
     Args:
-        module: A PPO module.
+        module: The module to update.
         eager: The same update without a compiler. In its loss, only tensors may depend on the iteration.
 
     Raises:
         ConfigError: The optimizer is not a plain Adam.
     """
 
-    def __init__(self, module: Any, eager: EagerUpdate) -> None:
+    def __init__(self, module: Learner, eager: EagerUpdate) -> None:
         self.module = module
         self.eager = eager
         optimizer = module.trainer.optimizers[0]
@@ -284,26 +281,26 @@ class CompiledUpdate:
         )
 
 
-def make_update(module: Any, loss: Loss) -> EagerUpdate | CompiledUpdate:
+def make_update(module: Learner, loss: Loss) -> EagerUpdate | CompiledUpdate:
     """Return the updates for a loss, compiled if the module's settings say so.
 
     Args:
-        module: A PPO module in a fit.
-        loss: As ``PPO.loss``.
+        module: The module to update, in a fit.
+        loss: Method of the module that maps a minibatch to the loss and its detached parts.
     """
     compiled = module.hparams.compile
     whole = module.trainer.world_size == 1 and module.agent.traceable
-    eager = EagerUpdate(module, compile_loss=compiled and not whole, loss=loss)
+    eager = EagerUpdate(module, loss, compile_loss=compiled and not whole)
     return CompiledUpdate(module, eager) if compiled and whole else eager
 
 
 class _Holder(nn.Module):
     """Module whose ``forward`` is the loss, so that ``functional_call`` can replace the parameters."""
 
-    def __init__(self, module: Any, loss: Loss) -> None:
+    def __init__(self, module: Learner, loss: Loss) -> None:
         super().__init__()
         self.module = module
         self.loss = loss
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        return self.loss(minibatch, self.module.evaluate(minibatch))
+        return self.loss(minibatch)

@@ -14,6 +14,8 @@ from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.envs.recording import recording_of
 from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.rollouts.datamodule import RolloutDataModule
+from ppo_lightning.rollouts.learner import Learner, PolicyLearner
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
@@ -41,7 +43,7 @@ class ExceptionGuard(Guard):
     The traceback of an error of an environment keeps the frames of the environment only.
     """
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
         cut_traceback(exception)
@@ -62,12 +64,14 @@ class RolloutGuard(Guard):
     def __init__(self, every: int = 100) -> None:
         self.every = every
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Say once if the environments take most of the time, with the setting that helps."""
         if (advice := pl_module.data.slow_steps()) and trainer.is_global_zero:
             print(f"\n{advice}", flush=True)
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: PolicyLearner, batch: Any, batch_idx: int
+    ) -> None:
         """Check a rollout [N, T]."""
         rollouts_before = pl_module.rollouts_done - 1
         if not rollouts_before and trainer.is_global_zero:
@@ -76,7 +80,7 @@ class RolloutGuard(Guard):
             compare_log_probs(pl_module, batch)
 
 
-def print_faults(data: Any, rollout: TensorDictBase) -> None:
+def print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
     """Print the warnings and errors of :func:`~ppo_lightning.envs.conformance.check_rollout`.
 
     Args:
@@ -92,7 +96,7 @@ def print_faults(data: Any, rollout: TensorDictBase) -> None:
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 
 
-def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
+def compare_log_probs(module: PolicyLearner, rollout: TensorDictBase) -> None:
     """Warn if acting and learning give the same actions different log-probabilities.
 
     Args:
@@ -132,7 +136,7 @@ def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor
 class NonFiniteGuard(Guard):
     """Callback that ends a run whose losses become non-finite."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Check the losses of the iteration.
 
         Raises:
@@ -158,7 +162,7 @@ class EqualRanksGuard(Guard):
     def __init__(self, every: int = 10) -> None:
         self.every = every
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Compare the environment steps of all ranks: each rank looks for the checkpoint by itself.
 
         Rank 0 warns if torchrun cannot restart the ranks.
@@ -175,7 +179,7 @@ class EqualRanksGuard(Guard):
                 " all machines must see the same folder of the run."
             )
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Compare weights and statistics of all ranks.
 
         Raises:

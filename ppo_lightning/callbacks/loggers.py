@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.rollouts.learner import Learner
 
 GUARDED = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
 SPARE = 2**20  # bytes that stay free on the disk
@@ -27,7 +28,7 @@ class LoggerGuard(Guard):
     Nothing is written to a nearly full disk: CSVLogger rewrites its file for a new metric, and would lose it.
     """
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Learner, stage: str) -> None:
         """Wrap the methods of this Trainer's loggers."""
         self._failed: set[tuple[int, str]] = set()  # methods of loggers whose last call failed
         for logger in trainer.loggers:
@@ -39,7 +40,7 @@ class LoggerGuard(Guard):
     def _call(
         self,
         trainer: L.Trainer,
-        pl_module: Any,
+        pl_module: Learner,
         logger: Logger,
         name: str,
         method: Callable,

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.checkpoints.resume import save_beside_checkpoints
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils import collectives, lightning_private
 from ppo_lightning.utils.watch import end_with_the_launcher
 
@@ -49,13 +50,13 @@ class Preemption(Guard):
         self.requested = 0  # number of the last signal
         self._previous_handlers: dict[int, Any] = {}
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Learner, stage: str) -> None:
         """Replace the handler that Lightning registers before training."""
         self.requested = 0
         if stage == "fit":
             lightning_private.set_sigterm_handler(trainer, self._request)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Register the handlers. Python allows this in the main thread only."""
         if threading.current_thread() is not threading.main_thread():
             return
@@ -73,11 +74,11 @@ class Preemption(Guard):
                 os.write(2, b"\nInterrupted: saving after this iteration. Interrupt again to end at once.\n")
         self.requested = number
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """End the run after an iteration if any rank received a signal."""
         self.end_if_requested(trainer, pl_module)
 
-    def end_if_requested(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def end_if_requested(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Save a checkpoint and end the run if any rank received a signal. This is a collective.
 
         Raises:
@@ -101,13 +102,13 @@ class Preemption(Guard):
             raise KeyboardInterrupt
         raise SystemExit(INTERRUPTED if interrupted else EXIT_CODE)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Restore the handlers."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers = {}
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Restore the handlers."""
         self.on_train_end(trainer, pl_module)
 

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils import lightning_private
 
 FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the end of a run
@@ -25,7 +26,7 @@ FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the 
 class TrainerGuard(Guard):
     """Callback that checks the other callbacks of a run again, once the environments exist."""
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Refuse callbacks that cannot work with invalid steps, and warn of a slow average."""
         check_callbacks(trainer, pl_module.steps_per_rollout)
         warn_of_slow_average(trainer, pl_module.data.num_rollouts)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ppo_lightning.callbacks.guards import log_probs_again
 from ppo_lightning.callbacks.speed import RunSpeed
+from ppo_lightning.rollouts.learner import PolicyLearner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
 
 ROWS = 512  # rows of a rollout that the checks use
@@ -31,7 +32,7 @@ class RunSnapshot(NamedTuple):
         speeds: Speed measurements, the newest last.
     """
 
-    module: Any
+    module: PolicyLearner
     rollout: TensorDictBase
     metrics: dict[str, float]
     iterations: int

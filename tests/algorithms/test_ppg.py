@@ -100,7 +100,7 @@ def test_the_auxiliary_phase_by_hand(by_hand):
         "value_target": TARGET,
         f"{POLICY}0": torch.full((2, 2), math.log(0.5), dtype=torch.float64),
     }
-    loss, parts = by_hand.auxiliary_loss(minibatch, by_hand.evaluate(minibatch))
+    loss, parts = by_hand.auxiliary_loss(minibatch)
     kl = 0.5 * math.log(4 / 3)  # of (1/2, 1/2) to (3/4, 1/4)
     assert parts["kl_loss"].item() == pytest.approx(kl, abs=1e-12)
     assert parts["aux_value_loss"].item() == pytest.approx(0.5, abs=1e-12)
@@ -137,7 +137,7 @@ def test_the_policy_phase_by_hand(by_hand, monkeypatch):
     half = 1 / math.sqrt(2)
     assert rollout["advantage"].flatten().tolist() == pytest.approx([half, -half], abs=1e-7)
     minibatch = {key: rollout[key][0] for key in by_hand.minibatch_keys}
-    loss, parts = by_hand.loss(minibatch, by_hand.evaluate(minibatch))
+    loss, parts = by_hand.total_loss(minibatch)
     assert parts["policy_loss"].item() == pytest.approx(0, abs=1e-12)  # the ratios are 1
     assert parts["value_loss"].item() == pytest.approx(0.5 * (9 + 1) / 2, abs=1e-12)
     assert loss.item() == pytest.approx(0.5 * 2.5, abs=1e-12)
@@ -163,7 +163,7 @@ def test_value_gradients_do_not_reach_the_body_of_the_policy(shared):
     if not shared:
         assert all(parameter.grad.any() for parameter in module.agent.critic_body.parameters())
     minibatch |= {"value_target": torch.ones(8, 1), f"{POLICY}0": torch.zeros(8, 2)}
-    module.auxiliary_loss(minibatch, module.evaluate(minibatch))[0].backward()
+    module.auxiliary_loss(minibatch)[0].backward()
     assert module.agent.actor_body.layers[0].weight.grad.any()
 
 
@@ -228,12 +228,10 @@ def test_no_gradient_is_left_over_between_the_phases(fit, monkeypatch):
 
     class Alone(Traced):
         def record(self, phase, update, minibatches):
-            loss = self.loss if phase == "policy" else self.auxiliary_loss
+            loss = self.total_loss if phase == "policy" else self.auxiliary_loss
             metrics = []
             for minibatch in minibatches:
-                expected = torch.autograd.grad(
-                    loss(minibatch, self.evaluate(minibatch))[0], list(self.trainable_parameters())
-                )
+                expected = torch.autograd.grad(loss(minibatch)[0], list(self.trainable_parameters()))
                 metrics += super().record(phase, update, [minibatch])
                 for ours, its in zip(expected, made[-1], strict=True):
                     torch.testing.assert_close(its, ours, atol=1e-6, rtol=1e-5)
@@ -273,7 +271,7 @@ def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
     valid = torch.tensor([True, False, True, True, False, True])
     alone = {key: tensor[valid] for key, tensor in minibatch.items()}
     weighted = minibatch | {"weight": valid * (6 / 4)}
-    alone, weighted = (by_hand.auxiliary_loss(rows, by_hand.evaluate(rows)) for rows in (alone, weighted))
+    alone, weighted = (by_hand.auxiliary_loss(rows) for rows in (alone, weighted))
     torch.testing.assert_close(weighted, alone, atol=1e-12, rtol=0)
 
 
@@ -333,11 +331,11 @@ class PreemptedIn(PPG):
         self.phases += len(self.auxiliary.rollouts) >= 3
         super().end_iteration(rollout, metrics)
 
-    def auxiliary_loss(self, minibatch, evaluation):
+    def auxiliary_loss(self, minibatch):
         if self.phases == self.when and self.auxiliary.epochs_done == self.at:
             (callback,) = (c for c in self.trainer.callbacks if isinstance(c, Preemption))
             callback.requested = True
-        return super().auxiliary_loss(minibatch, evaluation)
+        return super().auxiliary_loss(minibatch)
 
 
 @pytest.mark.parametrize("desired_kl", [None, 1e-4])

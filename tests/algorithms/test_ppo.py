@@ -178,7 +178,7 @@ def test_the_norm_of_all_gradients_together_is_clipped(fit):
 def test_the_total_loss_weighs_its_parts(fit):
     module = fit(SMALL, {"vf_coef": 0.25, "ent_coef": 0.125})
     minibatch = one_rollout(module).flatten()
-    loss, parts = module.loss(minibatch, module.evaluate(minibatch))
+    loss, parts = module.total_loss(minibatch)
     expected = parts["policy_loss"] + 0.25 * parts["value_loss"] - 0.125 * parts["entropy"]
     torch.testing.assert_close(loss, expected)
     assert loss.requires_grad and not any(part.requires_grad for part in parts.values())
