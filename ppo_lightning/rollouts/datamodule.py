@@ -75,7 +75,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
             this process. The number must divide the environments of a rank. The episodes do not depend on it.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
-            Without opponents. See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
+            See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -216,16 +216,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         return self.max_restarts > 0 or (isinstance(env, BatchedEnv) and env.may_invalidate_steps)
 
     @property
-    def num_players(self) -> int:
-        """Number of players of a game, 1 outside of games."""
-        return self.env.num_players if isinstance(self.env, BatchedEnv) else 1
-
-    @property
-    def turn_based(self) -> bool:
-        """Whether the players of a game act one after the other."""
-        return isinstance(self.env, BatchedEnv) and self.env.turn_based
-
-    @property
     def first_env(self) -> int:
         """Global index of this rank's first environment."""
         assert self.trainer is not None
@@ -260,7 +250,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 total_envs=self.num_envs,
                 precision=self.trainer.precision_plugin.forward_context,
                 step_timeout=self.step_timeout,
-                opponents=inputs.opponents,
                 compile=inputs.compile,
             )
             self.collector = OverlappedCollector(collector, inputs) if self.overlap else collector

@@ -11,7 +11,6 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.collector import Precision, RolloutCollector
-from ppo_lightning.rollouts.opponents import Opponents
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
@@ -26,13 +25,11 @@ class CollectorInputs(NamedTuple):
     Attributes:
         agent: The agent.
         reward_scaler: Scales the rewards. None: no scaling.
-        opponents: Choose the actions of some players of some games. None: the agent acts for all players.
         compile: Compile rollouts of environments that are functions of tensors.
     """
 
     agent: ActorCritic
     reward_scaler: RewardScaler | None
-    opponents: Opponents | None = None
     compile: bool = False
 
 
@@ -48,7 +45,6 @@ def make_collector(
     total_envs: int | None = None,
     precision: Precision = nullcontext,
     step_timeout: float | None = None,
-    opponents: Opponents | None = None,
     compile: bool = False,
 ) -> Collector:
     """Choose the collector for an environment of batch size [N].
@@ -68,7 +64,6 @@ def make_collector(
         total_envs: Number of environments of all ranks.
         precision: Makes the context in which the agent acts.
         step_timeout: Seconds after which a hung step terminates the process.
-        opponents: As for :class:`RolloutCollector`.
         compile: As for :class:`ScanCollector`.
 
     Raises:
@@ -86,7 +81,7 @@ def make_collector(
                 "model.agent has a memory, which the players of a turn-based game would share: set"
                 " model.agent.memory to null."
             )
-        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, *options, opponents)
+        return RolloutCollector(env, agent, num_steps, num_rollouts, seed, *options)
     base: Any = env.base_env if isinstance(env, TransformedEnv) else env
     if isinstance(base, BatchedEnv) and base.episode_done is not None:
         raise ConfigError(
