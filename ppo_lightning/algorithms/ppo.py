@@ -58,7 +58,6 @@ class PPO(AgentModule):
             None: never.
         adam_eps: Adam's epsilon.
         norm_reward: Divide the rewards by the running standard deviation of their discounted sum.
-        clip_reward: Maximum absolute value of a scaled reward.
         bootstrap_truncated: Bootstrap from the value of the final observation at a time limit. If False, a
             time limit counts as a terminal state, as in CleanRL.
         microbatch_size: Maximum number of rows of a minibatch that are differentiated at once. Gradients of
@@ -112,7 +111,6 @@ class PPO(AgentModule):
         target_kl: Annotated[float | None, Range(1e-12, 1000)] = None,
         adam_eps: Annotated[float, Range(1e-30, 1)] = 1e-5,
         norm_reward: bool = False,
-        clip_reward: Annotated[float, Range(1e-6)] = 10.0,
         bootstrap_truncated: bool = True,
         microbatch_size: Annotated[int | None, Range(1)] = None,
         compile: bool = False,
@@ -127,7 +125,7 @@ class PPO(AgentModule):
         self.save_hyperparameters(ignore=["agent"])
         self.automatic_optimization = False
         # detail P2
-        self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
+        self.reward_scaler = RewardScaler(gamma) if norm_reward else None
         # Values of the iteration, tensors, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
         self.ent_coef = torch.tensor(ent_coef)

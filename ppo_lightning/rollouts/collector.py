@@ -23,7 +23,7 @@ from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
 from ppo_lightning.rollouts.opponents import Opponents
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
-from ppo_lightning.utils.scans import running_sum
+from ppo_lightning.utils.scans import discounted_sum
 from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.utils.watch import StepWatch
 
@@ -152,7 +152,7 @@ class RolloutCollector(BaseCollector):
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
         )
         valid, own = np.ones_like(done), np.ones_like(done)
-        moments = None if self.agent.normalizer is None else self.agent.normalizer.arrays()
+        moments = None if self.agent.normalizer is None else ArrayMoments(self.agent.normalizer)
         if self._memory is not None:
             store["memory"][0] = self._memory
         try:
@@ -169,11 +169,15 @@ class RolloutCollector(BaseCollector):
         if self._memory is not None:
             store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
         require_finite("reward", self._raw_rewards.T, steps_before, self._rows.start)
-        if self.agent.normalizer is not None and moments is not None:
-            self.agent.normalizer.store(moments)  # only now, when the whole rollout is known to be finite
-        store["next", "reward"][..., 0] = self._scaled(
-            env.learning_reward(self._raw_rewards), done, None if env.valid is None else valid
-        )
+        if moments is not None:
+            moments.store()  # only now, when the whole rollout is known to be finite
+        rewards = env.learning_reward(self._raw_rewards)
+        if self.reward_scaler is not None:
+            counted = None if env.valid is None else torch.from_numpy(valid)
+            rewards = self.reward_scaler.scale(
+                torch.from_numpy(rewards), torch.from_numpy(done), torch.from_numpy(self._discounted), counted
+            ).numpy()
+        store["next", "reward"][..., 0] = rewards
         if not self._evaluated:
             self._evaluate()
         next_observation = store["next", "observation"]
@@ -185,7 +189,9 @@ class RolloutCollector(BaseCollector):
         if env.turn_based:  # those of player 0
             own_rewards = own_rewards * (1 - 2 * store["player"][..., 0])
         for name, values in (("episode_reward", own_rewards), ("step_count", valid)):
-            store["next", name][..., 0] = running_sum(values, episode_done, self._episode[name])
+            carry = torch.from_numpy(self._episode[name])
+            sums = discounted_sum(torch.from_numpy(values), torch.from_numpy(episode_done), carry)
+            store["next", name][..., 0] = sums.numpy()
         self._frames += self.requested_frames_per_batch
         if env.valid is None and self.opponents is None:
             return self._rollout
@@ -326,14 +332,6 @@ class RolloutCollector(BaseCollector):
         if normalizer is None or moments is None:
             return batches
         return normalizer.normalize_arrays(moments, batches, update=not self.deterministic)
-
-    def _scaled(self, rewards: np.ndarray, dones: np.ndarray, counted: np.ndarray | None) -> np.ndarray:
-        if self.reward_scaler is None:
-            return rewards
-        moments = self.reward_scaler.arrays()
-        scaled = self.reward_scaler.scale_array(moments, rewards, dones, self._discounted, counted)
-        self.reward_scaler.store(moments)
-        return scaled
 
     def _evaluate(self) -> None:
         add_evaluation(self.agent, self._rollout)

@@ -15,8 +15,7 @@ from torchrl.envs import EnvBase
 from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.models.tensor_statistics import TensorMoments, scale
+from ppo_lightning.models.normalizers import RewardScaler, TensorMoments
 from ppo_lightning.rollouts.collector import Precision
 from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import discounted_sum
@@ -159,10 +158,7 @@ class TensorCollector(BaseCollector):
         if self._carrier is None or self._observation is None:
             self._carrier = self.env.reset()
             first = self._carrier["observation"]
-            if moments is None:
-                self._observation = self._normalize(first)
-            else:
-                (self._observation,) = moments.update_and_normalize([first.to(agent.device)])
+            (self._observation,) = self._update_and_normalize(moments, [first])
         for _ in range(self.num_steps):
             self._watch.step_begins()
             noise = None
@@ -188,15 +184,28 @@ class TensorCollector(BaseCollector):
                 raise
             steps.append(step)
             done = step["next", "done"].reshape(-1)
+            fresh = self._carrier["observation"]
             if moments is None:
-                self._observation = self._normalize(self._carrier["observation"])
+                self._observation = self._normalize(fresh)
             else:
-                raw = step["next", "observation"].to(agent.device)
-                fresh = self._carrier["observation"].to(agent.device)
-                self._observation, output["next", "observation"] = _normalize_step(moments, raw, fresh, done)
+                # First the statistics of all observations, then of those after resets, as in
+                # `RolloutCollector`.
+                raw = step["next", "observation"]
+                batches = [raw, fresh[done]] if done.any() else [raw]
+                following, *begun = self._update_and_normalize(moments, batches)
+                output["next", "observation"] = self._observation = following
+                if begun:
+                    self._observation = following.clone()
+                    self._observation[done.to(following.device)] = begun[0]
             if memory is not None:
                 self._memory = memory.masked_fill(done[:, None].to(memory.device), 0)
         return outputs
+
+    def _update_and_normalize(self, moments: TensorMoments | None, batches: list[Tensor]) -> list[Tensor]:
+        """Merge batches into the statistics, if there are some, and normalize them on the agent's device."""
+        if moments is None:
+            return [self._normalize(batch) for batch in batches]
+        return moments.update_and_normalize([batch.to(self.agent.device) for batch in batches])
 
     def _normalize(self, observation: Tensor) -> Tensor:
         return self.agent.normalize(observation.to(self.agent.device))
@@ -236,7 +245,7 @@ class TensorCollector(BaseCollector):
             sums = discounted_sum(increments, done, self._episode[key])
             following[key] = sums.T.reshape(shape).to(dtype).to(self._device)
         if self.reward_scaler is not None:
-            scaled = scale(self.reward_scaler, reward, done, self._discounted)
+            scaled = self.reward_scaler.scale(reward, done, self._discounted)
             following["reward"] = scaled.T.reshape(shape).float().to(self._device)
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -288,31 +297,6 @@ class TensorCollector(BaseCollector):
         """Close the environments."""
         if close_env and not self.env.is_closed:
             self.env.close()
-
-
-def _normalize_step(
-    moments: TensorMoments, raw: Tensor, fresh: Tensor, done: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Normalize the observations of a step by the statistics up to that step.
-
-    Args:
-        moments: Statistics, updated in place: first by all observations of the step, then by those after
-            resets, as in :class:`RolloutCollector`.
-        raw: Next observations, final ones included, [N, ...].
-        fresh: The same with the first observations of new episodes, [N, ...].
-        done: Which environments were reset, [N] bool.
-
-    Returns:
-        Both normalized, each [N, ...]: the observations to act on, and the next observations.
-    """
-    if not done.any():
-        (normalized,) = moments.update_and_normalize([raw])
-        return normalized, normalized
-    done = done.to(raw.device)
-    following, begun = moments.update_and_normalize([raw, fresh[done]])
-    observation = following.clone()
-    observation[done] = begun
-    return observation, following
 
 
 def _is_finite(values: Tensor) -> bool:
