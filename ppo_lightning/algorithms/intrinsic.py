@@ -209,10 +209,9 @@ def own_states(states: Sequence[State], data: RolloutDataModule) -> Sequence[Sta
             environments start with :data:`START`.
         data: Data module of the run.
     """
-    assert data.trainer is not None
     if len(states) != data.num_envs:
         states = [START] * data.num_envs
-    return states[data.first_env :][: data.num_envs // data.trainer.world_size]
+    return states[data.shard.rows]
 
 
 def check_rnd(module: Any) -> None:

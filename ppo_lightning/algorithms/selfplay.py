@@ -142,7 +142,7 @@ class SelfPlay(PPO):
                 data.num_players,
                 data.turn_based,
                 data.seed,
-                data.first_env,
+                data.shard.first,
                 data.num_envs,
             )
             if self._draws is not None:

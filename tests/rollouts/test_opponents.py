@@ -9,6 +9,7 @@ import torch
 from ppo_lightning import MLPAgent, make_env
 from ppo_lightning.rollouts import RolloutCollector
 from ppo_lightning.rollouts.opponents import Opponents, Snapshot
+from ppo_lightning.utils.seeding import Shard
 
 COLUMN = 2  # of the agent; the snapshot prefers column 5
 
@@ -34,7 +35,9 @@ def collect(num_envs=10, share=1.0, num_rollouts=1, pool=None, opening_moves=0):
     if pool is None:
         pool = [Snapshot(100, weights_of(stacking_agent(env, 5)))]
     opponents = Opponents(agent, pool, share, opening_moves, num_envs, 2, turn_based=True, seed=1)
-    collector = RolloutCollector(env, agent, num_steps=32, seed=1, opponents=opponents)
+    collector = RolloutCollector(
+        env, agent, num_steps=32, shard=Shard.whole(num_envs, seed=1), opponents=opponents
+    )
     rollouts = [collector.rollout().clone() for _ in range(num_rollouts)]
     env.close()
     return rollouts, opponents
@@ -119,7 +122,9 @@ def test_ranks_play_the_games_of_one_rank():
         rows = {"first_env": first_env, "total_envs": 8}
         pool = [Snapshot(100, weights_of(past))]
         opponents = Opponents(agent, pool, 0.5, 3, num_envs, 2, turn_based=True, seed=1, **rows)
-        collector = RolloutCollector(env, agent, num_steps=16, seed=1, opponents=opponents, **rows)
+        collector = RolloutCollector(
+            env, agent, num_steps=16, shard=Shard(1, first_env, num_envs, 8), opponents=opponents
+        )
         collected = collector.rollout()
         env.close()
         return collected, opponents.take_results()
