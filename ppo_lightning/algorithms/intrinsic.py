@@ -220,7 +220,7 @@ def check_rnd(module: Any) -> None:
     Raises:
         ConfigError: The players take turns, or ``episodic_bonus`` would count changing observations.
     """
-    if module.data.turn_based:
+    if getattr(module.data.env, "turn_based", False):
         raise ConfigError(
             f"data.env_id is {module.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
             " RND do not change sides: use ppo_lightning.SelfPlay."

@@ -18,7 +18,6 @@ from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import ArrayMoments
 from ppo_lightning.rollouts.base import Collector
-from ppo_lightning.rollouts.opponents import Opponents
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import before_breaks, running_sum
@@ -58,17 +57,16 @@ class RolloutCollector(Collector):
       environments reset at the step after an episode end, ``valid`` is False for this step, which does not
       enter statistics, sums or counts. The step is flagged as a termination, which stops the advantages.
       The same holds for dead agents of a game that continues.
-    - In games of several players, ``player`` [N, T, 1] is the index of the player who acts, and
-      ``("next", "player")`` that of the player who acts next. In turn-based games, ``reward`` is that of the
-      player who acts, and ``episode_reward`` is the return of player 0.
-    - With opponents, ``valid`` is False for the steps at which an opponent acts.
+    - In games of several players, ``sign`` [N, T] is -1 where the next observation is that of the opponent,
+      whose value counts negatively, 1 elsewhere. ``player`` [N, T, 1] is the player of the row, or, in
+      turn-based games, ``mover`` is the player who acts. There, ``reward`` is that of the player who acts,
+      and ``episode_reward`` is the return of player 0.
 
     Episodes continue from one rollout to the next. The storage is reused, so that the next rollout overwrites
     this one.
 
     Args:
         *args: As for :class:`~ppo_lightning.rollouts.base.Collector`.
-        opponents: Choose the actions of some players of some games. None: the agent acts for all players.
         **kwargs: As for :class:`~ppo_lightning.rollouts.base.Collector`.
 
     Raises:
@@ -84,7 +82,7 @@ class RolloutCollector(Collector):
     can_resume = True
     clock: StepClock | None = None  # times the environments
 
-    def __init__(self, *args: Any, opponents: Opponents | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         env = self.env
         if env.turn_based and self._memory is not None:
@@ -93,7 +91,6 @@ class RolloutCollector(Collector):
                 " model.agent.memory to null."
             )
         env.step_timeout = self._watch.timeout
-        self.opponents = opponents
         self._evaluated = True  # whether the policy gave values and log-probabilities, too
         self._sums = {name: np.zeros(env.num_envs) for name in ("discounted", "episode_reward", "step_count")}
         self._raw_rewards = np.zeros((self.num_steps, env.num_envs))
@@ -112,14 +109,14 @@ class RolloutCollector(Collector):
         terminated, truncated, done, episode_done = (
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
         )
-        broken, skipped, foreign = (np.zeros_like(done) for _ in range(3))
+        broken, skipped = (np.zeros_like(done) for _ in range(2))
         moments = None if self.agent.normalizer is None else self.agent.normalizer.arrays()
         if self._memory is not None:
             store["memory"][0] = self._memory
         try:
             with self.precision():
                 torch.set_autocast_cache_enabled(True)  # no weight changes during a rollout
-                ends = self._walk(moments, broken, skipped, foreign)
+                ends = self._walk(moments, broken, skipped)
         finally:
             self._watch.stop()
         np.logical_or(terminated, truncated, out=done)
@@ -146,26 +143,25 @@ class RolloutCollector(Collector):
             next_observation[end.step][end.done] = end.final_observation
         own_rewards = self._raw_rewards
         if env.turn_based:  # those of player 0
-            own_rewards = own_rewards * (1 - 2 * store["player"][..., 0])
+            own_rewards = own_rewards * (1 - 2 * store["mover"][..., 0])
         for name, values in (("episode_reward", own_rewards), ("step_count", 1.0 - skipped)):
             store["next", name][..., 0] = running_sum(values, episode_done, self._sums[name])
         self.rollouts_done += 1
-        if not env.may_invalidate_steps and self.opponents is None:
+        if not env.may_invalidate_steps:
             return self._rollout.copy()  # keys that the caller adds do not stay
         episode_done &= ~broken  # episodes that do not count
-        valid = torch.from_numpy(~(before_breaks(broken, done) | skipped | foreign)).T
+        valid = torch.from_numpy(~(before_breaks(broken, done) | skipped)).T
         return self._rollout.copy().set("valid", valid)
 
     def _walk(
-        self, moments: ArrayMoments | None, broken: np.ndarray, skipped: np.ndarray, foreign: np.ndarray
+        self, moments: ArrayMoments | None, broken: np.ndarray, skipped: np.ndarray
     ) -> list[EpisodeEnds]:
         """Step the environments through a rollout and write the steps into the storage.
 
         Args:
             moments: Statistics of the observations, updated in place; None: no statistics.
             broken: Receives which environments failed, [T, N] bool.
-            skipped: Receives which environments only reset, [T, N] bool.
-            foreign: Receives where an opponent acts, [T, N] bool.
+            skipped: Receives the steps that the environments do not count, [T, N] bool.
 
         Returns:
             The episode ends.
@@ -191,14 +187,7 @@ class RolloutCollector(Collector):
         step, reset = env.step_arrays, env.reset_arrays
         if self.clock is not None:
             step, reset = (functools.partial(self.clock.time, function) for function in (step, reset))
-        opponents = self.opponents
-        if opponents is not None:
-            opponents.draw(self.num_steps)
-        players, next_players = (
-            (store["player"][..., 0], store["next", "player"][..., 0])
-            if env.num_players > 1
-            else (None, None)
-        )
+        movers = store["mover"][..., 0] if env.turn_based else None
         ends: list[EpisodeEnds] = []
         # detail 1
         observation = self._observation
@@ -209,11 +198,8 @@ class RolloutCollector(Collector):
             row = observations[t]
             row[:] = observation
             action, log_prob, value = policy(row, None if noise is None else noise[t], memory)
-            if players is not None and env.mover is not None:
-                players[t] = env.mover
-            if opponents is not None and players is not None:
-                foreign[t] = opponents.rows(players[t])
-                action = opponents.replace(action, row, foreign[t])
+            if movers is not None:
+                movers[t] = env.mover
             actions[t] = action
             if log_prob is not None:
                 log_probs[t] = log_prob
@@ -221,10 +207,8 @@ class RolloutCollector(Collector):
             raw, rewards[t], terminated, truncated = step(action)
             terminateds[t] = terminated
             truncateds[t] = truncated
-            if next_players is not None and env.mover is not None:
-                next_players[t] = env.mover
-            if opponents is not None and players is not None:
-                opponents.observe(rewards[t], terminated | truncated, players[t], env.skipped)
+            if movers is not None:
+                store["sign"][t] = np.where(movers[t] == env.mover, 1, -1)
             if env.broken is not None:
                 broken[t] = env.broken
             if env.episode_done is not None:

@@ -113,7 +113,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
             this process. The number must divide the environments of a rank. The episodes do not depend on it.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
-            Without opponents. See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
+            See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -248,16 +248,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         return self.max_restarts > 0 or (isinstance(env, BatchedEnv) and env.may_invalidate_steps)
 
     @property
-    def num_players(self) -> int:
-        """Number of players of a game, 1 outside of games."""
-        return self.env.num_players if isinstance(self.env, BatchedEnv) else 1
-
-    @property
-    def turn_based(self) -> bool:
-        """Whether the players of a game act one after the other."""
-        return isinstance(self.env, BatchedEnv) and self.env.turn_based
-
-    @property
     def shard(self) -> Shard:
         """The environments of this rank.
 
@@ -296,7 +286,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 acting.agent,
                 self.num_steps,
                 self.num_rollouts,
-                inputs.opponents,
                 inputs.compile,
                 shard=self.shard,
                 reward_scaler=acting.reward_scaler,

@@ -10,7 +10,6 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.collector import RolloutCollector
-from ppo_lightning.rollouts.opponents import Opponents
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
@@ -23,13 +22,11 @@ class CollectorInputs(NamedTuple):
     Attributes:
         agent: The agent.
         reward_scaler: Scales the rewards. None: no scaling.
-        opponents: Choose the actions of some players of some games. None: the agent acts for all players.
         compile: Compile rollouts of environments that are functions of tensors.
     """
 
     agent: ActorCritic
     reward_scaler: RewardScaler | None
-    opponents: Opponents | None = None
     compile: bool = False
 
 
@@ -38,7 +35,6 @@ def make_collector(
     agent: ActorCritic,
     num_steps: int,
     num_rollouts: int | None = None,
-    opponents: Opponents | None = None,
     compile: bool = False,
     **options: Any,
 ) -> Collector:
@@ -51,7 +47,6 @@ def make_collector(
         agent: The agent.
         num_steps: T.
         num_rollouts: Number of rollouts of the run; None: no end, and no length.
-        opponents: As for :class:`RolloutCollector`.
         compile: As for :class:`ScanCollector`.
         **options: As for :class:`~ppo_lightning.rollouts.base.Collector`.
 
@@ -65,7 +60,7 @@ def make_collector(
     check_memory(env.batch_size[0] * num_steps, observations + 4 * state_size + small)
     kind = getattr(type(env), "collector_kind", "tensor")
     if kind == "array":
-        return RolloutCollector(env, agent, num_steps, num_rollouts, opponents=opponents, **options)
+        return RolloutCollector(env, agent, num_steps, num_rollouts, **options)
     base = env.base_env if isinstance(env, TransformedEnv) else None
     if isinstance(base, BatchedEnv) and base.untransformable:
         raise ConfigError(f"data.transforms do not work with {base.untransformable}")

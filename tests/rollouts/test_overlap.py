@@ -12,7 +12,7 @@ import pytest
 import torch
 from torchrl.envs import InitTracker
 
-from ppo_lightning import PPG, PPO, RND, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
+from ppo_lightning import PPG, PPO, RND, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
 from ppo_lightning.callbacks import CaptureVideo, Doctor
 from ppo_lightning.callbacks.guards import RolloutGuard
 from ppo_lightning.errors import NonFiniteError
@@ -352,15 +352,10 @@ def test_the_guard_finds_dropout_alone(fit, agent, tmp_path):
     assert bool(warned) == (agent is Dropout)
 
 
-@pytest.mark.parametrize("past_share", [0.0, 0.5])
-def test_opponents_are_refused(fit, past_share):
-    data = DATA | {"env_id": "ConnectFour-v1", "backend": "envpool"}
-    model = {"past_share": past_share, "snapshot_every": 2, "num_minibatches": 2}
-    if not past_share:
-        assert fit(data, model, ppo=SelfPlay).rollouts_done == 7
-        return
-    with pytest.raises(ConfigError, match=r"data.overlap does not work with opponents"):
-        fit(data, model, ppo=SelfPlay)
+def test_games_with_openings(fit):
+    env_kwargs = {"opening_moves": 3}
+    data = DATA | {"env_id": "ConnectFour-v1", "backend": "envpool", "env_kwargs": env_kwargs}
+    assert fit(data, {"rating_games": 0, "num_minibatches": 2}, ppo=SelfPlay).rollouts_done == 7
 
 
 @pytest.mark.parametrize("options", [{"precision": "bf16-mixed"}, {"reload_dataloaders_every_n_epochs": 1}])
