@@ -12,8 +12,6 @@ from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError, first_line
 
-OPTIONS = ("state", "group_map")  # of ParallelGamesEnv
-
 
 def make_games(
     env_id: str | Callable[..., Any],
@@ -30,7 +28,8 @@ def make_games(
         seeds: One seed per row.
         any_number: Add rows if the last game is incomplete, for evaluation.
         render: Make the first game able to render.
-        **env_kwargs: Options of :class:`~ppo_lightning.envs.pettingzoo.ParallelGamesEnv`, and arguments of
+        **env_kwargs: ``state`` for :class:`~ppo_lightning.envs.pettingzoo.ParallelGamesEnv`,
+            ``opening_moves`` for :class:`~ppo_lightning.envs.turn_based.TurnBasedGamesEnv`, and arguments of
             the game. For Atari, options of :class:`~ppo_lightning.envs.pettingzoo_atari.PettingZooAtari`.
 
     Raises:
@@ -43,7 +42,7 @@ def make_games(
     """
     if isinstance(env_id, str) and env_id.startswith("atari/"):
         return PettingZooAtari(env_id, seeds, any_number=any_number, **env_kwargs)
-    options = {name: env_kwargs.pop(name) for name in OPTIONS if name in env_kwargs}
+    options = {name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs}
     if isinstance(env_id, str) and render:
         env_kwargs["render_mode"] = "rgb_array"
     function = find_maker(env_id) if isinstance(env_id, str) else env_id
@@ -56,13 +55,12 @@ def make_games(
     def next_game() -> Any:
         return created.pop() if created else make()
 
-    if not turn_based:
-        return ParallelGamesEnv(next_game, seeds, any_number=any_number, **options)
-    if options:
-        raise ConfigError(
-            f"data.env_kwargs.{next(iter(options))} is an option of games whose players act at once."
-        )
-    return TurnBasedGamesEnv(next_game, seeds)
+    for other in options.keys() - {"opening_moves" if turn_based else "state"}:
+        kind = "act at once" if turn_based else "take turns"
+        raise ConfigError(f"data.env_kwargs.{other} is an option of games whose players {kind}.")
+    if turn_based:
+        return TurnBasedGamesEnv(next_game, seeds, **options)
+    return ParallelGamesEnv(next_game, seeds, any_number=any_number, **options)
 
 
 def is_game(env: Any) -> bool:

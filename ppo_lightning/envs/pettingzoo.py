@@ -3,7 +3,7 @@
 import functools
 import importlib.metadata
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.answers import check_observation, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.groups import PlayerGroups
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.rows import from_row, to_row
@@ -35,9 +34,6 @@ class ParallelGamesEnv(BatchedEnv):
         any_number: Complete the last game, for evaluation.
         state: Add ``env.state()`` to the observations as the entry ``privileged_state``, which only the
             critic reads.
-        group_map: Name of each group -> its players, for players with different spaces or separate
-            parameters, see :class:`~ppo_lightning.envs.groups.PlayerGroups` and
-            :class:`~ppo_lightning.models.groups.GroupAgent`. None: all players are equal.
 
     Raises:
         ConfigError: The number of rows is not a multiple of the number of players, the players have different
@@ -59,7 +55,6 @@ class ParallelGamesEnv(BatchedEnv):
         *,
         any_number: bool = False,
         state: bool = False,
-        group_map: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         first = make()
         self._name = first.metadata.get("name", type(first.unwrapped).__name__)
@@ -69,11 +64,7 @@ class ParallelGamesEnv(BatchedEnv):
         seeds = whole_games(seeds, self.num_players, any_number)
         num_games = len(seeds) // self.num_players
         space: Any
-        self._groups = None if group_map is None else PlayerGroups(first, group_map, self._name)
-        if self._groups is None:
-            space, actions = common_spaces(first, self._name)
-        else:
-            space, actions = self._groups.space, self._groups.actions
+        space, actions = common_spaces(first, self._name)
         self._has_state = state
         self._in_dict = isinstance(space, spaces.Dict)
         self._has_mask = self._in_dict and MASK in space.spaces
@@ -169,8 +160,6 @@ class ParallelGamesEnv(BatchedEnv):
             over: Whether the player has finished. Otherwise the mask must allow an action.
             check: Validate the observation against the space.
         """
-        if self._groups is not None:
-            observation = self._groups.pad(self._players[row % self.num_players], observation)
         if state is not None:
             parts = observation if self._in_dict else {"observation": observation}
             observation = {**parts, STATE: state}
@@ -262,9 +251,9 @@ def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
         for other in others:
             if space_of(first) != space_of(other):
                 raise ConfigError(
-                    f"{name} has players with different spaces and shared parameters: the {kind} space of"
-                    f" {first!r} is {space_of(first)} and that of {other!r} is {space_of(other)}. Set"
-                    " data.env_kwargs.group_map, or pad the spaces with a wrapper."
+                    f"{name} has players with different spaces, which share parameters here: the {kind} space"
+                    f" of {first!r} is {space_of(first)} and that of {other!r} is {space_of(other)}. Pad the"
+                    " spaces with a wrapper."
                 )
     return env.observation_space(first), env.action_space(first)
 

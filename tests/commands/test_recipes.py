@@ -29,7 +29,7 @@ def short(recipe):
         options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
         options[1] //= 8
     if "/selfplay/" in recipe:
-        options += ["--model.rating_games", 2, "--model.snapshot_every", 1]
+        options += ["--model.rating_games", 2]
     if "/rnd/" in recipe:
         options += ["--model.num_iterations_obs_norm_init", 1]
     if "/ppg/" in recipe:

@@ -9,6 +9,7 @@ from torchrl.envs.libs.gym import GymEnv
 from ppo_lightning import MLPAgent, RolloutCollector, make_env
 from ppo_lightning.models import MLP, ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.utils.seeding import Shard
 
 
 class FlatAgent(ActorCritic):
@@ -146,16 +147,14 @@ def test_noise_belongs_to_the_global_environment():
     """Two ranks with two environments each store the same as one rank with four."""
     whole_env = make_env("CartPole-v1", 4, seed=3)
     agent = build(whole_env, MLPAgent)
-    whole = make_collector(whole_env, agent, 16, 1, seed=3).rollout()
+    whole = make_collector(whole_env, agent, 16, 1, shard=Shard.whole(4, seed=3)).rollout()
     for first in (0, 2):
         part = make_collector(
             make_env("CartPole-v1", 2, seed=3, first_env=first),
             agent,
             16,
             1,
-            seed=3,
-            first_env=first,
-            total_envs=4,
+            shard=Shard(seed=3, first=first, count=2, total=4),
         ).rollout()
         assert torch.equal(part["action"], whole["action"][first : first + 2])
         assert torch.equal(part["observation"], whole["observation"][first : first + 2])

@@ -12,6 +12,7 @@ from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import ArrayMoments, ObservationNormalizer, RewardScaler, TensorMoments
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.utils.seeding import Shard
 
 
 class Walk(EnvBase):
@@ -183,9 +184,8 @@ def test_transforms_of_the_user_keep_their_keys_and_sums_continue():
 )
 def test_nonfinite_values_are_named_and_enter_no_statistics(broken, said, norm_obs):
     env = Walk(broken=broken)
-    collector = make_collector(
-        env, agent_of(env, norm_obs=norm_obs), 16, reward_scaler=RewardScaler(0.9), first_env=4, total_envs=8
-    )
+    agent, shard = agent_of(env, norm_obs=norm_obs), Shard(seed=0, first=4, count=2, total=8)
+    collector = make_collector(env, agent, 16, shard=shard, reward_scaler=RewardScaler(0.9))
     with pytest.raises(NonFiniteError, match=said):
         for _ in range(2):
             collector.rollout()
