@@ -108,7 +108,7 @@ class Reuse(PPO):
 
     def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """See :meth:`PPO.loss`."""
-        return super().loss(minibatch | {"weight": minibatch["weight"].squeeze(-1)}, evaluation)
+        return super().loss(minibatch | {"valid": minibatch["weight"].squeeze(-1)}, evaluation)
 
 
 class MuonAndAdam(torch.optim.Optimizer):

@@ -4,6 +4,7 @@ Source: Burda et al., "Exploration by Random Network Distillation" (2018), arXiv
 """
 
 import copy
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -23,8 +24,7 @@ from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.cnn import channels_last
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
-from ppo_lightning.models.normalizers import Moments, ObservationNormalizer
-from ppo_lightning.models.tensor_statistics import merge_rows
+from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.specs import is_picture, stored
@@ -82,7 +82,7 @@ class RND(PPO):
     def check_agent(self) -> None:
         """Refuse an agent with a memory, and players who take turns."""
         super().check_agent()
-        if self.fitting and self.data.turn_based:
+        if self.fitting and getattr(self.data.env, "turn_based", False):
             raise ConfigError(
                 f"data.env_id is {self.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
                 " RND do not change sides: use ppo_lightning.SelfPlay."
@@ -101,10 +101,9 @@ class RND(PPO):
     def on_train_start(self) -> None:
         """Resume the running sums, and begin new statistics with random steps."""
         super().on_train_start()
-        num_envs = self.data.num_envs // self.trainer.world_size
-        self.rewards = IntrinsicRewards(num_envs, self.hparams.int_gamma)
+        self.rewards = IntrinsicRewards(self.data.shard.count, self.hparams.int_gamma)
         if len(self._saved.get("discounted", ())) == self.data.num_envs:
-            self.rewards.load_state_dict(self._saved, self.data.first_env)
+            self.rewards.load_state_dict(self._saved, self.data.shard.rows)
         self._saved = {}
         if not self.curiosity.normalizer.count:
             for rollout in random_rollouts(self.data, self.agent, self.hparams.num_iterations_obs_norm_init):
@@ -143,12 +142,12 @@ class RND(PPO):
     def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of PPO plus those of intrinsic value and predictor, see :meth:`PPO.loss`."""
         loss, parts = super().loss(minibatch, evaluation)
-        weight = minibatch.get("weight")
+        valid = minibatch.get("valid")
         target = minibatch["int_value_target"]
         value = self.curiosity.value(evaluation.critic_features)
-        value_loss = losses.value_loss(value, target, target, None, weight)  # not clipped
+        value_loss = losses.value_loss(value, target, target, None, valid)  # not clipped
         error = self.curiosity.error(minibatch["novelty_input"]) * minibatch["novelty_weight"]
-        fwd_loss = losses.weighted_mean(error, weight)
+        fwd_loss = losses.weighted_mean(error, valid)
         own = {"int_value_loss": value_loss.detach(), "fwd_loss": fwd_loss.detach()}
         return loss + self.hparams.vf_coef * value_loss + fwd_loss, parts | own
 
@@ -238,9 +237,8 @@ class IntrinsicRewards:
         sums = {"discounted": self.discounted, "episode": self.episode}
         return {name: collectives.concatenate(values) for name, values in sums.items()}
 
-    def load_state_dict(self, state: dict[str, Tensor], first_env: int) -> None:
-        """Restore the sums of these environments, from global index ``first_env`` on."""
-        rows = slice(first_env, first_env + len(self.discounted))
+    def load_state_dict(self, state: dict[str, Tensor], rows: slice) -> None:
+        """Restore the sums of these environments of all."""
         self.discounted, self.episode = (state[key][rows].clone() for key in ("discounted", "episode"))
 
 
@@ -421,17 +419,15 @@ def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> 
     with torch.no_grad():
         for parameter in agent.head.parameters():
             parameter.zero_()
-    seed = derive_seed(data.seed, "curiosity")
-    env = data.make_env(seed)
+    shard = dataclasses.replace(data.shard, seed=derive_seed(data.seed, "curiosity"))
+    env = data.make_env(shard)
     try:
         collector = make_collector(
             env,
             agent,
             data.num_steps,
             count,
-            seed=seed,
-            first_env=data.first_env,
-            total_envs=data.num_envs,
+            shard=shard,
             precision=data.trainer.precision_plugin.forward_context,
             step_timeout=data.step_timeout,
         )

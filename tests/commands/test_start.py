@@ -28,10 +28,10 @@ HEAVY = {
 }
 COMMANDS = {"cli", "options", "config_files", "recipes", "checkpoint_settings"}
 UNUSED = {
-    *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "algorithms.selfplay"),
+    *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
     *("callbacks.doctor", "callbacks.live"),
     *("callbacks.video", "envs.examination", "envs.games", "envs.witness", "envs.workers"),
-    *("models.groups", "rollouts.minimax", "rollouts.players", "rollouts.tournament"),
+    *("games.minimax", "games.players", "games.tournament"),
 }
 
 
