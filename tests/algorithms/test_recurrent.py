@@ -296,7 +296,7 @@ class Named(RecurrentPPO):
 
     def update(self, minibatches):
         self.selected = type(self.optimize)
-        return EagerUpdate(self)(minibatches)
+        return EagerUpdate(self, self.total_loss)(minibatches)
 
 
 @KINDS
