@@ -25,7 +25,7 @@ from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
-from ppo_lightning.models.agent import MEMORIES
+from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.video.record import record_video
 from tests.environments import Trouble
