@@ -18,6 +18,7 @@ from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
+NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "ale", "procgen", "pettingzoo"]
 
 
@@ -154,7 +155,7 @@ class EnvFactory:
             spec = gymnasium.registry.get(self.env_id)
         limit = getattr(env, "max_episode_steps", None)  # of an environment of tensors
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
-        return limit if isinstance(limit, int) else None
+        return limit if isinstance(limit, int) and limit < NO_LIMIT else None
 
     def _from_id(self, seeds: list[int], first_env: int, render: bool, num_workers: int) -> EnvBase:
         adapter = BACKENDS[self.backend]

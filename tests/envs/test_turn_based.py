@@ -6,6 +6,7 @@ import torch
 
 from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, make_env
 from ppo_lightning.algorithms import losses
+from ppo_lightning.envs import EnvFactory
 from ppo_lightning.rollouts import RolloutCollector
 from ppo_lightning.utils.seeding import Shard
 
@@ -196,3 +197,8 @@ def test_a_picture_shows_the_stones():
 def test_wrong_openings(moves):
     with pytest.raises(ConfigError, match="opening_moves"):
         make_env("TicTacToe-v1", 2, "envpool", env_kwargs={"opening_moves": moves})
+
+
+def test_a_board_game_has_no_time_limit():
+    factory = EnvFactory("ConnectFour-v1", "envpool")
+    assert factory.time_limit(factory.make(2)) is None
