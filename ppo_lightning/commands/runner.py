@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,43 +51,39 @@ class Runner:
         self.display = Display(sys.stderr.isatty())
         self._running: dict[Job, tuple[subprocess.Popen, float]] = {}
 
-    @property
-    def running(self) -> list[Job]:
-        """Jobs whose process was started and has not been reaped."""
-        return list(self._running)
-
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Job], report: Callable[[], None] = lambda: None) -> None:
         """Run the jobs in order. A failed job is put into ``failed``; the others still run.
 
         If this process is interrupted (SIGINT, SIGTERM) or killed, running jobs save a checkpoint and end.
+
+        Args:
+            jobs: The jobs. Finished ones are skipped.
+            report: Called every second and when a job ends. An exception ends the running jobs.
         """
         waiting = [job for job in jobs if not self.is_done(job)]
         finished = len(jobs) - len(waiting)
+        last_report = 0.0
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < self.workers:
                     self.start(waiting.pop(0))
                 time.sleep(0.2)
-                finished += sum(job not in self.failed for job in self.poll())
+                ended = [job for job, (process, _) in self._running.items() if process.poll() is not None]
+                for job in ended:
+                    self._end(job)
+                    finished += job not in self.failed
                 failed = f", {len(self.failed)} failed" if self.failed else ""
                 self.display.show(f"{finished} of {len(jobs)} runs done{failed}", self.progress())
+                if ended or time.monotonic() > last_report + 1:
+                    report()
+                    last_report = time.monotonic()
+            report()  # also if all runs finished earlier
         finally:
-            self.stop(self.running)
+            for process, _ in self._running.values():
+                process.terminate()
+            for job in list(self._running):
+                self._end(job)
             self.display.close()
-
-    def poll(self) -> list[Job]:
-        """Return the jobs that have ended since the last call."""
-        ended = [job for job, (process, _) in self._running.items() if process.poll() is not None]
-        for job in ended:
-            self._end(job)
-        return ended
-
-    def stop(self, jobs: Sequence[Job]) -> None:
-        """Let running jobs save a checkpoint and end, and wait for them."""
-        for job in jobs:
-            self._running[job][0].terminate()
-        for job in jobs:
-            self._end(job)
 
     def is_done(self, job: Job) -> bool:
         """Return whether a job has finished, now or in an earlier process."""
