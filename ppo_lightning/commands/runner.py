@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -130,14 +129,11 @@ class Runner:
         return json.loads((self.folder_of(job) / RECORD).read_text())
 
     def record(self, job: Job) -> None:
-        """Write the settings of a job and the hash of its recipe, and add the provenance of this attempt."""
+        """Write the settings of a job, and add the provenance of this attempt."""
         path = self.folder_of(job) / RECORD
-        source = provenance.source() | {"workers": self.workers}
-        if path.exists():
-            record = self.record_of(job)
-        else:
-            digest = hashlib.sha256(job.recipe.read_bytes()).hexdigest()
-            record = {"settings": self.settings_of(job), "recipe_sha256": digest, "sources": []}
+        source = provenance.source()
+        new: dict[str, Any] = {"settings": self.settings_of(job), "sources": []}
+        record = self.record_of(job) if path.exists() else new
         if source not in record["sources"]:
             record["sources"].append(source)
         part = path.with_suffix(".part")

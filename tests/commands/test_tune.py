@@ -34,6 +34,10 @@ parameters:
   model.agent.hidden_sizes: {choices: [[64, 64], [32]]}
   model.update_epochs: {low: 2, high: 8, step: 2}
 """
+SHORT = (
+    *("--data.total_timesteps", "2048", "--data.eval_episodes", "1"),
+    *("--data.env_kwargs.max_episode_steps", "100"),
+)
 State = optuna.trial.TrialState
 
 
@@ -176,13 +180,12 @@ def test_runs_of_another_study_are_not_used(tmp_path, space_file):
 @pytest.mark.integration
 def test_a_run_that_fails_prunes_its_trial_and_the_start_ends_the_study(tmp_path, space_file):
     """A batch of 512 rows has no three minibatches of one size."""
-    short = ("--data.total_timesteps", "1024", "--data.env_kwargs.max_episode_steps", "50")
     options = {"recipes": [CARTPOLE], "seeds": 1, "trials": 2}
     space_file.write_text("parameters: {model.num_minibatches: {choices: [3]}}")
-    tuner = tuner_of(tmp_path, short, **options)
+    tuner = tuner_of(tmp_path, SHORT, **options)
     tuner.run()
     assert [trial.state for trial in tuner.study.trials] == [State.COMPLETE, State.PRUNED]
-    tuner = tuner_of(tmp_path, (*short, "--model.num_minibatches", "3"), output=tmp_path / "other", **options)
+    tuner = tuner_of(tmp_path, (*SHORT, "--model.num_minibatches", "3"), output=tmp_path / "other", **options)
     with pytest.raises(ConfigError, match="cartpole-1 failed"):
         tuner.run()
 
@@ -249,8 +252,7 @@ def test_settings_are_checked_before_the_first_trial(tmp_path, space_file, capsy
 def start(folder, *flags):
     """Start ``tune`` in a new process, with fast heartbeats."""
     own = ["--recipes", str(CARTPOLE), str(ACROBOT), "--space", str(folder / "space.yaml"), "--seeds", "1"]
-    own += ["--output", str(folder / "out"), "--data.total_timesteps", "2048", "--data.eval_episodes", "1"]
-    own += ["--data.env_kwargs.max_episode_steps", "100", *flags]
+    own += ["--output", str(folder / "out"), *SHORT, *flags]
     code = (
         "import sys; from ppo_lightning.commands import cli, tune; tune.HEARTBEAT = 3; tune.FRESH_SEEDS = 2"
     )
@@ -279,8 +281,7 @@ def test_a_study_is_completed_although_a_process_is_killed(tmp_path, space_file)
     assert not trained_in(tmp_path)
     study = tuner_of(
         tmp_path,
-        ("--data.total_timesteps", "2048", "--data.eval_episodes", "1")
-        + ("--data.env_kwargs.max_episode_steps", "100"),
+        SHORT,
         seeds=1,
     ).study
     finished = [trial for trial in study.trials if trial.state in (State.COMPLETE, State.PRUNED)]
