@@ -62,13 +62,8 @@ def published(env_id: str, family: str) -> Row | None:
 
     Source: ``published.csv``, which names the source of each figure.
     """
-    rows = [
-        row
-        for row in read_csv(PUBLISHED)
-        if row["metric"] == "episodic_return"
-        and "CleanRL" in row["source"]
-        and common_id(row["env_id"]) == common_id(env_id)
-    ]
+    rows = [row for row in read_csv(PUBLISHED) if common_id(row["env_id"]) == common_id(env_id)]
+    rows = [row for row in rows if row["metric"] == "episodic_return" and "CleanRL" in row["source"]]
     return min(rows, key=lambda row: row["recipe"] != family, default=None)
 
 
@@ -135,8 +130,9 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
     results = [results_of(runner, job) for job in finished]
     runs = [run for run, _ in results]
     curves = [point for _, points in results for point in points]
-    families = {job.label: job.recipe.resolve().parent.name for job in jobs}
-    known = {run["recipe"]: published(run["env_id"], families[run["recipe"]]) for run in runs}
+    known = {
+        job.label: published(job.settings["env_id"], job.recipe.resolve().parent.name) for job in finished
+    }
     text = table(runs, known)
     sources = dict.fromkeys(
         f"- commit {source['commit']}; {source['versions']}; {source['machine']}"
@@ -144,8 +140,7 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
         for source in runner.record_of(job)["sources"]
     )
     lines = [
-        text,
-        f"\n{len(finished)} of {len(jobs)} runs have finished.",
+        f"{text}\n\n{len(finished)} of {len(jobs)} runs have finished.",
         "Return over the last 100 training episodes: mean ± sample standard deviation over seeds.\n",
         f"- `{' '.join(command)}`",
         f"- runs at a time: {runner.workers}; PyTorch threads of each run: {runner.threads}",

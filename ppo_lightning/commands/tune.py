@@ -183,7 +183,7 @@ class Tuner:
 
         def report() -> None:
             """Report the scores that are new, and end the trial if it is hopeless or has failed."""
-            problem = f"{next(iter(runner.failed)).name} failed" if runner.failed else ""
+            problem = f"{runner.failed[0].name} failed" if runner.failed else ""
             while not problem and len(means) < SHARES * options.seeds:
                 seed, share = divmod(len(means), SHARES)
                 scores = [self.score(runner, job, 1.0) for past in seeds[:seed] for job in past]

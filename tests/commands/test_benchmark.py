@@ -89,7 +89,7 @@ def test_a_benchmark_writes_runs_curves_a_table_and_pictures(finished):
     for part in ("commit ", "torch ", "processors", "ppo-lightning benchmark --recipes", "runs at a time: 2"):
         assert part in report
     assert report.startswith(out.split("\n\n")[0].rstrip()[:200])
-    assert "2 of 2 runs done" in errors
+    assert "cartpole-1 has finished" in errors and "cartpole-2 has finished" in errors
 
 
 def arguments(folder, *flags, recipe=RECIPE, threads="1"):
@@ -222,7 +222,7 @@ def test_flags_override_the_recipe():
 
 def test_the_progress_of_a_run_without_metrics(tmp_path):
     """It once ended a benchmark on a terminal."""
-    assert progress(Job("cartpole", RECIPE, 1), tmp_path) == "starting"
+    assert progress(Job("cartpole", RECIPE, 1), tmp_path) == "cartpole-1 starting"
 
 
 def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):

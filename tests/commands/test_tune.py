@@ -19,7 +19,6 @@ from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import read_csv
 from ppo_lightning.commands.runner import DONE, Runner
 from ppo_lightning.commands.tune import SHARES, Tuner, read_space
-from tests.commands.test_benchmark import trained_in
 
 optuna = pytest.importorskip("optuna")
 ROOT = Path(__file__).parents[2]
@@ -193,6 +192,7 @@ def test_a_run_that_fails_prunes_its_trial_and_the_start_ends_the_study(tmp_path
 def hold_a_trial(folder, pipe):
     def hold(trial):
         trial.set_user_attr("runs", trial.number)
+        time.sleep(1)  # the first heartbeat is written
         pipe.send(trial.number)
         time.sleep(60)
 
@@ -254,7 +254,7 @@ def start(folder, *flags):
     own = ["--recipes", str(CARTPOLE), str(ACROBOT), "--space", str(folder / "space.yaml"), "--seeds", "1"]
     own += ["--output", str(folder / "out"), *SHORT, *flags]
     code = (
-        "import sys; from ppo_lightning.commands import cli, tune; tune.HEARTBEAT = 3; tune.FRESH_SEEDS = 2"
+        "import sys; from ppo_lightning.commands import cli, tune; tune.HEARTBEAT = 3; tune.FRESH_SEEDS = 1"
     )
     command = [sys.executable, "-c", f"{code}; cli.main(sys.argv[1:])", "tune", *own]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -278,7 +278,6 @@ def test_a_study_is_completed_although_a_process_is_killed(tmp_path, space_file)
     first.communicate(timeout=60)
     out, errors = second.communicate(timeout=500)
     assert second.returncode == 0, errors
-    assert not trained_in(tmp_path)
     study = tuner_of(
         tmp_path,
         SHORT,
@@ -300,8 +299,8 @@ def test_a_study_is_completed_although_a_process_is_killed(tmp_path, space_file)
     if study.best_trial.number != again.number:
         for side in ("start", "best"):
             runs = read_csv(tmp_path / f"out/comparison/{side}/runs.csv")
-            assert {run["seed"] for run in runs} == {"2", "3"}, "seeds that no trial has used"
-        assert "| cartpole | 2, 2 |" in out
+            assert {run["seed"] for run in runs} == {"2"}, "a seed that no trial has used"
+        assert "| cartpole | 1, 1 |" in out
 
 
 @pytest.mark.slow
