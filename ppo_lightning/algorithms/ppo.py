@@ -219,18 +219,18 @@ class PPO(AgentModule):
         """Return the same as :meth:`loss`, from an evaluation whose tensors have the minibatch's shape."""
         keys = ("state_value", "advantage", "value_target")
         old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
-        weight = minibatch.get("weight")
+        valid = minibatch.get("valid")
         clip_coef = self.clip_coef
         log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
-        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, weight)
+        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, valid)
         value_clip = clip_coef if self.hparams.clip_vloss else None
-        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, weight)
-        entropy = losses.weighted_mean(evaluation.entropy, weight)
+        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, valid)
+        entropy = losses.weighted_mean(evaluation.entropy, valid)
         # detail 10
         loss = policy_loss + self.hparams.vf_coef * value_loss - self.ent_coef * entropy
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         detached = {name: part.detach() for name, part in parts.items()}
-        return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
+        return loss, detached | losses.diagnostics(log_ratio, clip_coef, valid)
 
     def update(self, minibatches: Iterable[Minibatch]) -> list[dict[str, Tensor]]:
         """Take one optimizer step on each minibatch and return the parts of its loss, scalars."""
@@ -377,7 +377,7 @@ class PPO(AgentModule):
     @property
     def steps_per_rollout(self) -> int | None:
         """Number of optimizer steps per iteration, or None if it varies."""
-        varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
+        varies = self.hparams.target_kl is not None or self.data.has_valid
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
     @property

@@ -18,7 +18,7 @@ class BoardGameEnv(BatchedEnv):
     player at random.
 
     EnvPool cannot reset some of several games of two players (version 1.2.5 hangs), so that a finished game
-    resets at its next step, which counts as ``skipped``.
+    resets at its next step, which is not ``valid``.
 
     Args:
         env_id: EnvPool's id.
@@ -72,6 +72,7 @@ class BoardGameEnv(BatchedEnv):
         )
         self.mover = np.zeros(self.num_envs, np.int64)
         self._ended = np.zeros(self.num_envs, bool)  # games that the next step resets
+        self.valid = ~self._ended
 
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the games, see :meth:`BatchedEnv.reseed`."""
@@ -92,7 +93,7 @@ class BoardGameEnv(BatchedEnv):
         observation, reward, terminated, truncated, info = self.envs.step(action.astype(np.int32))
         self._observation = self._seen_by_mover(observation, info)
         reward = reward.reshape(self.num_envs, 2)[np.arange(self.num_envs), mover]
-        self.skipped = self._ended
+        self.valid = ~self._ended
         self._ended = terminated | truncated
         return self._observation, reward, terminated, truncated
 

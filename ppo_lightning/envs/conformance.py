@@ -161,17 +161,14 @@ def random_play(
         observation, reward, terminated, truncated = env.step_arrays(action)
         elapsed += time.perf_counter() - start
         done = terminated | truncated
-        over = env.episodes_over(done)
-        valid = ~done | True if env.skipped is None else ~env.skipped
-        # A collector ends the advantages at a skipped step, which ends no episode.
-        flags = {
-            "terminated": terminated,
-            "truncated": truncated,
-            "done": done | ~valid,
-            "episode_done": over,
+        valid = np.ones_like(done) if env.valid is None else env.valid.copy()
+        following = {
+            "observation": torch.tensor(observation),
+            "reward": torch.tensor(reward, dtype=torch.float64),
+            "terminated": torch.tensor(terminated),
+            "done": torch.from_numpy(done | ~valid),  # a step that does not count ends no episode
+            "episode_done": torch.from_numpy(env.episodes_over(done) & valid),
         }
-        following = {"observation": observation, "reward": reward.astype(np.float64), **flags}
-        following = {name: torch.tensor(values) for name, values in following.items()}
         step = {"observation": before, "valid": torch.from_numpy(valid), "next": following}
         steps.append(TensorDict(step, [env.num_envs]))
         if done.any():
@@ -218,7 +215,7 @@ def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
     """
     done = rollout["next", "done"].reshape(rollout.shape)
     over = rollout["next"].get("episode_done", done).reshape(rollout.shape)
-    # Between two episodes, an environment may only reset, and a player may be dead.
+    # Between two episodes, an environment may fail or only reset, and a player may be dead.
     skipped = ~rollout.get("valid", torch.ones_like(done)) & done & ~over
     env, end = (over | skipped).nonzero(as_tuple=True)
     start = torch.where(env == env.roll(1), end.roll(1) + 1, 0)
@@ -271,7 +268,7 @@ def check_finite(rollout: TensorDictBase) -> Findings:
         if not values.isfinite().all():
             env, step = (~values.isfinite()).nonzero()[0, :2].tolist()
             what = f"The {name} of environment {env} is not finite at its step {step}."
-            remedy = "A run ends there. Find the cause, or discard such episodes with data.max_restarts."
+            remedy = "A run ends there. Find the cause, or restart with data.env_kwargs.max_restarts."
             yield Finding("error", "non-finite", what, remedy)
 
 

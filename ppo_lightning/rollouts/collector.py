@@ -23,7 +23,7 @@ from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
 from ppo_lightning.rollouts.opponents import Opponents
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
-from ppo_lightning.utils.scans import before_breaks, running_sum
+from ppo_lightning.utils.scans import running_sum
 from ppo_lightning.utils.seeding import derive_seed
 from ppo_lightning.utils.watch import StepWatch
 
@@ -60,14 +60,14 @@ class RolloutCollector(BaseCollector):
     - An agent with a memory adds ``memory`` [N, T, M] and ``("next", "memory")``. At all steps, ``memory`` is
       the state before the first step. ``("next", "memory")`` is the state after a step, written only at
       episode ends and at the last step.
-    - If environments may be restarted, ``valid`` [N, T] is False for the steps of episodes that failed. If
-      environments reset at the step after an episode end, ``valid`` is False for this step, which does not
-      enter statistics, sums or counts. The step is flagged as a termination, which stops the advantages.
-      The same holds for dead agents of a game that continues.
+    - ``valid`` [N, T] is False for steps that do not count, and missing if all steps of the environments
+      count. These steps enter no statistics of rewards, sums or counts: where an environment failed and was
+      made anew (``max_restarts``), where it reset at the step after an episode end, and those of dead agents
+      of a game that continues. They end the flow of advantages. The return of a failed episode is left out.
     - In games of several players, ``player`` [N, T, 1] is the index of the player who acts, and
       ``("next", "player")`` that of the player who acts next. In turn-based games, ``reward`` is that of the
       player who acts, and ``episode_reward`` is the return of player 0.
-    - With opponents, ``valid`` is False for the steps at which an opponent acts.
+    - With opponents, ``valid`` is False for the steps at which an opponent acts, too.
 
     Episodes continue from one rollout to the next. The storage is reused, so that the next rollout overwrites
     this one.
@@ -151,28 +151,28 @@ class RolloutCollector(BaseCollector):
         terminated, truncated, done, episode_done = (
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
         )
-        broken, skipped, foreign = (np.zeros_like(done) for _ in range(3))
+        valid, own = np.ones_like(done), np.ones_like(done)
         moments = None if self.agent.normalizer is None else self.agent.normalizer.arrays()
         if self._memory is not None:
             store["memory"][0] = self._memory
         try:
-            ends = self._walk(moments, broken, skipped, foreign)
+            ends = self._walk(moments, valid, own)
         finally:
             self._watch.stop()
         np.logical_or(terminated, truncated, out=done)
         if env.episode_done is None:
             episode_done[:] = done
-        skips = env.resets_late or env.skips_steps
-        if skips:
-            terminated |= skipped
-            done |= skipped
+        if env.valid is not None:
+            stopped = ~valid & ~done  # a failed step is truncated already
+            terminated |= stopped
+            done |= stopped
         if self._memory is not None:
             store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
         require_finite("reward", self._raw_rewards.T, steps_before, self._rows.start)
         if self.agent.normalizer is not None and moments is not None:
             self.agent.normalizer.store(moments)  # only now, when the whole rollout is known to be finite
         store["next", "reward"][..., 0] = self._scaled(
-            env.learning_reward(self._raw_rewards), done, ~skipped if skips else None
+            env.learning_reward(self._raw_rewards), done, None if env.valid is None else valid
         )
         if not self._evaluated:
             self._evaluate()
@@ -184,25 +184,21 @@ class RolloutCollector(BaseCollector):
         own_rewards = self._raw_rewards
         if env.turn_based:  # those of player 0
             own_rewards = own_rewards * (1 - 2 * store["player"][..., 0])
-        for name, values in (("episode_reward", own_rewards), ("step_count", 1.0 - skipped)):
+        for name, values in (("episode_reward", own_rewards), ("step_count", valid)):
             store["next", name][..., 0] = running_sum(values, episode_done, self._episode[name])
         self._frames += self.requested_frames_per_batch
-        if not env.may_invalidate_steps and self.opponents is None:
+        if env.valid is None and self.opponents is None:
             return self._rollout
-        episode_done &= ~broken  # episodes that do not count
-        valid = torch.from_numpy(~(before_breaks(broken, done) | skipped | foreign)).T
-        return self._rollout.copy().set("valid", valid)
+        episode_done &= valid
+        return self._rollout.copy().set("valid", torch.from_numpy(valid & own).T)
 
-    def _walk(
-        self, moments: ArrayMoments | None, broken: np.ndarray, skipped: np.ndarray, foreign: np.ndarray
-    ) -> list[EpisodeEnds]:
+    def _walk(self, moments: ArrayMoments | None, valid: np.ndarray, own: np.ndarray) -> list[EpisodeEnds]:
         """Step the environments through a rollout and write the steps into the storage.
 
         Args:
             moments: Statistics of the observations, updated in place; None: no statistics.
-            broken: Receives which environments failed, [T, N] bool.
-            skipped: Receives which environments only reset, [T, N] bool.
-            foreign: Receives where an opponent acts, [T, N] bool.
+            valid: Receives which steps count for the environments, [T, N] bool.
+            own: Receives where the agent acts, not an opponent, [T, N] bool.
 
         Returns:
             The episode ends.
@@ -250,8 +246,9 @@ class RolloutCollector(BaseCollector):
             if players is not None and env.mover is not None:
                 players[t] = env.mover
             if opponents is not None and players is not None:
-                foreign[t] = opponents.rows(players[t])
-                action = opponents.replace(action, row, foreign[t])
+                foreign = opponents.rows(players[t])
+                own[t] = ~foreign
+                action = opponents.replace(action, row, foreign)
             actions[t] = action
             if log_prob is not None:
                 log_probs[t] = log_prob
@@ -262,15 +259,11 @@ class RolloutCollector(BaseCollector):
             if next_players is not None and env.mover is not None:
                 next_players[t] = env.mover
             if opponents is not None and players is not None:
-                opponents.observe(rewards[t], terminated | truncated, players[t], env.skipped)
-            if env.broken is not None:
-                broken[t] = env.broken
+                opponents.observe(rewards[t], terminated | truncated, players[t], env.valid)
+            if env.valid is not None:
+                valid[t] = env.valid
             if env.episode_done is not None:
                 episode_dones[t] = env.episode_done
-            if env.skipped is not None:
-                skipped[t] = env.skipped
-                if memory is not None:
-                    memory[env.skipped] = 0
             # count_nonzero takes a third of the time of any().
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 done = terminated | truncated
@@ -294,6 +287,8 @@ class RolloutCollector(BaseCollector):
                 observation = raw
             else:
                 (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
+            if memory is not None and env.valid is not None:
+                memory[~valid[t]] = 0
         self._observation = observation
         self._evaluated = log_prob is not None
         return ends

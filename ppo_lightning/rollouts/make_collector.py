@@ -101,6 +101,10 @@ def make_collector(
             " episode end, because the reset would count as a step: make it with AutoresetMode.DISABLED or"
             " SAME_STEP."
         )
+    if isinstance(base, BatchedEnv) and base.valid is not None:
+        raise ConfigError(
+            "data.env_kwargs.max_restarts does not work with data.transforms: remove one of them."
+        )
     # Ranks exchange their statistics of observations at each step, which a graph cannot.
     alone = agent.normalizer is None or collectives.world_size() == 1
     if isinstance(env, TensorEnv) and env.is_function and alone:

@@ -148,7 +148,7 @@ class Opponents:
         return action
 
     def observe(
-        self, reward: np.ndarray, done: np.ndarray, player: np.ndarray, skipped: np.ndarray | None
+        self, reward: np.ndarray, done: np.ndarray, player: np.ndarray, valid: np.ndarray | None
     ) -> None:
         """Count rewards and finished games.
 
@@ -156,9 +156,9 @@ class Opponents:
             reward: Rewards of a step, [N].
             done: Whether the episode of each row ended, [N] bool.
             player: Player who acted in each row, [N].
-            skipped: Rows in which no one acted, [N] bool. None: none.
+            valid: Rows in which someone acted, [N] bool. None: all.
         """
-        acted = np.ones(len(done), bool) if skipped is None else ~skipped
+        acted = np.ones(len(done), bool) if valid is None else valid
         self._random_moves -= (self._random_moves > 0) & acted.reshape(self._over.shape).any(axis=1)
         games = np.repeat(np.arange(len(self._over)), self._rows_per_game)
         self._returns[games, player] += reward

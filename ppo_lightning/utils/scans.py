@@ -71,22 +71,6 @@ def discounted_sum(steps: Tensor, done: Tensor, carry: Tensor, gamma: float = 1.
     return sums
 
 
-def before_breaks(broken: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """Mark the steps of episodes that end in a failure, up to and including the failed step.
-
-    Args:
-        broken: Whether each step failed, [T, N] bool.
-        done: Whether the episode ends at each step, failures included, [T, N] bool.
-
-    Returns:
-        Whether each step belongs to an episode that fails in this rollout, [T, N] bool.
-    """
-    marked = broken.copy()
-    for t in range(len(marked) - 2, -1, -1):
-        marked[t] |= marked[t + 1] & ~done[t]
-    return marked
-
-
 class LinearRecurrence(torch.autograd.Function):
     """Solve ``h_t = weight_t * h_{t-1} + increment_t`` with ``h_{-1} = state``.
 

@@ -63,7 +63,6 @@ def test_a_setting_that_cannot_learn_is_refused(name, value):
         ("num_steps", 1_000_000_000),
         ("eval_episodes", 1_000_000_000),
         ("total_timesteps", -512),
-        ("max_restarts", -1),
         ("step_timeout", math.inf),
         ("backend", None),
     ],

@@ -39,8 +39,8 @@ def test_random_games_end_with_opposite_returns(game):
         returns[np.arange(3), mover] += reward
         done = terminated | truncated
         games += done.sum()
-        assert not (env.skipped & done).any()
-        assert not reward[env.skipped].any()
+        assert not (~env.valid & done).any()
+        assert not reward[~env.valid].any()
         assert set(env.mover.tolist()) <= {0, 1}
     assert games
     assert returns.any()
