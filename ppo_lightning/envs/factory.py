@@ -38,7 +38,7 @@ class Adapter(NamedTuple):
 
 BACKENDS: dict[str, Adapter] = {
     "gymnasium": Adapter("gymnasium:GymnasiumEnv", "gymnasium", "atari_backends:GymnasiumAtari"),
-    "vectorized": Adapter("cartpole:CartPoleEnv", "gymnasium"),
+    "vectorized": Adapter("vector:make_vectorized", "vectorized"),
     "torch": Adapter("torch_env:TorchEnv", "gymnasium"),
     "envpool": Adapter("envpool:EnvPoolEnv", "gymnasium", "atari_backends:EnvPoolAtari"),
     "ale": Adapter(None, "gymnasium", "atari_backends:AleAtari"),
@@ -173,12 +173,6 @@ class EnvFactory:
             return _import_class("boards:BoardGameEnv")(self.env_id, seeds, **env_kwargs)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
-        if self.backend == "gymnasium" and _import_class("registered:is_vector_only")(self.env_id):
-            self._refuse_workers("vectorized environments")
-            vector_env = _import_class("registered:make_registered_vector")(
-                self.env_id, len(seeds), **env_kwargs
-            )
-            return _import_class("vector:GymnasiumVectorEnv")(vector_env, seeds)
         if num_workers:
             return self._in_workers(num_workers, self.env_id, seeds, first_env, **env_kwargs)
         env_class = _import_class(adapter.path)
