@@ -18,20 +18,19 @@ from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
-Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "ale", "procgen", "pettingzoo"]
+Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
 
 
 class Adapter(NamedTuple):
     """Where to find the environments of a backend.
 
     Attributes:
-        path: Module and class, imported on first use, because EnvPool's import alone takes a second. None:
-            the backend has Atari games only.
+        path: Module and class, imported on first use, because EnvPool's import alone takes a second.
         render: Backend that renders environments of the same id.
         atari: Module and class of the Atari games. None: the backend has none.
     """
 
-    path: str | None
+    path: str
     render: str
     atari: str | None = None
 
@@ -41,7 +40,6 @@ BACKENDS: dict[str, Adapter] = {
     "vectorized": Adapter("vector:make_vectorized", "vectorized"),
     "torch": Adapter("torch_env:TorchEnv", "gymnasium"),
     "envpool": Adapter("envpool:EnvPoolEnv", "gymnasium", "atari_backends:EnvPoolAtari"),
-    "ale": Adapter(None, "gymnasium", "atari_backends:AleAtari"),
     "procgen": Adapter("procgen:ProcgenEnv", "procgen"),
     "pettingzoo": Adapter("games:make_games", "pettingzoo"),
 }
@@ -158,7 +156,7 @@ class EnvFactory:
         env_kwargs = dict(self.env_kwargs)
         if render:
             adapter = BACKENDS[adapter.render]
-        if self.backend == "ale" or ATARI_ID.fullmatch(self.env_id):  # type: ignore[arg-type]
+        if ATARI_ID.fullmatch(self.env_id):  # type: ignore[arg-type]
             if adapter.atari is None:
                 raise ConfigError(
                     f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
@@ -166,7 +164,6 @@ class EnvFactory:
             self._refuse_workers("Atari games")
             check_options(env_kwargs)
             return _import_class(adapter.atari)(self.env_id, seeds, **env_kwargs)
-        assert adapter.path is not None
         if self.backend != "gymnasium":
             self._refuse_workers(f"the backend {self.backend!r}")
         if self.backend == "envpool" and _import_class("envpool:is_board_game")(self.env_id):

@@ -13,11 +13,10 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.answers import blame_env, check_observation, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.spaces.rows import from_row, to_row
-from ppo_lightning.spaces.specs import MASK, choice_counts, join_vectors, mask_columns, spec_from_space
+from ppo_lightning.spaces.specs import MASK, choice_counts, mask_columns, spec_from_space
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -81,7 +80,7 @@ class GymnasiumEnv(BatchedEnv):
         first = self.envs[0]
         name = type(first.unwrapped).__name__ if first.spec is None else first.spec.id
         self._env_id = env_id if isinstance(env_id, str) else name
-        space = cells_as_choices(first.observation_space)
+        space = first.observation_space
         actions = first.action_space
         count = sum(choice_counts(spec_from_space(actions)))
         # Source of masks that are not part of the observations.
@@ -101,12 +100,15 @@ class GymnasiumEnv(BatchedEnv):
             self._in_dict = isinstance(space, spaces.Dict)
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
             space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
-        self._space: Any = space
-        super().__init__(join_vectors(space), actions, seeds)
+        super().__init__(space, actions, seeds)
         observation_spec, action_spec = self.agent_specs
         self._observation = self.empty_rows()
         self._results = np.zeros(len(seeds)), np.zeros(len(seeds), bool), np.zeros(len(seeds), bool)
-        self._to_row = None if isinstance(self._space, spaces.Box) else functools.partial(to_row, self._space)
+        self._to_row = (
+            None
+            if isinstance(self.unjoined_space, spaces.Box)
+            else functools.partial(to_row, self.unjoined_space)
+        )
         is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
         self._from_row = None if is_simple else functools.partial(from_row, actions)
         self._mask = mask_columns(observation_spec)
@@ -166,7 +168,7 @@ class GymnasiumEnv(BatchedEnv):
         if self._mask_source is not None:
             observation = self._with_mask(i, observation, info, over)
         if check:
-            check_observation(observation, self._space)
+            check_observation(observation, self.unjoined_space)
         row = observation if self._to_row is None else self._to_row(observation)
         self._observation[i] = row
         if self._mask is not None and not over:
@@ -185,7 +187,7 @@ class GymnasiumEnv(BatchedEnv):
         elif MASK in info:
             masks = info[MASK]
         elif over:
-            masks = np.ones(self._space[MASK].shape, np.int8)
+            masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
         else:
             raise ConfigError(f"the info has no {MASK!r}, which it had at the first reset.")
         parts = observation if self._in_dict else {"observation": observation}

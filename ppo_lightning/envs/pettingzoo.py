@@ -16,7 +16,7 @@ from ppo_lightning.envs.groups import PlayerGroups
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.rows import from_row, to_row
-from ppo_lightning.spaces.specs import MASK, join_vectors
+from ppo_lightning.spaces.specs import MASK
 from ppo_lightning.utils.seeding import derive_seed
 
 STATE = f"{PRIVILEGED}state"  # entry of the game's state
@@ -86,7 +86,7 @@ class ParallelGamesEnv(BatchedEnv):
             raise ConfigError(
                 f"{self._name}: env_id makes the same game at each call: it must make a new one."
             )
-        super().__init__(join_vectors(space), actions, seeds)
+        super().__init__(space, actions, seeds)
         self._to_row = None if isinstance(space, spaces.Box) else functools.partial(to_row, space)
         is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
         self._from_row = None if is_simple else functools.partial(from_row, actions)

@@ -15,10 +15,9 @@ from gymnasium.vector.utils import batch_space
 
 from ppo_lightning.envs.answers import check_observation, check_vector_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError, first_line, nearest
 from ppo_lightning.spaces.rows import from_rows, to_row, to_rows
-from ppo_lightning.spaces.specs import MASK, choice_counts, join_vectors, mask_columns
+from ppo_lightning.spaces.specs import MASK, choice_counts, mask_columns
 from ppo_lightning.utils.seeding import derive_seed
 
 MODE = "autoreset_mode"  # key of the metadata
@@ -74,14 +73,12 @@ class GymnasiumVectorEnv(BatchedEnv):
         _adapted.add(envs.unwrapped)
         self.envs = envs
         self._mode = _mode(envs, self._name)
-        self._space = cells_as_choices(envs.single_observation_space)
-        actions = envs.single_action_space
-        super().__init__(join_vectors(self._space), actions, seeds)
+        super().__init__(envs.single_observation_space, envs.single_action_space, seeds)
         self.resets_late = self._mode is AutoresetMode.NEXT_STEP
         observation_spec, action_spec = self.agent_specs
-        self._is_box = isinstance(self._space, spaces.Box)
+        self._is_box = isinstance(self.unjoined_space, spaces.Box)
         self._observation = self.empty_rows()
-        self._batched_space = batch_space(self._space, num_envs)
+        self._batched_space = batch_space(self.unjoined_space, num_envs)
         self._mask = mask_columns(observation_spec)
         self._component_ends = np.cumsum(choice_counts(action_spec))[:-1]
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
@@ -213,7 +210,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         if self._is_box:
             self._observation[:] = np.asarray(observation).reshape(self._observation.shape)
         else:
-            self._observation[:] = to_rows(self._space, observation, self.num_envs)
+            self._observation[:] = to_rows(self.unjoined_space, observation, self.num_envs)
         if self._mask is not None:
             masks = self._observation[:, self._mask]
             components = np.split(masks > 0, self._component_ends, axis=1)
@@ -241,12 +238,12 @@ class GymnasiumVectorEnv(BatchedEnv):
             raise ConfigError(f"info[{key!r}] lacks the environment {missing.argmax()}, which has finished.")
         if by_env:
             for i in np.flatnonzero(done):
-                check_observation(finals[i], self._space, f"info[{key!r}][{i}]")
-                row: Any = finals[i] if self._is_box else to_row(self._space, finals[i])
+                check_observation(finals[i], self.unjoined_space, f"info[{key!r}][{i}]")
+                row: Any = finals[i] if self._is_box else to_row(self.unjoined_space, finals[i])
                 self._observation[i] = np.asarray(row).reshape(self._observation.shape[1:])
             return
         check_observation(finals, self._batched_space, f"info[{key!r}]")
-        rows = np.asarray(finals) if self._is_box else to_rows(self._space, finals, self.num_envs)
+        rows = np.asarray(finals) if self._is_box else to_rows(self.unjoined_space, finals, self.num_envs)
         self._observation[done] = rows.reshape(self._observation.shape)[done]
 
     def render(self) -> np.ndarray | None:

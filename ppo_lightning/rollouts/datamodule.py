@@ -52,8 +52,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             path, as in ``my_package.make``, or a ``class_path``). The function gets ``num_envs``, ``seed``
             and ``first_env`` if it has such parameters.
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
-            ``vectorized`` has Gymnasium's vectorized CartPole, ``torch`` classic control as functions of
-            tensors, ``ale`` Atari, ``procgen`` Procgen.
+            ``vectorized`` has Gymnasium's vectorized environments, such as CartPole, ``torch`` CartPole and
+            Pendulum as functions of tensors, ``procgen`` Procgen.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.

@@ -190,7 +190,6 @@ CLEAN = [
     ("HalfCheetah-v4", "envpool", {}),
     ("ALE/Pong-v5", "gymnasium", {}),
     ("ALE/Pong-v5", "envpool", {}),
-    ("ALE/Pong-v5", "ale", {}),
     ("ALE/Breakout-v5", "envpool", {}),
     ("starpilot", "procgen", {"num_threads": 0}),
     ("coinrun", "procgen", {"num_threads": 0}),
@@ -202,7 +201,6 @@ CLEAN = [
 ]
 PACKAGES = {
     "envpool": ["envpool"],
-    "ale": ["ale_py"],
     "procgen": ["procgen"],
     "HalfCheetah-v4": ["mujoco"],
     "ALE/Pong-v5": ["ale_py", "cv2"],
