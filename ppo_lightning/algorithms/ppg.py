@@ -183,6 +183,5 @@ class PPG(PPO):
         """Restore the rollouts of the running phase, to resume a run."""
         super().on_load_checkpoint(checkpoint)
         if self.fitting:
-            last = self.data.first_env + self.data.num_envs // self.trainer.world_size
-            self.auxiliary.load_state_dict(checkpoint["auxiliary"], slice(self.data.first_env, last))
+            self.auxiliary.load_state_dict(checkpoint["auxiliary"], self.data.shard.rows)
             self._approx_kl = checkpoint["approx_kl"]

@@ -52,12 +52,11 @@ SOURCES = {  # group of options -> classes that take them, and their files; the 
         "PPG": "algorithms/ppg.py",
         "RND": "algorithms/rnd.py",
         "RecurrentPPO": "algorithms/recurrent.py",
-        "SelfPlay": "algorithms/selfplay.py",
+        "SelfPlay": "games/selfplay.py",
     },
     "model.agent": {
         "MLPAgent": "models/mlp.py",
         "CNNAgent": "models/cnn.py",
-        "GroupAgent": "models/groups.py",
     },
     "data": {"RolloutDataModule": "rollouts/datamodule.py"},
     "trainer": {"Trainer": "pytorch/trainer/trainer.py"},

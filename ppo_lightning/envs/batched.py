@@ -40,6 +40,7 @@ class BatchedEnv(EnvBase):
 
     envs: Any  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
+    collector_kind = "array"  # see `make_collector`
     numbers_its_envs = False  # whether the constructor accepts `first_env`
     flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
@@ -97,6 +98,13 @@ class BatchedEnv(EnvBase):
     def rows_per_game(self) -> int:
         """Adjacent rows that are the players of one game."""
         return 1 if self.turn_based else self.num_players
+
+    @property
+    def untransformable(self) -> str:
+        """Why TorchRL transforms do not work, as the end of a sentence; empty if they work."""
+        if self.num_players > 1:
+            return "games of several players: remove them."
+        return "" if self.valid is None else "data.env_kwargs.max_restarts: remove one of them."
 
     def empty_rows(self) -> np.ndarray:
         """Return zeros with the shape and dtype of the observations, [N, ...]."""

@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
@@ -18,6 +18,7 @@ from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
+NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
 
 
@@ -112,6 +113,9 @@ class EnvFactory:
         num_workers = 0 if render or not self.num_workers else largest_divisor(num_envs, self.num_workers)
         if stream == "eval" and num_workers == 1:
             num_workers = 0
+        if stream == "eval" and "opening_moves" in self.env_kwargs:  # matches begin at the first position
+            env_kwargs = {key: value for key, value in self.env_kwargs.items() if key != "opening_moves"}
+            return replace(self, env_kwargs=env_kwargs).make(num_envs, seed, first_env, stream, render)
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         if self.backend == "pettingzoo":
             self._refuse_workers("games of PettingZoo")
@@ -149,7 +153,7 @@ class EnvFactory:
             spec = gymnasium.registry.get(self.env_id)
         limit = getattr(env, "max_episode_steps", None)  # of an environment of tensors
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
-        return limit if isinstance(limit, int) else None
+        return limit if isinstance(limit, int) and limit < NO_LIMIT else None
 
     def _from_id(self, seeds: list[int], first_env: int, render: bool, num_workers: int) -> EnvBase:
         adapter = BACKENDS[self.backend]
@@ -167,7 +171,7 @@ class EnvFactory:
         if self.backend != "gymnasium":
             self._refuse_workers(f"the backend {self.backend!r}")
         if self.backend == "envpool" and _import_class("envpool:is_board_game")(self.env_id):
-            return _import_class("boards:BoardGameEnv")(self.env_id, seeds, **env_kwargs)
+            return _import_class("turn_based:BoardGameEnv")(self.env_id, seeds, **env_kwargs)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
         if num_workers:

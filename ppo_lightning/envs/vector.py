@@ -92,6 +92,16 @@ class GymnasiumVectorEnv(BatchedEnv):
         """Set the seeds of the next full reset, see :meth:`BatchedEnv.reseed`."""
         self._seeds_to_use: list[int] | None = list(seeds)
 
+    @property
+    def untransformable(self) -> str:
+        """See :attr:`BatchedEnv.untransformable`."""
+        if not self.resets_late:
+            return ""
+        return (
+            "a vectorized environment that resets at the step after an episode end, because the reset would"
+            " count as a step: make it with AutoresetMode.DISABLED or SAME_STEP."
+        )
+
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset and validate, see :meth:`BatchedEnv.reset_arrays`.
 

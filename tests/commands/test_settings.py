@@ -80,7 +80,6 @@ def test_what_means_no_limit_is_allowed():
     PPO(
         max_grad_norm=math.inf,
         clip_coef=math.inf,
-        clip_reward=math.inf,
         target_kl=None,
         ent_coef=-0.01,
         vf_coef=0,

@@ -22,6 +22,7 @@ from ppo_lightning.envs import workers
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.utils.seeding import Shard
 from tests.algorithms.test_distributed import run
 from tests.checkpoints.test_resume import SaveAfter, left_of, runs, wait_for_a_checkpoint  # noqa: F401
 from tests.environments import Counter, Reach
@@ -120,7 +121,7 @@ def processes_of(env):
 def collect(env, rollouts=4, num_steps=16):
     torch.manual_seed(0)
     agent = MLPAgent(*env.agent_specs)
-    collector = RolloutCollector(env, agent, num_steps, seed=2)
+    collector = RolloutCollector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed=2))
     return [collector.rollout().clone() for _ in range(rollouts)]
 
 
