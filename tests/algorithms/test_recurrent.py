@@ -210,7 +210,7 @@ def test_the_first_ratio_is_1_on_pictures(tmp_path):
     first = First()
     fit(
         tmp_path, strong(agent=CNNAgent), callbacks=[first],
-        env_id="ALE/Breakout-v5", backend="ale", num_envs=2, num_steps=16, total_timesteps=64,
+        env_id="ALE/Breakout-v5", backend="envpool", num_envs=2, num_steps=16, total_timesteps=64,
         env_kwargs={"frame_stack": 1},
     )  # fmt: skip
     assert len(first.kl) == 2
