@@ -26,7 +26,7 @@ class ParallelGamesEnv(BatchedEnv):
 
     A player who dies before the game ends is flagged at this step. Until the game ends, the row of the dead
     player repeats the last observation, its reward is 0, its action is ignored, and its steps are
-    ``skipped``. At the step that ends the game, this row returns the first observation of the next game.
+    not ``valid``. At the step that ends the game, this row returns the first observation of the next game.
 
     Args:
         make: Makes a new ``ParallelEnv`` at each call.
@@ -46,8 +46,6 @@ class ParallelGamesEnv(BatchedEnv):
         >>> env.reset_arrays().shape, env.spaces[0].entry_sizes
         ((6, 72), {'observation': 18, 'privileged_state': 54})
     """
-
-    skips_steps = True
 
     def __init__(
         self,
@@ -85,6 +83,7 @@ class ParallelGamesEnv(BatchedEnv):
         # Rows whose player ended the game, and gets the first observation of the next one by a reset.
         self._waiting = np.zeros(self.num_envs, bool)
         self._alive = np.zeros(self.num_envs, bool)
+        self.valid = self._alive.copy()
         self._reward = np.zeros(self.num_envs)
         self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
         self._checked = False  # whether the first step was validated
@@ -172,7 +171,7 @@ class ParallelGamesEnv(BatchedEnv):
         chosen = action.tolist() if action.ndim == 1 else action
         if self._from_row is not None:
             chosen = [self._from_row(row) for row in action]
-        self.skipped = ~self._alive
+        self.valid = self._alive.copy()
         self._reward[:] = 0
         self._terminated[:] = False
         self._truncated[:] = False
@@ -183,7 +182,7 @@ class ParallelGamesEnv(BatchedEnv):
                 reraise(error, self._location(g), "step")
             rows = self._rows(g)
             if not self._alive[rows].any():
-                dead = self.skipped[rows]
+                dead = ~self.valid[rows]
                 self._waiting[rows] = ~dead
                 if dead.any():
                     self._reset_game(g)

@@ -29,7 +29,7 @@ class TurnBasedEnv(BatchedEnv):
         num_actions: Number of actions.
         seeds: One seed per game.
         opening_moves: Each game starts with 0 to this number of random legal moves, whose steps are
-            ``skipped``. Without them, both players settle on a few lines of play.
+            not ``valid``. Without them, both players settle on a few lines of play.
 
     Raises:
         ConfigError: ``opening_moves`` is negative.
@@ -47,7 +47,8 @@ class TurnBasedEnv(BatchedEnv):
         space = spaces.Dict({MASK: spaces.MultiBinary(num_actions), name: view})  # in alphabetical order
         super().__init__(space, spaces.Discrete(num_actions), seeds)
         self.mover = np.zeros(self.num_envs, np.int64)
-        self.skips_steps = opening_moves > 0
+        if opening_moves:
+            self.valid = np.ones(self.num_envs, bool)
         self._observation = self.empty_rows()
         self._generators = [np.random.default_rng(seed) for seed in seeds]
         self._opening_left = np.zeros(self.num_envs, np.int64)  # random moves left in the openings
@@ -68,18 +69,18 @@ class TurnBasedEnv(BatchedEnv):
 
     def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all games, with random moves in their openings, see :meth:`BatchedEnv.step_arrays`."""
-        if not self.skips_steps:
+        if not self._opening_keys.shape[1]:
             return super().step_arrays(action)
         opening = self._opening_left > 0
         keys = self._opening_keys[np.arange(self.num_envs), self._opening_left - 1]
         legal = self._observation[:, : keys.shape[1]] > 0
         action = np.where(opening, np.where(legal, keys, -1).argmax(1), action)
-        self.skipped = None
+        self.valid = np.ones(self.num_envs, bool)
         self._opening_left -= opening
         results = super().step_arrays(action)
         _, _, terminated, truncated = results
         self._opening_left[terminated | truncated] = 0
-        self.skipped = opening if self.skipped is None else opening | self.skipped
+        self.valid &= ~opening
         return results
 
 
@@ -89,7 +90,7 @@ class BoardGameEnv(TurnBasedEnv):
     The view is the entry ``board``. The game chooses the first player at random.
 
     EnvPool cannot reset some of several games of two players (version 1.2.5 hangs), so that a finished game
-    resets at its next step, which counts as ``skipped``.
+    resets at its next step, which is not ``valid``.
 
     Args:
         env_id: EnvPool's id.
@@ -127,6 +128,7 @@ class BoardGameEnv(TurnBasedEnv):
         view = spaces.Box(-np.inf, np.inf, (size,), np.float32) if is_box else spaces.MultiBinary(size)
         super().__init__("board", view, int(self.envs.action_space.n), seeds, opening_moves)
         self._ended = np.zeros(self.num_envs, bool)  # games that the next step resets
+        self.valid = ~self._ended
 
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the games, see :meth:`BatchedEnv.reseed`."""
@@ -148,7 +150,7 @@ class BoardGameEnv(TurnBasedEnv):
         observation, reward, terminated, truncated, info = self.envs.step(action.astype(np.int32))
         self._observation = self._seen_by_mover(observation, info)
         reward = reward.reshape(self.num_envs, 2)[np.arange(self.num_envs), mover]
-        self.skipped = self._ended
+        self.valid = ~self._ended
         self.start_openings(np.flatnonzero(self._ended))
         self._ended = terminated | truncated
         return self._observation, reward, terminated, truncated

@@ -12,7 +12,8 @@ from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models.normalizers import Moments
-from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs
+from ppo_lightning.rollouts.base import Collector
+from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
@@ -109,11 +110,11 @@ class OverlappedCollector(BaseCollector):
             wait([self._pending])
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the collector, see :meth:`RolloutCollector.set_seed`."""
+        """Seed the collector, see :meth:`Collector.set_seed`."""
         return self.collector.set_seed(seed, static_seed)
 
     def running(self) -> list[Row] | None:
-        """Return the episodes that ran before the pending rollout, see :meth:`RolloutCollector.running`."""
+        """Return the episodes that ran before the pending rollout, see :meth:`Collector.running`."""
         self.wait()
         return self.collector.running() if self._before is None else self._before[1]
 

@@ -21,6 +21,7 @@ from ppo_lightning.envs.recording import episodes_of, record, recording_of
 from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.utils.seeding import Shard
 
 
 class Mortals(ParallelEnv):
@@ -131,7 +132,7 @@ def mortals(*deaths, **options):
 def collect(env, num_steps, seed=1):
     torch.manual_seed(seed)
     agent = MLPAgent(*env.agent_specs, hidden_sizes=(8,))
-    return RolloutCollector(env, agent, num_steps, seed=seed).rollout()
+    return RolloutCollector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed)).rollout()
 
 
 def cells(values, num_games, num_players):

@@ -75,7 +75,7 @@ def test_the_rules_of_minimax_are_those_of_the_game():
                 value = values(board, own, other, 1).get(int(action[game]))
                 expected.append(value == 1)
             observation, reward, *_ = env.step_arrays(action)
-            counts = ~env.skipped
+            counts = env.valid
             np.testing.assert_array_equal(reward[counts] == 1, np.array(expected)[counts])
             wins += (reward == 1).sum()
         assert wins > 50
