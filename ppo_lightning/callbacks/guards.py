@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.envs.conformance import check_rollout
-from ppo_lightning.envs.recording import recording_of
 from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -90,8 +89,7 @@ def print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
     if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
         return
     flags_time_limits = getattr(data.env, "flags_time_limits", True)
-    recording = recording_of(rollout, rows_per_game=getattr(data.env, "rows_per_game", 1))
-    for finding in check_rollout(recording, data.specs.action, flags_time_limits):
+    for finding in check_rollout(rollout, data.specs.action, flags_time_limits):
         if finding.severity != "note":
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 
