@@ -19,6 +19,7 @@ READERS = (
     "gymnasium.utils.passive_env_checker",
     "gymnasium.wrappers.",
     f"{__package__}.answers",
+    f"{__package__}.batched",
     f"{__package__}.gymnasium",
     f"{__package__}.vector",
     "ppo_lightning.spaces.rows",
@@ -33,14 +34,15 @@ WRAPPERS = (
 )
 
 
-def check_step(answer: Any) -> None:
-    """Check that the return value of ``step`` has five parts, including a number and two flags.
+def check_step(answer: Any, num_envs: int | None = None) -> None:
+    """Check that the return value of ``step`` has five parts, including numbers and flags.
 
     Args:
         answer: Return value of ``step``.
+        num_envs: Number of environments of a vectorized environment. None: a single one.
 
     Raises:
-        ConfigError: A part has the wrong type. The message names the part.
+        ConfigError: A part has the wrong type or shape. The message names the part.
     """
     _, reward, terminated, truncated, _ = answer
     for name, value, kind in (
@@ -49,24 +51,10 @@ def check_step(answer: Any) -> None:
         ("truncated", truncated, "True or False"),
     ):
         array = np.asarray(value)
-        if array.shape != () or array.dtype.kind not in "biuf":
+        is_number = array.dtype.kind in "biuf"
+        if num_envs is None and not (is_number and array.shape == ()):
             raise ConfigError(f"{name} is {value!r}: step() must return {kind} there.")
-
-
-def check_vector_step(answer: Any, num_envs: int) -> None:
-    """Check that the return value of a vectorized ``step`` has five parts, including numbers and flags.
-
-    Args:
-        answer: Return value of ``step``.
-        num_envs: Number of environments N.
-
-    Raises:
-        ConfigError: A part has the wrong type or shape. The message names the part.
-    """
-    _, reward, terminated, truncated, _ = answer
-    for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-        array = np.asarray(value)
-        if array.shape != (num_envs,) or array.dtype.kind not in "biuf":
+        if num_envs is not None and not (is_number and array.shape == (num_envs,)):
             raise ConfigError(
                 f"{name} has shape {array.shape} and dtype {array.dtype}: step() must return {num_envs}"
                 " numbers or flags there."

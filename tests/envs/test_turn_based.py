@@ -45,7 +45,6 @@ def test_random_games_end_with_opposite_returns(game):
         assert set(env.mover.tolist()) <= {0, 1}
     assert games
     assert returns.any()
-    env.close()
 
 
 def test_a_row_shows_the_player_to_move():
@@ -60,7 +59,6 @@ def test_a_row_shows_the_player_to_move():
     observation, *_ = env.step_arrays(np.array([0]))
     board = observation[0, 9:].reshape(9, 2)
     np.testing.assert_array_equal(board[[4, 0]], [[1, 0], [0, 1]])
-    env.close()
 
 
 class Scripted(MLPAgent):
@@ -105,7 +103,6 @@ def test_advantages_of_a_game_computed_by_hand():
     # gamma 0.5, lambda 1: 1, -0.5, 0.25, -0.125, 0.0625 from the last step backwards.
     advantage, _ = advantages(0.5, 1.0, torch.zeros(1, 12))
     assert advantage[0, :5].tolist() == [0.0625, -0.125, 0.25, -0.5, 1]
-    env.close()
 
 
 @pytest.mark.parametrize(
@@ -157,12 +154,10 @@ def test_openings_are_random_legal_moves_with_weight_0(env_id, backend):
     assert set(lengths) == {0, 1, 2, 3}
     assert min(np.bincount(lengths)) > len(lengths) / 8
     assert set(moves) == set(range(9))
-    env.close()
     # Matches and evaluations begin at the first position.
     env = make_env(env_id, 16, backend, stream="eval", **options)
     rollout = RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=5).rollout()
     assert rollout.get("valid", torch.ones(16, 5)).all()
-    env.close()
 
 
 def test_ranks_have_the_openings_of_one_rank():
@@ -190,7 +185,6 @@ def test_a_picture_shows_the_stones():
     red, blue = (200, 60, 50), (50, 90, 200)
     assert (colors[4], colors[0]) == ((red, blue) if first == 0 else (blue, red))
     assert len(set(colors)) == 3
-    env.close()
 
 
 @pytest.mark.parametrize("moves", [-1, "two"])
