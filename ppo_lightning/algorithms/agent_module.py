@@ -334,8 +334,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         An algorithm with long iterations calls this method at each point at which it can resume.
         """
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if hasattr(callback, "end_if_requested"):
-                callback.end_if_requested(self.trainer, self)
+            if isinstance(callback, Preemption):
+                callback.on_train_batch_end(self.trainer, self)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""

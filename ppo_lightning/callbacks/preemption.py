@@ -75,10 +75,6 @@ class Preemption(Guard):
         self.requested = number
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
-        """End the run after an iteration if any rank received a signal."""
-        self.end_if_requested(trainer, pl_module)
-
-    def end_if_requested(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Save a checkpoint and end the run if any rank received a signal. This is a collective.
 
         Raises:
@@ -102,15 +98,13 @@ class Preemption(Guard):
             raise KeyboardInterrupt
         raise SystemExit(INTERRUPTED if interrupted else EXIT_CODE)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+    def on_train_end(self, *args: Any) -> None:
         """Restore the handlers."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers = {}
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
-        """Restore the handlers."""
-        self.on_train_end(trainer, pl_module)
+    on_exception = on_train_end  # type: ignore[assignment]
 
 
 def _compiles(frame: FrameType | None) -> bool:

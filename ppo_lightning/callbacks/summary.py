@@ -65,15 +65,13 @@ class RunSummary(Guard):
             seconds = (time.perf_counter() - self._warm) / WARM_UP
             lightning_private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Restore the limit, so that the same Trainer can fit again."""
         if self._limits_epochs:
             trainer.fit_loop.max_epochs = -1
         self._limits_epochs = False
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
-        """Restore the limit."""
-        self.on_train_end(trainer, pl_module)
+    on_exception = on_train_end  # type: ignore[assignment]
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Print the summary on rank 0."""

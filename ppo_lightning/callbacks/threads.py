@@ -1,5 +1,7 @@
 """Number of PyTorch threads during training."""
 
+from typing import Any
+
 import lightning as L
 import torch
 
@@ -36,15 +38,13 @@ class Threads(Guard):
             self.num_threads or (self._previous if has_large_layers(pl_module.agent, rows) else 1)
         )
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+    def on_fit_end(self, *args: Any) -> None:
         """Restore the number of threads."""
         if self._previous is not None:
             torch.set_num_threads(self._previous)
         self._previous = None
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
-        """Restore the number of threads."""
-        self.on_fit_end(trainer, pl_module)
+    on_exception = on_fit_end  # type: ignore[assignment]
 
 
 def has_large_layers(agent: Agent, rows: int) -> bool:
