@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ppo_lightning.errors import ConfigError, blame
+from ppo_lightning.errors import ConfigError
 
 
 def check_trainer(trainer: Any) -> None:
@@ -134,12 +134,9 @@ def with_number_of_rollouts(configure: Callable[[Any], Any]) -> Callable[[Any], 
         try:
             return configure(module)
         except Exception as error:
-            assert error.__traceback__ is not None
-            blame(
-                error,
-                error.__traceback__.tb_next,
+            error.add_note(
                 "configure_optimizers raised this. PPO steps a schedule once a rollout,"
-                " self.data.num_rollouts times; trainer.estimated_stepping_batches is another number.",
+                " self.data.num_rollouts times; trainer.estimated_stepping_batches is another number."
             )
             raise
 

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.envs.recording import recording_of
-from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.utils import collectives
 
 
@@ -33,15 +33,11 @@ class Guard(L.Callback):
 
 
 class ExceptionGuard(Guard):
-    """Callback that forwards an exception that ends the run to the module, which Lightning does not do.
-
-    The traceback of an error of an environment keeps the frames of the environment only.
-    """
+    """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
-        cut_traceback(exception)
 
 
 class RolloutGuard(Guard):

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_observation, check_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.envs.single import make_from_function, make_registered
@@ -88,10 +88,10 @@ class GymnasiumEnv(BatchedEnv):
         elif count and not (isinstance(space, spaces.Dict) and MASK in space.spaces):
             # Only a reset shows whether `info` has masks. Keep its result for the first reset of the run.
             try:
-                observation, info = first.reset(seed=seeds[0])
+                pending_resets = {0: self._reset_env(first, seeds[0])}
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(0), "reset")
-            pending_resets = {0: (observation, info)}
+            _, info = pending_resets[0]
             self._mask_source = "info" if isinstance(info, dict) and MASK in info else None
         if self._mask_source is not None:
             self._in_dict = isinstance(space, spaces.Dict)
@@ -129,11 +129,18 @@ class GymnasiumEnv(BatchedEnv):
         for i in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             try:
                 seed = None if seeds is None else seeds[i]
-                observation, info = self._pending_resets.pop(i, None) or self.envs[i].reset(seed=seed)
+                pending = self._pending_resets.pop(i, None)
+                observation, info = pending or self._reset_env(self.envs[i], seed)
                 self._store_observation(i, observation, info, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(i), "reset")
         return self._observation
+
+    @staticmethod
+    def _reset_env(env: gymnasium.Env, seed: int | None) -> tuple[Any, Any]:
+        answer = env.reset(seed=seed)
+        check_parts(answer, "reset", 2)
+        return answer
 
     def _location(self, i: int) -> str:
         return f"{self._env_id}, environment {self._first_env + i}"

@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium
 
-from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 
 
@@ -43,7 +42,7 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
         hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
         raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
     except Exception as error:
-        blame_env(error, f"{env_id}: the constructor raised this.")
+        error.add_note(f"{env_id}: the constructor raised this.")
         raise
 
 

@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import pack, unpack
-from ppo_lightning.errors import ConfigError, cut_traceback
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.watch import end_with_the_parent
 
 
@@ -179,8 +179,6 @@ def portable(error: BaseException) -> BaseException:
     """
     if isinstance(error, ConfigError):
         return error
-    cut_traceback(error)
-    error.__dict__.pop("user_frames", None)  # a traceback cannot be pickled
     report = "".join(traceback.format_exception(error)).rstrip()  # with the notes
     error.__notes__ = [f"In the worker process:\n{report}"]
     with contextlib.suppress(Exception):

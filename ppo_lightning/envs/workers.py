@@ -219,7 +219,6 @@ class WorkerEnv(BatchedEnv):
             self.broken[self._members[worker][i] - self._members[0][0]] = True
         for _, error, _ in read:
             if error is not None:
-                error.user_frames = None  # those of the worker are in a note
                 raise error
         if faults:
             self._call("set_restarts", self._restarts)

@@ -12,7 +12,6 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import Bounded
 from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
@@ -184,7 +183,7 @@ class TensorCollector(BaseCollector):
             try:
                 step, self._carrier = self.env.step_and_maybe_reset(self._carrier)
             except Exception as error:
-                blame_env(error, f"{type(self.env).__name__}: step() or reset() raised this.")
+                error.add_note(f"{type(self.env).__name__}: step() or reset() raised this.")
                 raise
             steps.append(step)
             done = step["next", "done"].reshape(-1)

@@ -353,7 +353,7 @@ def test_an_error_in_configure_optimizers_says_where_the_number_of_rollouts_is(f
     report = "".join(traceback.format_exception(raised.value)).splitlines()
     assert re.search(r"^configure_optimizers raised this.*self\.data\.num_rollouts", report[-1])
     files = [line for line in report if line.startswith("  File ") and "_pytest" not in line]
-    assert "one_cycle" in files[-2] and "Own" not in files[-2] and len(files) <= 7
+    assert "one_cycle" in files[-2] and "Own" not in files[-2]
 
 
 def test_a_schedule_over_the_rollouts_of_the_run(fit):
