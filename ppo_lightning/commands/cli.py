@@ -404,6 +404,7 @@ def _quieten() -> None:
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # the report of trainer.profiler
     for message in (
         r"\s*Unable to serialize instance",  # an env_id, which the parser tries as a callable first
         ".*is out of date. You should consider upgrading",  # environments of version v4 in recipes

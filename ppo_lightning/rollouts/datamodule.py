@@ -268,7 +268,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 collector.clock = self._clock = StepClock()
             if self.trainer.ckpt_path is not None:
                 self._resume()
-        return RolloutLoader(self.collector, self.rollouts_per_epoch)
+        profiler = self.trainer.profiler  # type: ignore[attr-defined]
+        return RolloutLoader(self.collector, self.rollouts_per_epoch, profiler)
 
     def slow_steps(self) -> str:
         """Return the setting that helps if the environments took most of the first seconds, once in a run."""
@@ -355,7 +356,13 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         mine = shares[self.trainer.global_rank]
         agent = self._collector_inputs().agent
         return EvaluationLoader(
-            self.factory, agent, len(mine), int(mine[0]) if len(mine) else 0, self.seed, self.step_timeout
+            self.factory,
+            agent,
+            len(mine),
+            int(mine[0]) if len(mine) else 0,
+            self.seed,
+            self.step_timeout,
+            self.trainer.profiler,  # type: ignore[attr-defined]
         )
 
     test_dataloader = val_dataloader

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 
 import torch
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
@@ -86,6 +87,7 @@ class EvaluationLoader:
         first_env: Global index of the first environment.
         seed: The run's seed.
         step_timeout: As for :func:`evaluate`.
+        profiler: Records ``evaluate``. None: records nothing.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class EvaluationLoader:
         first_env: int = 0,
         seed: int = 1,
         step_timeout: float | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         self.factory = factory
         self.agent = agent
@@ -103,6 +106,7 @@ class EvaluationLoader:
         self.first_env = first_env
         self.seed = seed
         self.step_timeout = step_timeout
+        self.profiler = profiler or PassThroughProfiler()
 
     def __len__(self) -> int:
         return 1
@@ -113,7 +117,9 @@ class EvaluationLoader:
             return
         env = self.factory.make(self.num_episodes, self.seed, self.first_env, stream="eval")
         try:
-            yield evaluate(self.agent, env, step_timeout=self.step_timeout)
+            with self.profiler.profile("evaluate"):
+                episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)
+            yield episodes
         finally:
             if not env.is_closed:
                 env.close()

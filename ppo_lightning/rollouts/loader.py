@@ -1,9 +1,9 @@
 """Epochs of rollouts for Lightning."""
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from lightning.pytorch.profilers import Profiler
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 
@@ -17,10 +17,12 @@ class RolloutLoader:
     Args:
         collector: Collector of all rollouts of the run. Episodes continue from one epoch to the next.
         rollouts_per_epoch: Number of rollouts in an epoch. A shorter run is one epoch.
+        profiler: Records ``collect``: the collection of a rollout, or the wait for it.
     """
 
-    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int) -> None:
+    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int, profiler: Profiler) -> None:
         self.collector = collector
+        self.profiler = profiler
         self._rollouts = iter(collector)
         self._length = min(rollouts_per_epoch, len(collector))
 
@@ -28,7 +30,12 @@ class RolloutLoader:
         return self._length
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        return itertools.islice(self._rollouts, self._length)
+        for _ in range(self._length):
+            with self.profiler.profile("collect"):
+                rollout = next(self._rollouts, None)
+            if rollout is None:  # the end of the run
+                return
+            yield rollout
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state, because the data module saves the state of the collector.

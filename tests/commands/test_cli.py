@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import logging
 import os
 import re
 import shutil
@@ -181,6 +182,7 @@ def test_the_screen_shows_no_noise(run_cli, monkeypatch):
     for noise in ("FLOPs", "LeafSpec", "Deprecat", "litlogger"):
         assert noise not in out + err
     assert out.splitlines()[0] == "MLPAgent: 9155 parameters"
+    assert logging.getLogger("lightning.pytorch.profilers.simple").isEnabledFor(logging.INFO)
 
 
 @pytest.mark.integration
