@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning import private
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.rounding import decimals
 
 SAVE_EVERY = 10  # seconds
@@ -50,7 +51,7 @@ class RunLog:
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
         published = dict(zip(values, means, strict=True)) | {"step": step}
-        lightning_private.publish_metrics(trainer, published, shown)
+        private.publish_metrics(trainer, published, shown)
         if rare or module.rollouts_done % trainer.log_every_n_steps == 0:
             for logger in module.loggers:
                 logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=module.env_steps)

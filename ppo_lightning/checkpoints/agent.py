@@ -16,6 +16,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.private import has_hyperparameters
 from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
 
 Known = TypeVar("Known")
@@ -40,7 +41,7 @@ def agent_to_plain(
     """
     arguments = list(inspect.signature(type(agent)).parameters.values())[2:]  # after the two specs
     names = {argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD}
-    saved = dict(agent.hparams) if "_hparams" in vars(agent) else None
+    saved = dict(agent.hparams) if has_hyperparameters(agent) else None
     if saved is None or not names <= saved.keys():
         name = type(agent).__name__
         raise ConfigError(

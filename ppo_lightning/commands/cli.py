@@ -19,7 +19,6 @@ from typing import Any
 
 import lightning
 import torch
-from jsonargparse._typehints import ActionTypeHint
 from lightning import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -27,7 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import ppo_lightning.algorithms
 import ppo_lightning.callbacks
 import ppo_lightning.models
-from ppo_lightning import __version__
+from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.callbacks import RolloutProgressBar, Threads
@@ -66,20 +65,7 @@ class Parser(LightningArgumentParser):
         return re.sub(r",\s+known\s+subclasses:[^)]*\)", ")", super().format_help())
 
 
-_check_type = ActionTypeHint._check_type
-
-
-@functools.wraps(_check_type)
-def _check_integer(option: ActionTypeHint, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read ``1e4``, ``500k`` and ``1M`` as integers, for options that are integers, in flags and YAML."""
-    integer = as_integer(value)
-    if integer is not value:
-        kinds = set(re.findall(r"\w+", str(option._typehint)))
-        value = integer if "int" in kinds and not kinds & {"float", "str"} else value
-    return _check_type(option, value, *args, **kwargs)
-
-
-ActionTypeHint._check_type = _check_integer  # jsonargparse has no public place to read a built-in type
+private.convert_integers(as_integer)  # 1e4, 500k and 1M
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -97,6 +83,7 @@ class SaveRunConfig(SaveConfigCallback):
             super().setup(trainer, pl_module, stage)
 
 
+@private.keep_flags  # `main` inserts the settings of a checkpoint before the flags
 class PPOCLI(LightningCLI):
     """Lightning's CLI for PPO: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
 
@@ -115,16 +102,16 @@ class PPOCLI(LightningCLI):
         parser.add_argument(NAME, type=str | None, default=None, help=SETTINGS[NAME])
         parser.add_argument(NUM_THREADS, type=int | None, default=None, help=SETTINGS[NUM_THREADS])
 
-    def _set_seed(self) -> None:
-        """Seed Python, NumPy and PyTorch.
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments.
 
         Raises:
             ConfigError: NumPy does not accept the seed.
         """
-        seed = self.config[self.subcommand].seed_everything
+        super().parse_arguments(parser, args)
+        seed = self.config[self.config.subcommand].seed_everything
         if not 0 <= seed < 2**32:
             raise ConfigError(f"seed_everything is {seed}: it must be between 0 and {2**32 - 1}.")
-        super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
         """Check ``--ckpt_path`` and ``--num_threads``, and add the callbacks that depend on flags.
@@ -184,14 +171,6 @@ class PPOCLI(LightningCLI):
             return super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, ImportError, OSError) as error:
             raise ConfigError(f"Lightning's Trainer refuses its settings: {first_line(error)}") from error
-
-    def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning 2.6 would override flags with the hyperparameters of the checkpoint.
-
-        ``main`` inserts the hyperparameters before the flags instead.
-
-        Source: Lightning-AI/pytorch-lightning#20801 and #21116.
-        """
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -338,7 +317,7 @@ def _one_sentence(message: str, args: Sequence[str]) -> str:
         flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
         flag = next((flag for flag in flags if flag.endswith(f".{key}")), None)
         name = flag or ".".join(filter(None, unknown.groups()))
-        return _unknown(name, "" if flag else _writer(args, key))
+        return _unknown(name, "" if flag else _writer(args, key.rpartition(".")[2]))
     noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
     lines = [line.strip(" -") for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))

@@ -85,7 +85,7 @@ class WorkerEnv(BatchedEnv):
         assert rest == 0
         # One copy in this process shows the spaces. The copies that are stepped exist in the workers only.
         sample = GymnasiumEnv(env_id, seeds[:1], first_env, **env_kwargs)
-        row = sample._observation[0]
+        row = sample.empty_rows()[0]
         sample.close()
         super().__init__(*sample.spaces, seeds)
         self.step_timeout = step_timeout

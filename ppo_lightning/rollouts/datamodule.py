@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torchrl.envs import EnvBase, Transform
 
+from ppo_lightning import private
 from ppo_lightning.checkpoints.settings import data_settings
 from ppo_lightning.checkpoints.versions import require_known
 from ppo_lightning.envs.batched import BatchedEnv
@@ -29,7 +30,7 @@ from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
 from ppo_lightning.rollouts.loader import RolloutLoader
 from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs, make_collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.processors import processors
 
@@ -382,8 +383,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         """
         self._close()
         if isinstance(exception, KeyboardInterrupt) and self.trainer is not None:
-            end = exception if lightning_private.INTERACTIVE else SystemExit(128 + signal.SIGINT)
-            lightning_private.end_interrupted(self.trainer, end)
+            end = exception if private.INTERACTIVE else SystemExit(128 + signal.SIGINT)
+            private.end_interrupted(self.trainer, end)
 
     def _close(self) -> None:
         if self.collector is not None:
