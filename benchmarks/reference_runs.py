@@ -74,7 +74,6 @@ RUNS = {
         PPG, 8, (4, 128), "--model.n_iteration 4 --model.agent.shared true --model.compile true"
     ),
     "rnd": Run(MOUNTAINCAR, 6, (16, 128)),
-    # All games are against the current policy: the runs end before the first snapshot.
     "selfplay": Run(
         TICTACTOE,
         6,
@@ -86,8 +85,8 @@ RUNS = {
         TICTACTOE,
         6,
         (8, 32),
-        "--data.env_id pettingzoo/classic/tictactoe_v3 --data.backend pettingzoo --model.opening_moves 3"
-        " --model.rating_games 4",
+        "--data.env_id pettingzoo/classic/tictactoe_v3 --data.backend pettingzoo --model.rating_games 4"
+        " --data.env_kwargs.opening_moves 3",
     ),
     "pettingzoo": Run("configs/multiagent/simple_spread_mappo.yaml", 4, (6, 50)),
     "tensors_compiled": Run(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from ppo_lightning.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from ppo_lightning.algorithms import PPG, PPO, RND, RPO, AgentModule, RecurrentPPO, SelfPlay
+    from ppo_lightning.algorithms import PPG, PPO, RND, RPO, AgentModule, RecurrentPPO
     from ppo_lightning.checkpoints.resume import last_checkpoint
     from ppo_lightning.envs import make_env
     from ppo_lightning.errors import ConfigError
+    from ppo_lightning.games import SelfPlay
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
     from ppo_lightning.rollouts import RolloutCollector, RolloutDataModule, evaluate
 

@@ -23,6 +23,7 @@ FLOORS = (
     "callbacks",
     "export",
     "algorithms",
+    "games",
     "commands",
 )
 ENTRANCES = ("__init__", "__main__")  # which import lazily from all subpackages

@@ -76,11 +76,8 @@ SCRIPTS: dict[str, list[Command] | str] = {
     ],
     "rollouts": [Command("--repeats 1 --num_envs 4", "torch, compiled")],
     "selfplay": [
-        Command(
-            "connectfour --seeds 1 --steps 212992 --games 4 --arms recipe without_pool --output ."
-            " && test -s connectfour.csv"
-        ),
-        Command("sign --seeds 1 --steps 49152 --games 4 --output . && test -s sign.csv"),
+        Command("connectfour --seeds 1 --steps 8192 --games 4 --arms recipe --output .", r"\| minimax:2 "),
+        Command("tictactoe --seeds 1 --steps 8192 --games 4 --output .", r"(?s)\| same_sign .*\| reward_of_"),
         Command("curve elo.csv --output ratings --images . && test -s connectfour_elo.png", '"elo"'),
     ],
     "soak": [

@@ -155,7 +155,7 @@ class Reader:
         )
         sizes = {name: int(value(args, f"--data.{name}", data[name])) for name in ("num_envs", "num_steps")}
         if "/selfplay/" in recipe:
-            flags += ["--model.rating_games", "2", "--model.snapshot_every", "1"]
+            flags += ["--model.rating_games", "2"]
         if "ALE/" in str(data.get("env_id")) or str(data.get("env_id")).startswith("atari/"):
             sizes["num_steps"] = 16
             flags += ["--data.env_kwargs.max_episode_frames", "400"]

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ppo_lightning.algorithms.recurrent import RecurrentPPO
     from ppo_lightning.algorithms.rnd import RND
     from ppo_lightning.algorithms.rpo import RPO
-    from ppo_lightning.algorithms.selfplay import SelfPlay
 
-__all__ = ["PPG", "PPO", "RND", "RPO", "AgentModule", "RecurrentPPO", "SelfPlay"]
+__all__ = ["PPG", "PPO", "RND", "RPO", "AgentModule", "RecurrentPPO"]
 __getattr__ = lazy_exports(__name__, __file__)

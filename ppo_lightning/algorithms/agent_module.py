@@ -345,7 +345,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         episodes = collectives.concatenate(finished_episodes(rollout))
         self.episode_returns.extend(episodes[:, 0].tolist())
         self.env_steps += self.data.frames_per_rollout
-        return episode_means(episodes, self.data.num_players, self.data.turn_based)
+        return episode_means(episodes, zero_sum="mover" in rollout.keys())  # noqa: SIM118
 
     # Evaluation and prediction
 

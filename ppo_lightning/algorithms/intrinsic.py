@@ -194,11 +194,11 @@ def novelty_losses(
         minibatch: Tensors [B, ...].
         critic_features: Features of the agent's value function, [B, F].
     """
-    weight = minibatch.get("weight")
+    valid = minibatch.get("valid")
     target = minibatch["int_value_target"]
-    value_loss = losses.value_loss(curiosity.value(critic_features), target, target, None, weight)
+    value_loss = losses.value_loss(curiosity.value(critic_features), target, target, None, valid)
     error = curiosity.error(minibatch["novelty_input"]) * minibatch["novelty_weight"]
-    return value_loss, losses.weighted_mean(error, weight)
+    return value_loss, losses.weighted_mean(error, valid)
 
 
 def own_states(states: Sequence[State], data: RolloutDataModule) -> Sequence[State]:
@@ -209,10 +209,9 @@ def own_states(states: Sequence[State], data: RolloutDataModule) -> Sequence[Sta
             environments start with :data:`START`.
         data: Data module of the run.
     """
-    assert data.trainer is not None
     if len(states) != data.num_envs:
         states = [START] * data.num_envs
-    return states[data.first_env :][: data.num_envs // data.trainer.world_size]
+    return states[data.shard.rows]
 
 
 def check_rnd(module: Any) -> None:
@@ -221,7 +220,7 @@ def check_rnd(module: Any) -> None:
     Raises:
         ConfigError: The players take turns, or ``episodic_bonus`` would count changing observations.
     """
-    if module.data.turn_based:
+    if getattr(module.data.env, "turn_based", False):
         raise ConfigError(
             f"data.env_id is {module.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
             " RND do not change sides: use ppo_lightning.SelfPlay."

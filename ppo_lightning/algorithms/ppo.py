@@ -25,7 +25,6 @@ from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, Roll
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.rollouts.storage import perspective
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.seeding import derive_seed
@@ -51,14 +50,12 @@ class PPO(AgentModule):
         anneal_clip_coef: Decrease the clipping range linearly to 0 over the run.
         clip_vloss: Clip the value loss.
         ent_coef: Weight of the entropy bonus.
-        anneal_ent_coef: Decrease the weight of the entropy bonus linearly to 0 over the run.
         vf_coef: Weight of the value loss.
         max_grad_norm: Maximum norm of the gradient of all parameters together.
         target_kl: Stop the epochs of an iteration when the approximate KL divergence exceeds this value.
             None: never.
         adam_eps: Adam's epsilon.
         norm_reward: Divide the rewards by the running standard deviation of their discounted sum.
-        clip_reward: Maximum absolute value of a scaled reward.
         bootstrap_truncated: Bootstrap from the value of the final observation at a time limit. If False, a
             time limit counts as a terminal state, as in CleanRL.
         microbatch_size: Maximum number of rows of a minibatch that are differentiated at once. Gradients of
@@ -106,13 +103,11 @@ class PPO(AgentModule):
         anneal_clip_coef: bool = False,
         clip_vloss: bool = True,
         ent_coef: Annotated[float, Range(-1000, 1000)] = 0.01,
-        anneal_ent_coef: bool = False,
         vf_coef: Annotated[float, Range(0, 1000)] = 0.5,
         max_grad_norm: Annotated[float, Range(1e-6)] = 0.5,
         target_kl: Annotated[float | None, Range(1e-12, 1000)] = None,
         adam_eps: Annotated[float, Range(1e-30, 1)] = 1e-5,
         norm_reward: bool = False,
-        clip_reward: Annotated[float, Range(1e-6)] = 10.0,
         bootstrap_truncated: bool = True,
         microbatch_size: Annotated[int | None, Range(1)] = None,
         compile: bool = False,
@@ -127,10 +122,9 @@ class PPO(AgentModule):
         self.save_hyperparameters(ignore=["agent"])
         self.automatic_optimization = False
         # detail P2
-        self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
-        # Values of the iteration, tensors, because a compiled graph treats numbers as constants.
+        self.reward_scaler = RewardScaler(gamma) if norm_reward else None
+        # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
-        self.ent_coef = torch.tensor(ent_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
         self._shuffle = torch.Generator()
 
@@ -189,7 +183,7 @@ class PPO(AgentModule):
             done,
             self.hparams.gamma,
             self.hparams.gae_lambda,
-            perspective(rollout),
+            rollout.get("sign", None),
         )
         rollout["advantage"] = advantage.unsqueeze(-1)
         rollout["value_target"] = value_target.unsqueeze(-1)
@@ -223,18 +217,18 @@ class PPO(AgentModule):
         """Return the same as :meth:`loss`, from an evaluation whose tensors have the minibatch's shape."""
         keys = ("state_value", "advantage", "value_target")
         old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
-        weight = minibatch.get("weight")
+        valid = minibatch.get("valid")
         clip_coef = self.clip_coef
         log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
-        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, weight)
+        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, valid)
         value_clip = clip_coef if self.hparams.clip_vloss else None
-        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, weight)
-        entropy = losses.weighted_mean(evaluation.entropy, weight)
+        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, valid)
+        entropy = losses.weighted_mean(evaluation.entropy, valid)
         # detail 10
-        loss = policy_loss + self.hparams.vf_coef * value_loss - self.ent_coef * entropy
+        loss = policy_loss + self.hparams.vf_coef * value_loss - self.hparams.ent_coef * entropy
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         detached = {name: part.detach() for name, part in parts.items()}
-        return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
+        return loss, detached | losses.diagnostics(log_ratio, clip_coef, valid)
 
     def update(self, minibatches: Iterable[Minibatch]) -> list[dict[str, Tensor]]:
         """Take one optimizer step on each minibatch and return the parts of its loss, scalars."""
@@ -326,15 +320,13 @@ class PPO(AgentModule):
         if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
-        self.ent_coef = torch.tensor(float(self.hparams.ent_coef), device=self.device)
         self.optimize = make_update(self, self.loss)
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
-        """Set the clipping range and the entropy weight of the iteration."""
+        """Set the clipping range of the iteration."""
         share = remaining(self.rollouts_done, self.data.num_rollouts)
         # detail A1
         self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
-        self.ent_coef.fill_(self.hparams.ent_coef * (share if self.hparams.anneal_ent_coef else 1.0))
 
     def release_updates(self) -> None:
         """Release compiled graphs."""
@@ -381,7 +373,7 @@ class PPO(AgentModule):
     @property
     def steps_per_rollout(self) -> int | None:
         """Number of optimizer steps per iteration, or None if it varies."""
-        varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
+        varies = self.hparams.target_kl is not None or self.data.has_valid
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
     @property
@@ -402,6 +394,6 @@ class PPO(AgentModule):
         observation, action, stored, *valid = (
             rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys
         )
-        if valid:  # at other steps, an opponent may have acted
+        if valid:  # at other steps, the environment may have replaced the action
             observation, action, stored = (rows[valid[0]] for rows in (observation, action, stored))
         return self.agent.evaluate(observation, action).log_prob, stored

@@ -75,7 +75,7 @@ def print_faults(data: Any, rollout: TensorDictBase) -> None:
         data: Data module of the run.
         rollout: First rollout of the run, [N, T].
     """
-    if data.num_players > 1:  # a game may start from one position, whose player to move differs
+    if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
         return
     flags_time_limits = getattr(data.env, "flags_time_limits", True)
     recording = recording_of(rollout, rows_per_game=getattr(data.env, "rows_per_game", 1))

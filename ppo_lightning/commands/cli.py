@@ -23,9 +23,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-import ppo_lightning.algorithms
 import ppo_lightning.callbacks
-import ppo_lightning.models
 from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
@@ -250,7 +248,7 @@ def _import_named(args: Sequence[str]) -> None:
     configs = filter(os.path.isfile, split_configs(args)[0])
     recipes = [str(read_yaml(path, "--config")) for path in configs]
     words = set(re.findall(r"\w+", " ".join([*args, *recipes])))
-    for package in (ppo_lightning.algorithms, ppo_lightning.callbacks, ppo_lightning.models):
+    for package in (ppo_lightning, ppo_lightning.callbacks):
         for name in words & {*package.__all__}:
             getattr(package, name)
 
@@ -347,11 +345,7 @@ def known_options() -> dict[str, str]:
     """Return the options by name, and how messages show them: with the class, unless it is the default."""
     flags = ("config", "print_config", "seed_everything", "ckpt_path", "model", "data", "trainer")
     known = {name.lstrip("-"): name.lstrip("-") for name in (*flags, *FLAGS, *SETTINGS)}
-    ours = [
-        getattr(package, name)
-        for package in (ppo_lightning.algorithms, ppo_lightning.models)
-        for name in package.__all__
-    ]
+    ours = [getattr(ppo_lightning, name) for name in ppo_lightning.__all__]
     for group, default, base in (
         ("model", PPO, AgentModule),
         ("model.agent", MLPAgent, ActorCritic),

@@ -7,13 +7,13 @@ from pathlib import Path
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
-from ppo_lightning.commands.play_game import HUMAN, play_game
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.factory import BACKENDS, Backend, EnvFactory
-from ppo_lightning.rollouts.players import Player
+from ppo_lightning.games.players import Player
+from ppo_lightning.games.tournament import play_games, probe_game
 from ppo_lightning.utils.rounding import decimals
-from ppo_lightning.video.record import record_video
+from ppo_lightning.video.record import open_video, picture_of, record_video
 
 
 def main(args: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ def main(args: Sequence[str]) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="ppo-lightning play",
-        description="Record a video of a trained agent, or play a game.",
+        description="Record a video of a trained agent.",
         allow_abbrev=False,
     )
     parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
@@ -46,20 +46,16 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument(
         "--opponent",
-        help="second player of a game of two: a checkpoint, random, minimax:2, an import path, or human"
-        " (board games are played in the terminal)",
+        help="second player of a game of two: a checkpoint, random or minimax:2",
     )
     parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
     parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     options = parser.parse_args(args)
     if options.opponent is not None:
-        is_human = options.opponent == HUMAN
-        factory, players = make_players([options.ckpt_path, *([] if is_human else [options.opponent])], args)
-        sides: dict[str, Player | None] = {**players}
-        if len(sides) == 1:  # a person, or the same checkpoint again
-            (name,) = players
-            sides[HUMAN if is_human else f"{name} again"] = None if is_human else players[name]
-        play_game(factory, sides, options.seed, options.output, options.max_frames)
+        factory, players = make_players([options.ckpt_path, options.opponent], args)
+        play_match(
+            factory, players[options.ckpt_path], players[options.opponent], options.output, options.seed
+        )
         return
     checkpoint = read_checkpoint(options.ckpt_path)
     env_id = environment_of(checkpoint, args, options.env_id)
@@ -81,3 +77,21 @@ def main(args: Sequence[str]) -> None:
     returns = record_video(agent, factory, options.output, **settings)
     print(f"returns: {', '.join(f'{value:{decimals(value)}}' for value in returns)}")
     print(f"video: {Path(options.output).resolve()}")
+
+
+def play_match(factory: EnvFactory, agent: Player, opponent: Player, output: str, seed: int) -> None:
+    """Record one game between two players, and print who won.
+
+    Args:
+        factory: Factory of a game of two players.
+        agent: Player 0.
+        opponent: Player 1.
+        output: Video file, ``.mp4`` or ``.gif``.
+        seed: Seed of the game.
+    """
+    with open_video(output, probe_game(factory).render_fps) as video:
+        result = play_games(
+            factory, agent, opponent, 1, seed, watch=lambda env: video.append_data(picture_of(env))
+        )
+    print(f"the agent {'won' if result.wins else 'lost' if result.losses else 'drew'}")
+    print(f"video: {Path(output).resolve()}")

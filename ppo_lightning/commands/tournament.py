@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ppo_lightning.checkpoints.agent import check_same_spaces
@@ -11,9 +10,8 @@ from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.rollouts.players import AgentPlayer, Player, make_player
-from ppo_lightning.rollouts.tournament import require_two_players, round_robin
-from ppo_lightning.utils.ratings import Outcomes, Rating, rate
+from ppo_lightning.games.players import Player, agent_player, make_player
+from ppo_lightning.games.tournament import Outcomes, Rating, probe_game, rate, round_robin
 
 
 def main(args: Sequence[str]) -> None:
@@ -31,11 +29,7 @@ def main(args: Sequence[str]) -> None:
         description="Let checkpoints and scripted players play each other, and rate them.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "players",
-        nargs="+",
-        help="checkpoints (.ckpt), random, minimax:2, perfect (TicTacToe), or import paths of functions",
-    )
+    parser.add_argument("players", nargs="+", help="checkpoints (.ckpt), random, or minimax:2 (the depth)")
     parser.add_argument("--games", type=int, default=100, help="games of each pair (default: 100)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the games (default: 1)")
     parser.add_argument(
@@ -50,15 +44,13 @@ def main(args: Sequence[str]) -> None:
     factory, players = make_players(options.players, args, options.deterministic)
     outcomes = round_robin(factory, players, options.games, options.seed)
     anchor = "random" if "random" in players else next(iter(players))
-    print(cross_table(outcomes, list(players)))
-    print()
-    print(rating_table(rate(outcomes, anchor, options.seed), anchor))
+    print(result_table(outcomes, rate(outcomes, anchor, options.seed), anchor))
 
 
 def make_players(
     names: Sequence[str], args: Sequence[str], deterministic: bool = False
 ) -> tuple[EnvFactory, dict[str, Player]]:
-    """Return the game of some checkpoints, and all players by a short name.
+    """Return the game of some checkpoints, and all players by name.
 
     Args:
         names: Paths of checkpoints, and names of scripted players.
@@ -72,76 +64,51 @@ def make_players(
     if not checkpoints:
         raise ConfigError("No player is a checkpoint (.ckpt), which defines the game.")
     games = {name: _game(checkpoint, args) for name, checkpoint in checkpoints.items()}
-    first, (env_id, backend, env_kwargs) = next(iter(games.items()))
-    for name, game in games.items():
-        if game != (env_id, backend, env_kwargs):
+    first, game = next(iter(games.items()))
+    for name, other in games.items():
+        if other != game:
             raise ConfigError(
-                f"{name} is a checkpoint of {game[0]} ({game[1]}, {game[2]}) and {first} of {env_id}"
-                f" ({backend}, {env_kwargs}): the players of a tournament need one game."
+                f"{name} is a checkpoint of {other} and {first} of {game}: the players of a tournament need"
+                " one game."
             )
-    factory = EnvFactory(env_id, backend, env_kwargs)
-    env = require_two_players(factory.make(2, stream="eval"))
-    env.close()
-    specs = factory.specs()
+    factory = EnvFactory(**game)
+    env = probe_game(factory)
     players: dict[str, Player] = {}
-    for name, short in zip(names, short_names(names), strict=True):
+    for name in names:
         if name in checkpoints:
             agent = agent_of(checkpoints[name], args)
             check_same_spaces(agent, env)
-            players[short] = AgentPlayer(agent, deterministic)
+            players[name] = agent_player(agent, deterministic)
         else:
-            players[short] = make_player(name, env_id, specs)
+            players[name] = make_player(name, game["env_id"], env)
     return factory, players
 
 
-def _game(checkpoint: dict[str, Any], args: Sequence[str]) -> tuple[str, Any, dict[str, Any]]:
+def _game(checkpoint: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     data = checkpoint["datamodule_hyper_parameters"]
-    return environment_of(checkpoint, args, None), data["backend"], data["env_kwargs"] or {}
+    env_kwargs = {key: value for key, value in (data["env_kwargs"] or {}).items() if key != "opening_moves"}
+    env_id = environment_of(checkpoint, args)
+    return {"env_id": env_id, "backend": data["backend"], "env_kwargs": env_kwargs}
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return the shortest ends of paths that differ, without the suffix ``.ckpt``.
+def result_table(
+    outcomes: Mapping[tuple[str, str], Outcomes], ratings: Mapping[str, Rating], anchor: str
+) -> str:
+    """Return one line per player, the highest rating first.
 
-    Example:
-        >>> short_names(["runs/a/last.ckpt", "runs/b/last.ckpt", "random"])
-        ['a/last', 'b/last', 'random']
+    Each line has the rating, and the shares of wins, draws and losses against each player in percent.
     """
-    parts = [Path(name).with_suffix("").parts if name.endswith(".ckpt") else (name,) for name in names]
-    for count in range(1, max(map(len, parts)) + 1):
-        short = ["/".join(part[-count:]) for part in parts]
-        if len(set(short)) == len(set(names)):
-            return short
-    return list(names)
-
-
-def cross_table(outcomes: Mapping[tuple[str, str], Outcomes], names: Sequence[str]) -> str:
-    """Return wins, draws and losses of each row's player against each column's, in percent."""
-    cells = []
-    for row in names:
-        line = [row]
-        for column in names:
-            result = outcomes.get((row, column))
-            if result is None and (column, row) in outcomes:
-                result = Outcomes(*reversed(outcomes[column, row]))
-            line.append("-" if result is None else "/".join(f"{100 * n / result.games:.0f}" for n in result))
-        cells.append(line)
-    return _aligned([["win/draw/loss %", *names], *cells])
-
-
-def rating_table(ratings: Mapping[str, Rating], anchor: str) -> str:
-    """Return the ratings, the highest first."""
-    rows = [["player", f"Elo ({anchor} = 0)", "95 % interval"]]
-    for name, rating in sorted(ratings.items(), key=lambda item: -item[1].elo):
+    both_views = {**outcomes, **{pair[::-1]: Outcomes(*result[::-1]) for pair, result in outcomes.items()}}
+    names = sorted(ratings, key=lambda name: -ratings[name].elo)
+    header = ["", "player", f"Elo ({anchor} = 0)", "95 % interval"]
+    rows = [[*header, *(f"%win/draw/loss against {number}" for number, _ in enumerate(names, start=1))]]
+    for number, name in enumerate(names, start=1):
+        rating = ratings[name]
         interval = "" if name == anchor else f"{rating.low:.0f} to {rating.high:.0f}"
-        rows.append([name, f"{rating.elo:.0f}", interval])
-    return _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+        shares = [
+            "/".join(f"{100 * count / result.games:.0f}" for count in result) if result else "-"
+            for result in (both_views.get((name, other)) for other in names)
+        ]
+        rows.append([str(number), name, f"{rating.elo:.0f}", interval, *shares])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

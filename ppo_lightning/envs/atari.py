@@ -120,6 +120,14 @@ class AtariEnv(BatchedEnv):
         self.episode_done = np.ones(count, bool)
 
     @property
+    def untransformable(self) -> str:
+        """See :attr:`BatchedEnv.untransformable`."""
+        return (
+            "Atari games, whose lives and clipped rewards they would count as episodes and returns: remove"
+            " them, and set the preprocessing in data.env_kwargs."
+        )
+
+    @property
     def preprocessing(self) -> dict[str, Any]:
         """Settings of the preprocessing, see :attr:`BatchedEnv.preprocessing`."""
         names = (

@@ -4,6 +4,7 @@ TorchRL's own wrapper is not used. It inserts a dummy transition into the batch 
 the final observation with the reset observation, and it needs the packages ``gym`` and ``treevalue``.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,20 +59,8 @@ class EnvPoolEnv(BatchedEnv):
                 " with a smaller view (version 1.2.5 aborts): use the package minigrid, with env_id"
                 " minigrid:MiniGrid-... and data.backend gymnasium."
             )
-        self._make = lambda seeds: envpool.make(
-            env_id,
-            env_type="gymnasium",
-            num_envs=len(seeds),
-            seed=seeds,
-            num_threads=num_threads,
-            **env_kwargs,
-        )
-        try:
-            self.envs = self._make(list(seeds))
-        except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(
-                f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
-            ) from error
+        self._make = envpool_maker(env_id, num_threads, env_kwargs)
+        self.envs = self._make(seeds)
         space = cells_as_choices(self.envs.observation_space)
         self._keys: list[str] | None = None
         if isinstance(space, spaces.Dict):
@@ -84,7 +73,7 @@ class EnvPoolEnv(BatchedEnv):
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the environments, see :meth:`BatchedEnv.reseed`."""
         self._close_envs()
-        self.envs = self._make(list(seeds))  # EnvPool accepts seeds only at construction
+        self.envs = self._make(seeds)  # EnvPool accepts seeds only at construction
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset explicitly, see :meth:`BatchedEnv.reset_arrays`."""
@@ -110,6 +99,31 @@ class EnvPoolEnv(BatchedEnv):
             return observation if is_box else observation.reshape(len(observation), -1)
         parts = [observation[key].reshape(len(observation[key]), -1) for key in self._keys]
         return np.concatenate(parts, axis=1)
+
+
+def envpool_maker(env_id: str, num_threads: int, env_kwargs: dict[str, Any]) -> Callable[[list[int]], Any]:
+    """Return a function of seeds that makes one environment of EnvPool for each.
+
+    Args:
+        env_id: EnvPool's id.
+        num_threads: Number of C++ threads.
+        env_kwargs: Arguments of ``envpool.make``.
+
+    Raises:
+        ConfigError: The package ``envpool`` is missing. When called: an argument does not fit.
+    """
+    make = import_extra("envpool", extra="envpool").make
+    options = {"env_type": "gymnasium", "num_threads": num_threads, **env_kwargs}
+
+    def make_all(seeds: list[int]) -> Any:
+        try:
+            return make(env_id, num_envs=len(seeds), seed=list(seeds), **options)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(
+                f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
+            ) from error
+
+    return make_all
 
 
 def is_board_game(env_id: str) -> bool:

@@ -12,8 +12,6 @@ from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError, first_line
 
-OPTIONS = ("state", "group_map")  # of ParallelGamesEnv
-
 
 def make_games(
     env_id: str | Callable[..., Any],
@@ -30,7 +28,8 @@ def make_games(
         seeds: One seed per row.
         any_number: Add rows if the last game is incomplete, for evaluation.
         render: Make the first game able to render.
-        **env_kwargs: Options of :class:`~ppo_lightning.envs.pettingzoo.ParallelGamesEnv`, and arguments of
+        **env_kwargs: ``state`` for :class:`~ppo_lightning.envs.pettingzoo.ParallelGamesEnv`,
+            ``opening_moves`` for :class:`~ppo_lightning.envs.turn_based.TurnBasedGamesEnv`, and arguments of
             the game. For Atari, options of :class:`~ppo_lightning.envs.pettingzoo_atari.PettingZooAtari`.
 
     Raises:
@@ -43,26 +42,23 @@ def make_games(
     """
     if isinstance(env_id, str) and env_id.startswith("atari/"):
         return PettingZooAtari(env_id, seeds, any_number=any_number, **env_kwargs)
-    options = {name: env_kwargs.pop(name) for name in OPTIONS if name in env_kwargs}
+    options = {name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs}
     if isinstance(env_id, str) and render:
         env_kwargs["render_mode"] = "rgb_array"
     function = find_maker(env_id) if isinstance(env_id, str) else env_id
-    make = functools.partial(_call, function, env_kwargs, str(env_id))
+    make = functools.partial(_make_game, function, env_kwargs, str(env_id))
     created = [make()]  # reuse the game that reveals the type
-    if not is_game(created[0]):
-        raise ConfigError(f"env_id makes a {type(created[0]).__name__}: it must make a game of PettingZoo.")
     turn_based = isinstance(created[0], import_pettingzoo().AECEnv)
 
     def next_game() -> Any:
         return created.pop() if created else make()
 
-    if not turn_based:
-        return ParallelGamesEnv(next_game, seeds, any_number=any_number, **options)
-    if options:
-        raise ConfigError(
-            f"data.env_kwargs.{next(iter(options))} is an option of games whose players act at once."
-        )
-    return TurnBasedGamesEnv(next_game, seeds)
+    for other in options.keys() - {"opening_moves" if turn_based else "state"}:
+        kind = "act at once" if turn_based else "take turns"
+        raise ConfigError(f"data.env_kwargs.{other} is an option of games whose players {kind}.")
+    if turn_based:
+        return TurnBasedGamesEnv(next_game, seeds, **options)
+    return ParallelGamesEnv(next_game, seeds, any_number=any_number, **options)
 
 
 def is_game(env: Any) -> bool:
@@ -96,8 +92,15 @@ def find_maker(env_id: str) -> Callable[..., Any]:
     return maker
 
 
-def _call(function: Callable[..., Any], env_kwargs: dict[str, Any], name: str) -> Any:
+def _make_game(function: Callable[..., Any], env_kwargs: dict[str, Any], name: str) -> Any:
+    """Return a new game: an ``AECEnv`` if its players take turns, otherwise a ``ParallelEnv``."""
     try:
-        return function(**env_kwargs)
+        game = function(**env_kwargs)
     except (TypeError, AssertionError) as error:
         raise ConfigError(f"data.env_kwargs does not fit env_id {name!r}: {first_line(error)}.") from error
+    if not is_game(game):
+        raise ConfigError(f"env_id makes a {type(game).__name__}: it must make a game of PettingZoo.")
+    is_aec = isinstance(game, import_pettingzoo().AECEnv)
+    if is_aec and game.metadata.get("is_parallelizable", False):
+        return import_pettingzoo("pettingzoo.utils.conversions").aec_to_parallel(game)
+    return game

@@ -3,7 +3,7 @@
 import functools
 import importlib.metadata
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.groups import PlayerGroups
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.rows import from_row, to_row
@@ -27,7 +26,7 @@ class ParallelGamesEnv(BatchedEnv):
 
     A player who dies before the game ends is flagged at this step. Until the game ends, the row of the dead
     player repeats the last observation, its reward is 0, its action is ignored, and its steps are
-    ``skipped``. At the step that ends the game, this row returns the first observation of the next game.
+    not ``valid``. At the step that ends the game, this row returns the first observation of the next game.
 
     Args:
         make: Makes a new ``ParallelEnv`` at each call.
@@ -35,9 +34,6 @@ class ParallelGamesEnv(BatchedEnv):
         any_number: Complete the last game, for evaluation.
         state: Add ``env.state()`` to the observations as the entry ``privileged_state``, which only the
             critic reads.
-        group_map: Name of each group -> its players, for players with different spaces or separate
-            parameters, see :class:`~ppo_lightning.envs.groups.PlayerGroups` and
-            :class:`~ppo_lightning.models.groups.GroupAgent`. None: all players are equal.
 
     Raises:
         ConfigError: The number of rows is not a multiple of the number of players, the players have different
@@ -51,8 +47,6 @@ class ParallelGamesEnv(BatchedEnv):
         ((6, 72), {'observation': 18, 'privileged_state': 54})
     """
 
-    skips_steps = True
-
     def __init__(
         self,
         make: Callable[[], Any],
@@ -61,21 +55,17 @@ class ParallelGamesEnv(BatchedEnv):
         *,
         any_number: bool = False,
         state: bool = False,
-        group_map: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         first = make()
         self._name = first.metadata.get("name", type(first.unwrapped).__name__)
-        refuse_turn_based(first, self._name)
+        if not first.metadata.get("is_parallelizable", True):
+            raise ConfigError(f"{self._name} is a turn-based game: let env_id make its AECEnv.")
         self._players = list(first.possible_agents)
         self.num_players = len(self._players)
         seeds = whole_games(seeds, self.num_players, any_number)
         num_games = len(seeds) // self.num_players
         space: Any
-        self._groups = None if group_map is None else PlayerGroups(first, group_map, self._name)
-        if self._groups is None:
-            space, actions = common_spaces(first, self._name)
-        else:
-            space, actions = self._groups.space, self._groups.actions
+        space, actions = common_spaces(first, self._name)
         self._has_state = state
         self._in_dict = isinstance(space, spaces.Dict)
         self._has_mask = self._in_dict and MASK in space.spaces
@@ -83,11 +73,7 @@ class ParallelGamesEnv(BatchedEnv):
             parts = space.spaces if self._in_dict else {"observation": space}
             space = spaces.Dict({**parts, STATE: state_space(first, self._name)})
         self._space = space
-        self.envs = [first, *(make() for _ in range(num_games - 1))]
-        if len({id(env.unwrapped) for env in self.envs}) < num_games:
-            raise ConfigError(
-                f"{self._name}: env_id makes the same game at each call: it must make a new one."
-            )
+        self.envs = distinct_games(first, make, num_games, self._name)
         super().__init__(join_vectors(space), actions, seeds)
         self._to_row = None if isinstance(space, spaces.Box) else functools.partial(to_row, space)
         is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
@@ -97,6 +83,7 @@ class ParallelGamesEnv(BatchedEnv):
         # Rows whose player ended the game, and gets the first observation of the next one by a reset.
         self._waiting = np.zeros(self.num_envs, bool)
         self._alive = np.zeros(self.num_envs, bool)
+        self.valid = self._alive.copy()
         self._reward = np.zeros(self.num_envs)
         self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
         self._checked = False  # whether the first step was validated
@@ -172,8 +159,6 @@ class ParallelGamesEnv(BatchedEnv):
             over: Whether the player has finished. Otherwise the mask must allow an action.
             check: Validate the observation against the space.
         """
-        if self._groups is not None:
-            observation = self._groups.pad(self._players[row % self.num_players], observation)
         if state is not None:
             parts = observation if self._in_dict else {"observation": observation}
             observation = {**parts, STATE: state}
@@ -188,7 +173,7 @@ class ParallelGamesEnv(BatchedEnv):
         chosen = action.tolist() if action.ndim == 1 else action
         if self._from_row is not None:
             chosen = [self._from_row(row) for row in action]
-        self.skipped = ~self._alive
+        self.valid = self._alive.copy()
         self._reward[:] = 0
         self._terminated[:] = False
         self._truncated[:] = False
@@ -199,7 +184,7 @@ class ParallelGamesEnv(BatchedEnv):
                 reraise(error, self._location(g), "step")
             rows = self._rows(g)
             if not self._alive[rows].any():
-                dead = self.skipped[rows]
+                dead = ~self.valid[rows]
                 self._waiting[rows] = ~dead
                 if dead.any():
                     self._reset_game(g)
@@ -238,22 +223,16 @@ class ParallelGamesEnv(BatchedEnv):
         return None if frame is None else np.asarray(frame)
 
 
-def refuse_turn_based(env: Any, name: str) -> None:
-    """Check that the players of a game act at once.
+def distinct_games(first: Any, make: Callable[[], Any], count: int, name: str) -> list[Any]:
+    """Return a first game and further ones.
 
     Raises:
-        ConfigError: The game is turn-based.
+        ConfigError: A call of ``make`` returns a game again.
     """
-    if not hasattr(env, "agent_selection") and env.metadata.get("is_parallelizable", True):
-        return
-    if env.metadata.get("is_parallelizable", False):
-        raise ConfigError(
-            f"{name} is an AECEnv whose players act at once: make a ParallelEnv, with"
-            " pettingzoo.utils.aec_to_parallel for example."
-        )
-    raise ConfigError(
-        f"{name} is a turn-based game and needs the adapter TurnBasedGamesEnv: let env_id make its AECEnv."
-    )
+    games = [first, *(make() for _ in range(count - 1))]
+    if len({id(env.unwrapped) for env in games}) < count:
+        raise ConfigError(f"{name}: env_id makes the same game at each call: it must make a new one.")
+    return games
 
 
 def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
@@ -267,9 +246,9 @@ def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
         for other in others:
             if space_of(first) != space_of(other):
                 raise ConfigError(
-                    f"{name} has players with different spaces and shared parameters: the {kind} space of"
-                    f" {first!r} is {space_of(first)} and that of {other!r} is {space_of(other)}. Set"
-                    " data.env_kwargs.group_map, or pad the spaces with a wrapper."
+                    f"{name} has players with different spaces, which share parameters here: the {kind} space"
+                    f" of {first!r} is {space_of(first)} and that of {other!r} is {space_of(other)}. Pad the"
+                    " spaces with a wrapper."
                 )
     return env.observation_space(first), env.action_space(first)
 

@@ -75,7 +75,7 @@ class TensorEnv(EnvBase):
     """
 
     autoresets = False
-    is_function = False  # whether there is a `transition`
+    collector_kind = "tensor"  # "scan" if there is a `transition`, see `make_collector`
     state: State  # of an environment with a `transition`: tensors [N, ...]
 
     def __init__(

@@ -34,7 +34,7 @@ class TorchEnv(TensorEnv):
         torch.Size([3, 4])
     """
 
-    is_function = True
+    collector_kind = "scan"
 
     def __init__(
         self, env_id: str, seeds: list[int], /, device: torch.device | str = "cpu", **env_kwargs: Any

@@ -1,4 +1,4 @@
-"""PettingZoo games of two players, who act one after the other."""
+"""Games of two players who act one after the other, of EnvPool and PettingZoo."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,25 +8,189 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.answers import reraise
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.envpool import envpool_maker
+from ppo_lightning.envs.pettingzoo import common_spaces, distinct_games
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import MASK
 
+CELL = 40  # width of a cell in a picture of a board, pixels
+COLORS = np.array([[230, 230, 230], [200, 60, 50], [50, 90, 200]], np.uint8)  # free cells, players 0 and 1
 
-class TurnBasedGamesEnv(BatchedEnv):
-    """N copies of a two-player zero-sum game of PettingZoo, an ``AECEnv`` with action masks.
+
+class TurnBasedEnv(BatchedEnv):
+    """N games of two players who act one after the other, with random openings.
 
     Each row is a game, seen by the player to move. The observation has the entries ``action_mask``, the legal
-    moves, and ``observation``, flattened. The reward is that of the player who moved. The reward of the other
-    player at this step is its negative value.
+    moves, and the view of the player, flattened. The reward is that of the player who moved.
+
+    Args:
+        name: Name of the entry of the view.
+        view: Space of the flat view of a player.
+        num_actions: Number of actions.
+        seeds: One seed per game.
+        opening_moves: Each game starts with 0 to this number of random legal moves, whose steps are
+            not ``valid``. Without them, both players settle on a few lines of play.
+
+    Raises:
+        ConfigError: ``opening_moves`` is negative.
+    """
+
+    num_players = 2
+
+    def __init__(
+        self, name: str, view: spaces.Space, num_actions: int, seeds: list[int], opening_moves: int
+    ) -> None:
+        if not isinstance(opening_moves, int) or opening_moves < 0:
+            raise ConfigError(
+                f"data.env_kwargs.opening_moves is {opening_moves!r}: it must be a whole number, 0 or more."
+            )
+        space = spaces.Dict({MASK: spaces.MultiBinary(num_actions), name: view})  # in alphabetical order
+        super().__init__(space, spaces.Discrete(num_actions), seeds)
+        self.mover = np.zeros(self.num_envs, np.int64)
+        if opening_moves:
+            self.valid = np.ones(self.num_envs, bool)
+        self._observation = self.empty_rows()
+        self._generators = [np.random.default_rng(seed) for seed in seeds]
+        self._opening_left = np.zeros(self.num_envs, np.int64)  # random moves left in the openings
+        self._opening_keys = np.zeros(
+            (self.num_envs, opening_moves, num_actions)
+        )  # the highest legal one moves
+
+    def start_openings(self, games: np.ndarray) -> None:
+        """Draw the openings of games that start.
+
+        Args:
+            games: Indices of these games.
+        """
+        most, num_actions = self._opening_keys.shape[1:]
+        for g in games.tolist() if most else ():
+            self._opening_left[g] = self._generators[g].integers(most + 1)
+            self._opening_keys[g] = self._generators[g].random((most, num_actions))
+
+    def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step all games, with random moves in their openings, see :meth:`BatchedEnv.step_arrays`."""
+        if not self._opening_keys.shape[1]:
+            return super().step_arrays(action)
+        opening = self._opening_left > 0
+        keys = self._opening_keys[np.arange(self.num_envs), self._opening_left - 1]
+        legal = self._observation[:, : keys.shape[1]] > 0
+        action = np.where(opening, np.where(legal, keys, -1).argmax(1), action)
+        self.valid = np.ones(self.num_envs, bool)
+        self._opening_left -= opening
+        results = super().step_arrays(action)
+        _, _, terminated, truncated = results
+        self._opening_left[terminated | truncated] = 0
+        self.valid &= ~opening
+        return results
+
+
+class BoardGameEnv(TurnBasedEnv):
+    """N copies of an EnvPool board or card game (TicTacToe, ConnectFour, KuhnPoker, Backgammon, ...).
+
+    The view is the entry ``board``. The game chooses the first player at random.
+
+    EnvPool cannot reset some of several games of two players (version 1.2.5 hangs), so that a finished game
+    resets at its next step, which is not ``valid``.
+
+    Args:
+        env_id: EnvPool's id.
+        seeds: One seed per game.
+        opening_moves: As for :class:`TurnBasedEnv`.
+        num_threads: Number of C++ threads.
+        **env_kwargs: Arguments of ``envpool.make``.
+
+    Raises:
+        ConfigError: The game does not have two players, or an argument does not fit.
+
+    Example:
+        >>> env = BoardGameEnv("TicTacToe-v1", [1, 2])
+        >>> env.reset_arrays().shape
+        (2, 27)
+    """
+
+    resets_late = True
+
+    def __init__(
+        self,
+        env_id: str,
+        seeds: list[int],
+        /,
+        opening_moves: int = 0,
+        num_threads: int = 1,
+        **env_kwargs: Any,
+    ) -> None:
+        self._make = envpool_maker(env_id, num_threads, env_kwargs)
+        self.envs = self._make(seeds)
+        require_two(self.envs.spec.config.max_num_players, env_id)
+        self._board = self.envs.observation_space
+        size = int(np.prod(self._board.shape))
+        is_box = isinstance(self._board, spaces.Box)
+        view = spaces.Box(-np.inf, np.inf, (size,), np.float32) if is_box else spaces.MultiBinary(size)
+        super().__init__("board", view, int(self.envs.action_space.n), seeds, opening_moves)
+        self._ended = np.zeros(self.num_envs, bool)  # games that the next step resets
+        self.valid = ~self._ended
+
+    def reseed(self, seeds: list[int]) -> None:
+        """Recreate the games, see :meth:`BatchedEnv.reseed`."""
+        self._close_envs()
+        self.envs = self._make(seeds)  # EnvPool accepts seeds only at construction
+
+    def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Reset all games, or return the final observations, see :meth:`BatchedEnv.reset_arrays`."""
+        if mask is None:
+            self._ended[:] = False
+            self._observation = self._seen_by_mover(*self.envs.reset())
+            self.start_openings(np.arange(self.num_envs))
+        return self._observation
+
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step all games, see :meth:`BatchedEnv._step_arrays`."""
+        assert self.mover is not None
+        mover = self.mover
+        observation, reward, terminated, truncated, info = self.envs.step(action.astype(np.int32))
+        self._observation = self._seen_by_mover(observation, info)
+        reward = reward.reshape(self.num_envs, 2)[np.arange(self.num_envs), mover]
+        self.valid = ~self._ended
+        self.start_openings(np.flatnonzero(self._ended))
+        self._ended = terminated | truncated
+        return self._observation, reward, terminated, truncated
+
+    def _seen_by_mover(self, observation: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+        """Return the rows [N, D] of the players to move, and set ``mover``."""
+        self.mover = info["current_player"].astype(np.int64)
+        views = observation.reshape(self.num_envs, 2, -1)
+        row = views[np.arange(self.num_envs), self.mover]
+        return np.concatenate([info["legal_action_mask"], row], axis=1, dtype=np.float32)
+
+    def render(self) -> np.ndarray | None:
+        """Return a picture of the stones of the first game, None if the game has no board of stones.
+
+        The first two planes of a board are the stones of the player to move and of the opponent.
+        """
+        assert self.mover is not None
+        shape = self._board.shape
+        if len(shape) != 3:
+            return None
+        own, other = self._observation[0, -np.prod(shape) :].reshape(shape)[..., :2].transpose(2, 0, 1) > 0
+        stones = (own, other) if self.mover[0] == 0 else (other, own)
+        picture = COLORS[stones[0] + 2 * stones[1]].repeat(CELL, 0).repeat(CELL, 1)
+        picture[::CELL] = picture[:, ::CELL] = 0
+        return picture
+
+
+class TurnBasedGamesEnv(TurnBasedEnv):
+    """N copies of a two-player zero-sum game of PettingZoo, an ``AECEnv`` with action masks.
+
+    The view is the entry ``observation``. The reward of the player who did not move is the negative reward.
 
     Args:
         make: Makes a new ``AECEnv`` at each call.
         seeds: One seed per game.
+        opening_moves: As for :class:`TurnBasedEnv`.
 
     Raises:
-        ConfigError: The game does not have two players or has no action mask, its players act at once, or
-            they have different spaces. While playing: the rewards do not sum to 0, or one player ends before
-            the other.
+        ConfigError: The game does not have two players, has no action mask, or its players have different
+            spaces. While playing: the rewards do not sum to 0, or one player ends before the other.
 
     Example:
         >>> from ppo_lightning.envs.pettingzoo import import_pettingzoo
@@ -35,48 +199,26 @@ class TurnBasedGamesEnv(BatchedEnv):
         ((2, 91), [0, 0])
     """
 
-    num_players = 2
-
-    def __init__(self, make: Callable[[], Any], seeds: list[int], /) -> None:
+    def __init__(self, make: Callable[[], Any], seeds: list[int], /, opening_moves: int = 0) -> None:
         first = make()
         self._name = first.metadata.get("name", type(first.unwrapped).__name__)
-        if not hasattr(first, "agent_selection") and not hasattr(first, "agent_iter"):
-            raise ConfigError(
-                f"{self._name} is no AECEnv: games of players who act at once need ParallelGamesEnv."
-            )
-        players = list(first.possible_agents)
-        if first.metadata.get("is_parallelizable", False):
-            raise ConfigError(
-                f"{self._name} is an AECEnv whose players act at once: let env_id make a ParallelEnv, with"
-                " pettingzoo.utils.aec_to_parallel for example."
-            )
-        if len(players) != 2:
-            raise ConfigError(f"{self._name} is a game of {len(players)} players: turn-based games need two.")
-        actions = first.action_space(players[0])
-        views = first.observation_space(players[0])
-        if (actions, views) != (first.action_space(players[1]), first.observation_space(players[1])):
-            raise ConfigError(f"{self._name} has players with different spaces, and they share parameters.")
+        self._players = list(first.possible_agents)
+        require_two(len(self._players), self._name)
+        views: Any
+        views, actions = common_spaces(first, self._name)
         has_mask = isinstance(views, spaces.Dict) and set(views) == {MASK, "observation"}
         if not has_mask or not isinstance(actions, spaces.Discrete):
             raise ConfigError(
                 f"{self._name} needs discrete actions and observations with the entries {MASK!r} and"
                 f" 'observation': its spaces are {actions} and {views}."
             )
-        self._players = players
-        self.envs = [first, *(make() for _ in seeds[1:])]
-        if len({id(env.unwrapped) for env in self.envs}) < len(seeds):
-            raise ConfigError(
-                f"{self._name}: env_id makes the same game at each call: it must make a new one."
-            )
-        board: Any = spaces.flatten_space(views["observation"])
-        board = spaces.Box(board.low, board.high, dtype=np.float32)
-        mask = spaces.MultiBinary(int(actions.n))
-        super().__init__(spaces.Dict({MASK: mask, "observation": board}), actions, seeds)
+        self.envs = distinct_games(first, make, len(seeds), self._name)
         self._view = views["observation"]
-        self._observation = self.empty_rows()
+        flat: Any = spaces.flatten_space(self._view)
+        view = spaces.Box(flat.low, flat.high, dtype=np.float32)
+        super().__init__("observation", view, int(actions.n), seeds, opening_moves)
         self._reward = np.zeros(self.num_envs)
         self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
-        self.mover = np.zeros(self.num_envs, np.int64)
         self.render_fps = min(first.metadata.get("render_fps", 30), 60)
         self.reseed(seeds)
 
@@ -87,12 +229,14 @@ class TurnBasedGamesEnv(BatchedEnv):
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset games, see :meth:`BatchedEnv.reset_arrays`."""
         seeds, self._seeds_to_use = self._seeds_to_use, None
-        for g in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
+        games = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        for g in games.tolist():
             try:
                 self.envs[g].reset(seed=None if seeds is None else seeds[g])
                 self._observe(g)
             except (Exception, SystemExit) as error:
                 reraise(error, f"{self._name}, game {g}", "reset")
+        self.start_openings(games)
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -112,24 +256,21 @@ class TurnBasedGamesEnv(BatchedEnv):
         env.step(move)
         # PettingZoo gives the rewards of both players at the step of the one who moved. Those that `last()`
         # returns would come too late: the loser has no step left.
-        rewards = [env.rewards.get(player, 0) for player in self._players]
+        rewards, terminated, truncated = (
+            [values.get(player, missing) for player in self._players]
+            for values, missing in ((env.rewards, 0), (env.terminations, True), (env.truncations, True))
+        )
         if sum(rewards) != 0:
             raise ConfigError(
                 f"the rewards {rewards} of the two players do not sum to 0, and turn-based games must be"
                 " zero-sum."
             )
+        if len(set(zip(terminated, truncated, strict=True))) > 1:
+            raise ConfigError("one player ended before the other, and turn-based games must end for both.")
         self._reward[g] = rewards[self.mover[g]]
-        terminated = [env.terminations.get(player, True) for player in self._players]
-        truncated = [env.truncations.get(player, True) for player in self._players]
-        over = [one or other for one, other in zip(terminated, truncated, strict=True)]
-        if any(over) and not all(over):
-            raise ConfigError(
-                f"the player {self._players[over.index(True)]!r} ended in the middle of the game: the players"
-                " of a turn-based game must end at the same step."
-            )
-        self._terminated[g] = any(terminated)
-        self._truncated[g] = any(truncated)
-        self._observe(g, over=any(over))
+        self._terminated[g] = terminated[0]
+        self._truncated[g] = truncated[0]
+        self._observe(g, over=terminated[0] or truncated[0])
 
     def _observe(self, g: int, over: bool = False) -> None:
         """Write the observation of the player to move, and set ``mover``."""
@@ -149,3 +290,13 @@ class TurnBasedGamesEnv(BatchedEnv):
         """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
         frame: Any = self.envs[0].render()
         return None if frame is None else np.asarray(frame)
+
+
+def require_two(num_players: int, name: str) -> None:
+    """Check the number of players of a game.
+
+    Raises:
+        ConfigError: It is not 2.
+    """
+    if num_players != 2:
+        raise ConfigError(f"{name} is a game of {num_players} players: turn-based games need two.")

@@ -5,29 +5,22 @@ TorchRL's ``Collector`` adds 300-700 microseconds to each step of an environment
 """
 
 import functools
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.envs.step_time import StepClock
-from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import ArrayMoments, RewardScaler
-from ppo_lightning.rollouts.opponents import Opponents
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.normalizers import ArrayMoments
+from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
-from ppo_lightning.utils.scans import before_breaks, running_sum
-from ppo_lightning.utils.seeding import derive_seed
-from ppo_lightning.utils.watch import StepWatch
-
-Precision = Callable[[], AbstractContextManager]
+from ppo_lightning.utils.scans import discounted_sum
 
 
 class EpisodeEnds(NamedTuple):
@@ -44,8 +37,8 @@ class EpisodeEnds(NamedTuple):
     final_observation: np.ndarray
 
 
-class RolloutCollector(BaseCollector):
-    """Collector of rollouts [N, T] under TorchRL's collector interface.
+class RolloutCollector(Collector):
+    """Collector of rollouts [N, T] from natively batched environments.
 
     A rollout holds the agent's ``rollout_keys`` and, under ``next``, ``observation``, ``reward``, ``done``,
     ``terminated``, ``truncated``, ``episode_done``, ``episode_reward`` and ``step_count``.
@@ -60,34 +53,24 @@ class RolloutCollector(BaseCollector):
     - An agent with a memory adds ``memory`` [N, T, M] and ``("next", "memory")``. At all steps, ``memory`` is
       the state before the first step. ``("next", "memory")`` is the state after a step, written only at
       episode ends and at the last step.
-    - If environments may be restarted, ``valid`` [N, T] is False for the steps of episodes that failed. If
-      environments reset at the step after an episode end, ``valid`` is False for this step, which does not
-      enter statistics, sums or counts. The step is flagged as a termination, which stops the advantages.
-      The same holds for dead agents of a game that continues.
-    - In games of several players, ``player`` [N, T, 1] is the index of the player who acts, and
-      ``("next", "player")`` that of the player who acts next. In turn-based games, ``reward`` is that of the
-      player who acts, and ``episode_reward`` is the return of player 0.
-    - With opponents, ``valid`` is False for the steps at which an opponent acts.
+    - ``valid`` [N, T] is False for steps that do not count, and missing if all steps of the environments
+      count. These steps enter no statistics of rewards, sums or counts: where an environment failed and was
+      made anew (``max_restarts``), where it reset at the step after an episode end, and those of dead agents
+      of a game that continues. They end the flow of advantages. The return of a failed episode is left out.
+    - In games of several players, ``sign`` [N, T] is -1 where the next observation is that of the opponent,
+      whose value counts negatively, 1 elsewhere. ``player`` [N, T, 1] is the player of the row, or, in
+      turn-based games, ``mover`` is the player who acts. There, ``reward`` is that of the player who acts,
+      and ``episode_reward`` is the return of player 0.
 
     Episodes continue from one rollout to the next. The storage is reused, so that the next rollout overwrites
     this one.
 
     Args:
-        env: The environments.
-        agent: The agent, on any device.
-        num_steps: T.
-        num_rollouts: Number of rollouts of the run; None: no end, and no length.
-        seed: The run's seed, from which the seed of the action noise is derived.
-        deterministic: Choose the most probable actions, and do not update the agent's statistics.
-        reward_scaler: Scales the rewards; None: no scaling.
-        first_env: Global index of the first environment, if several ranks share the run.
-        total_envs: Number of environments of all ranks. Each rank draws the noise of all environments and
-            uses its own rows, so that N ranks act as one rank with all environments.
-        precision: Makes the context in which the agent acts. It must be the context of the update, so that
-            the first ratio is 1.
-        step_timeout: Seconds after which a hung step terminates the process, with code 1 and the Python
-            tracebacks of all threads; None: never.
-        opponents: Choose the actions of some players of some games. None: the agent acts for all players.
+        *args: As for :class:`~ppo_lightning.rollouts.base.Collector`.
+        **kwargs: As for :class:`~ppo_lightning.rollouts.base.Collector`.
+
+    Raises:
+        ConfigError: The players of a turn-based game would share a memory.
 
     Example:
         >>> env = make_env("CartPole-v1", num_envs=4)
@@ -95,48 +78,23 @@ class RolloutCollector(BaseCollector):
         >>> rollout = next(iter(collector))
     """
 
-    can_resume = True  # whether `resume` continues the running episodes
+    env: BatchedEnv
+    can_resume = True
     clock: StepClock | None = None  # times the environments
 
-    def __init__(
-        self,
-        env: BatchedEnv,
-        agent: ActorCritic,
-        num_steps: int,
-        num_rollouts: int | None = None,
-        seed: int = 0,
-        deterministic: bool = False,
-        reward_scaler: RewardScaler | None = None,
-        first_env: int = 0,
-        total_envs: int | None = None,
-        precision: Precision = nullcontext,
-        step_timeout: float | None = None,
-        opponents: Opponents | None = None,
-    ) -> None:
-        super().__init__()
-        self.env = env
-        self.opponents = opponents
-        self.agent = agent
-        self.num_steps = num_steps
-        self.deterministic = deterministic
-        self.reward_scaler = reward_scaler
-        self.precision = precision
-        self._watch = StepWatch(step_timeout)
-        env.step_timeout = step_timeout
-        self.requested_frames_per_batch = env.num_envs * num_steps
-        self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
-        self._frames = 0
-        self._rows = slice(first_env, first_env + env.num_envs)
-        self._total_envs = total_envs or env.num_envs
-        self._generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
-        self._observation: np.ndarray | None = None  # normalized, of the running episodes
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        env = self.env
+        if env.turn_based and self._memory is not None:
+            raise ConfigError(
+                "model.agent has a memory, which the players of a turn-based game would share: set"
+                " model.agent.memory to null."
+            )
+        env.step_timeout = self._watch.timeout
         self._evaluated = True  # whether the policy gave values and log-probabilities, too
-        memory = agent.initial_memory(env.num_envs)
-        self._memory = None if memory is None else memory.numpy(force=True)
-        self._discounted = np.zeros(env.num_envs)  # rewards of the running episodes, for the scaler
-        self._raw_rewards = np.zeros((num_steps, env.num_envs))
-        self._episode = {name: np.zeros(env.num_envs) for name in ("episode_reward", "step_count")}
-        self._rollout = allocate(env, agent, num_steps)
+        self._sums = {name: np.zeros(env.num_envs) for name in ("discounted", "episode_reward", "step_count")}
+        self._raw_rewards = np.zeros((self.num_steps, env.num_envs))
+        self._rollout = allocate(env, self.agent, self.num_steps)
         # NumPy views [T, N, ...] of the storage: writing a step through them costs a third of a tensor copy.
         self._store = {
             key: value.transpose(0, 1).numpy() for key, value in self._rollout.items(True, leaves_only=True)
@@ -147,33 +105,41 @@ class RolloutCollector(BaseCollector):
         """Collect one rollout [N, T]."""
         env = self.env
         store = self._store
-        steps_before = self._frames // env.num_envs
+        steps_before = self.rollouts_done * self.num_steps
         terminated, truncated, done, episode_done = (
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
         )
-        broken, skipped, foreign = (np.zeros_like(done) for _ in range(3))
-        moments = None if self.agent.normalizer is None else self.agent.normalizer.arrays()
+        valid = np.ones_like(done)
+        moments = None if self.agent.normalizer is None else ArrayMoments(self.agent.normalizer)
         if self._memory is not None:
             store["memory"][0] = self._memory
         try:
-            ends = self._walk(moments, broken, skipped, foreign)
+            with self.precision():
+                torch.set_autocast_cache_enabled(True)  # no weight changes during a rollout
+                ends = self._walk(moments, valid)
         finally:
             self._watch.stop()
         np.logical_or(terminated, truncated, out=done)
         if env.episode_done is None:
             episode_done[:] = done
-        skips = env.resets_late or env.skips_steps
-        if skips:
-            terminated |= skipped
-            done |= skipped
+        if env.valid is not None:
+            stopped = ~valid & ~done  # a failed step is truncated already
+            terminated |= stopped
+            done |= stopped
         if self._memory is not None:
             store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
-        require_finite("reward", self._raw_rewards.T, steps_before, self._rows.start)
-        if self.agent.normalizer is not None and moments is not None:
-            self.agent.normalizer.store(moments)  # only now, when the whole rollout is known to be finite
-        store["next", "reward"][..., 0] = self._scaled(
-            env.learning_reward(self._raw_rewards), done, ~skipped if skips else None
-        )
+        require_finite("reward", self._raw_rewards.T, steps_before, self.shard.first)
+        if moments is not None:
+            moments.store()  # only now, when the whole rollout is known to be finite
+        rewards = env.learning_reward(self._raw_rewards)
+        if self.reward_scaler is not None:
+            rewards = self.reward_scaler.scale(
+                torch.from_numpy(rewards),
+                torch.from_numpy(done),
+                torch.from_numpy(self._sums["discounted"]),
+                None if env.valid is None else torch.from_numpy(valid),
+            ).numpy()
+        store["next", "reward"][..., 0] = rewards
         if not self._evaluated:
             self._evaluate()
         next_observation = store["next", "observation"]
@@ -183,26 +149,23 @@ class RolloutCollector(BaseCollector):
             next_observation[end.step][end.done] = end.final_observation
         own_rewards = self._raw_rewards
         if env.turn_based:  # those of player 0
-            own_rewards = own_rewards * (1 - 2 * store["player"][..., 0])
-        for name, values in (("episode_reward", own_rewards), ("step_count", 1.0 - skipped)):
-            store["next", name][..., 0] = running_sum(values, episode_done, self._episode[name])
-        self._frames += self.requested_frames_per_batch
-        if not env.may_invalidate_steps and self.opponents is None:
-            return self._rollout
-        episode_done &= ~broken  # episodes that do not count
-        valid = torch.from_numpy(~(before_breaks(broken, done) | skipped | foreign)).T
-        return self._rollout.copy().set("valid", valid)
+            own_rewards = own_rewards * (1 - 2 * store["mover"][..., 0])
+        for name, values in (("episode_reward", own_rewards), ("step_count", valid)):
+            sums = torch.from_numpy(self._sums[name])
+            sums = discounted_sum(torch.from_numpy(values), torch.from_numpy(episode_done), sums)
+            store["next", name][..., 0] = sums.numpy()
+        self.rollouts_done += 1
+        if env.valid is None:
+            return self._rollout.copy()  # keys that the caller adds do not stay
+        episode_done &= valid
+        return self._rollout.copy().set("valid", torch.from_numpy(valid).T)
 
-    def _walk(
-        self, moments: ArrayMoments | None, broken: np.ndarray, skipped: np.ndarray, foreign: np.ndarray
-    ) -> list[EpisodeEnds]:
+    def _walk(self, moments: ArrayMoments | None, valid: np.ndarray) -> list[EpisodeEnds]:
         """Step the environments through a rollout and write the steps into the storage.
 
         Args:
             moments: Statistics of the observations, updated in place; None: no statistics.
-            broken: Receives which environments failed, [T, N] bool.
-            skipped: Receives which environments only reset, [T, N] bool.
-            foreign: Receives where an opponent acts, [T, N] bool.
+            valid: Receives which steps count, [T, N] bool.
 
         Returns:
             The episode ends.
@@ -219,24 +182,16 @@ class RolloutCollector(BaseCollector):
         truncateds = store["next", "truncated"][..., 0]
         episode_dones = store["next", "episode_done"][..., 0]
         policy = self.agent.array_policy()
-        steps_before = self._frames // env.num_envs
+        steps_before = self.rollouts_done * self.num_steps
         noise: np.ndarray | None = None  # [T, N, ...]
         if not self.deterministic:
-            noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[
-                :, self._rows
-            ].numpy()
+            drawn = self.agent.noise((self.num_steps, self.shard.total), self._generator)
+            noise = drawn[:, self.shard.rows].numpy()
         resets_late = env.resets_late
         step, reset = env.step_arrays, env.reset_arrays
         if self.clock is not None:
             step, reset = (functools.partial(self.clock.time, function) for function in (step, reset))
-        opponents = self.opponents
-        if opponents is not None:
-            opponents.draw(self.num_steps)
-        players, next_players = (
-            (store["player"][..., 0], store["next", "player"][..., 0])
-            if env.num_players > 1
-            else (None, None)
-        )
+        movers = store["mover"][..., 0] if env.turn_based else None
         ends: list[EpisodeEnds] = []
         # detail 1
         observation = self._observation
@@ -247,11 +202,8 @@ class RolloutCollector(BaseCollector):
             row = observations[t]
             row[:] = observation
             action, log_prob, value = policy(row, None if noise is None else noise[t], memory)
-            if players is not None and env.mover is not None:
-                players[t] = env.mover
-            if opponents is not None and players is not None:
-                foreign[t] = opponents.rows(players[t])
-                action = opponents.replace(action, row, foreign[t])
+            if movers is not None:
+                movers[t] = env.mover
             actions[t] = action
             if log_prob is not None:
                 log_probs[t] = log_prob
@@ -259,18 +211,12 @@ class RolloutCollector(BaseCollector):
             raw, rewards[t], terminated, truncated = step(action)
             terminateds[t] = terminated
             truncateds[t] = truncated
-            if next_players is not None and env.mover is not None:
-                next_players[t] = env.mover
-            if opponents is not None and players is not None:
-                opponents.observe(rewards[t], terminated | truncated, players[t], env.skipped)
-            if env.broken is not None:
-                broken[t] = env.broken
+            if movers is not None:
+                store["sign"][t] = np.where(movers[t] == env.mover, 1, -1)
+            if env.valid is not None:
+                valid[t] = env.valid
             if env.episode_done is not None:
                 episode_dones[t] = env.episode_done
-            if env.skipped is not None:
-                skipped[t] = env.skipped
-                if memory is not None:
-                    memory[env.skipped] = 0
             # count_nonzero takes a third of the time of any().
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 done = terminated | truncated
@@ -290,10 +236,12 @@ class RolloutCollector(BaseCollector):
                     # detail 34
                     memory[done] = 0
             elif moments is None:
-                require_finite("observation", raw, steps_before + t, self._rows.start)
+                require_finite("observation", raw, steps_before + t, self.shard.first)
                 observation = raw
             else:
                 (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
+            if memory is not None and env.valid is not None:
+                memory[~valid[t]] = 0
         self._observation = observation
         self._evaluated = log_prob is not None
         return ends
@@ -322,83 +270,38 @@ class RolloutCollector(BaseCollector):
         Raises:
             NonFiniteError: Names the environment and the step.
         """
-        require_finite("observation", observation, step, self._rows.start)
+        require_finite("observation", observation, step, self.shard.first)
         batches = [observation]
         if fresh is not None:
-            require_finite("observation", fresh, step, self._rows.start, done)
+            require_finite("observation", fresh, step, self.shard.first, done)
             batches.append(fresh)
         normalizer = self.agent.normalizer
         if normalizer is None or moments is None:
             return batches
         return normalizer.normalize_arrays(moments, batches, update=not self.deterministic)
 
-    def _scaled(self, rewards: np.ndarray, dones: np.ndarray, counted: np.ndarray | None) -> np.ndarray:
-        if self.reward_scaler is None:
-            return rewards
-        moments = self.reward_scaler.arrays()
-        scaled = self.reward_scaler.scale_array(moments, rewards, dones, self._discounted, counted)
-        self.reward_scaler.store(moments)
-        return scaled
-
     def _evaluate(self) -> None:
-        add_evaluation(self.agent, self._rollout)
+        with self.precision():
+            add_evaluation(self.agent, self._rollout)
 
-    def iterator(self) -> Iterator[TensorDictBase]:
-        """Yield the remaining rollouts of the run."""
-        while self.total_frames < 0 or self._frames < self.total_frames:
-            # A shallow copy: keys that the caller adds do not stay.
-            with self.precision():
-                torch.set_autocast_cache_enabled(True)  # no weight changes during a rollout
-                rollout = self.rollout().copy()
-            yield rollout
+    def _initial_memory(self) -> np.ndarray | None:
+        memory = super()._initial_memory()
+        return None if memory is None else memory.numpy(force=True)
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the action noise and the environments, which start afresh; return the next free seed."""
-        self._generator.manual_seed(derive_seed(seed, "noise"))
-        self._observation = None
-        memory = [] if self._memory is None else [self._memory]
-        for running in (self._discounted, *self._episode.values(), *memory):
-            running[:] = 0
-        return self.env.set_seed(seed, static_seed=static_seed)
-
-    def running(self) -> list[Row] | None:
-        """Return the states of the N running episodes; None if unknown, or before the first rollout."""
+    def _states(self) -> list[Row] | None:
         states = self.env.get_state()
-        if states is None or self._observation is None:
+        if states is None:
             return None
-        sums = {"discounted": self._discounted, **self._episode}
         arrays = {"observation": self._observation}
         if self._memory is not None:
             arrays["memory"] = self._memory
-        rows = []
-        for i, state in enumerate(states):
-            row = {key: to_plain(values[i]) for key, values in arrays.items()}
-            rows.append(state | row | {name: float(values[i]) for name, values in sums.items()})
-        return rows
+        return [
+            state | {key: to_plain(values[i]) for key, values in arrays.items()}
+            for i, state in enumerate(states)
+        ]
 
-    def resume(self, rows: list[Row]) -> None:
-        """Resume the episodes that :meth:`running` returned."""
+    def _restore(self, rows: list[Row]) -> None:
         self.env.set_state(rows)
         self._observation = np.stack([from_plain(row["observation"]) for row in rows])
         if self._memory is not None:
             self._memory[:] = np.stack([from_plain(row["memory"]) for row in rows])
-        for name, sums in {"discounted": self._discounted, **self._episode}.items():
-            sums[:] = [row[name] for row in rows]
-
-    def state_dict(self) -> OrderedDict:
-        """Return the number of rollouts and the state of the action noise, without the running episodes."""
-        # Rollouts, unlike frames, are the same on any number of ranks.
-        rollouts = self._frames // self.requested_frames_per_batch
-        return OrderedDict(rollouts=rollouts, generator=self._generator.get_state())
-
-    def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self._frames = state_dict["rollouts"] * self.requested_frames_per_batch
-        self._generator.set_state(state_dict["generator"].cpu())
-
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
-        """Close the environments."""
-        if close_env and not self.env.is_closed:
-            self.env.close()

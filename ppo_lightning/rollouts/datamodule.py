@@ -6,14 +6,17 @@ import pkgutil
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import gymnasium
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
@@ -25,20 +28,62 @@ from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import pack, to_columns, to_rows, unpack
 from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
-from ppo_lightning.rollouts.loader import RolloutLoader
-from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs, make_collector
+from ppo_lightning.rollouts.make_collector import CollectorInputs, make_collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.processors import processors
+from ppo_lightning.utils.seeding import Shard
 
 EPOCHS = 20  # of a run, by default
 EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
 UNKNOWN_TIME_LIMIT = 1000  # steps; that of most tasks of MuJoCo and dm_control
 MEASURED = 5.0  # seconds at the start of a run in which the environments are timed
 IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
+
+
+class RolloutLoader:
+    """Loader of a run's rollouts, one epoch after the other.
+
+    The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before
+    update t. The last epoch may be shorter: PPO stops the run after its last rollout.
+
+    Args:
+        collector: Collector of all rollouts of the run. Episodes continue from one epoch to the next.
+        rollouts_per_epoch: Number of rollouts in an epoch. A shorter run is one epoch.
+        profiler: Records ``collect``: the collection of a rollout, or the wait for it.
+    """
+
+    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int, profiler: Profiler) -> None:
+        self.collector = collector
+        self.profiler = profiler
+        self._rollouts = iter(collector)
+        self._length = min(rollouts_per_epoch, len(collector))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        for _ in range(self._length):
+            with self.profiler.profile("collect"):
+                rollout = next(self._rollouts, None)
+            if rollout is None:  # the end of the run
+                return
+            yield rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state, because the data module saves the state of the collector.
+
+        Lightning restores a loader's state in the middle of an epoch only. Without this method, Lightning
+        warns that the loader cannot be resumed.
+        """
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing, see :meth:`state_dict`."""
 
 
 class RolloutDataModule(NamedArguments, L.LightningDataModule):
@@ -62,7 +107,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             None: a twentieth of the run; more if ``eval_episodes`` is None and evaluations of two episodes
             could take more than a tenth of the steps. A resumed run keeps the number.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
-            function.
+            function. With ``backend: gymnasium``, ``max_restarts`` is how often each environment may fail:
+            see :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv`.
         transforms: TorchRL transforms to apply. Each step then takes longer, see ``TensorCollector``.
         eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
             a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An
@@ -70,13 +116,10 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
             None: never. Time during which the process is stopped does not count. A step that holds the
             interpreter lock (GIL) terminates the process after ten times this time.
-        max_restarts: Number of restarts on each rank: an environment that raises an exception, or returns a
-            non-finite observation or reward, is recreated, and the update leaves the steps of its episode
-            out. With ``backend: gymnasium``.
         num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
             this process. The number must divide the environments of a rank. The episodes do not depend on it.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
-            Without opponents. See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
+            See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -97,7 +140,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         transforms: list[Transform] | None = None,
         eval_episodes: Annotated[int | None, Range(1, 100_000)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
-        max_restarts: Annotated[int, Range(0)] = 0,
         num_workers: Annotated[int, Range(0, 1024)] = 0,
         overlap: bool = False,
     ) -> None:
@@ -116,7 +158,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
         self.step_timeout = step_timeout
-        self.max_restarts = max_restarts
         self.overlap = overlap
         self.num_envs = num_envs
         self.frames_per_rollout = num_envs * num_steps  # of all ranks together
@@ -178,59 +219,43 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         """This rank's training environments, created at first use.
 
         Raises:
-            ConfigError: ``num_envs`` cannot be divided among the ranks, or the backend has no restarts.
+            ConfigError: ``num_envs`` cannot be divided among the ranks.
         """
         if self._env is None:
-            self._env = self.make_env(self.seed)
+            self._env = self.make_env(self.shard)
         return self._env
 
-    def make_env(self, seed: int) -> EnvBase:
-        """Make environments of this rank.
+    def make_env(self, shard: Shard) -> EnvBase:
+        """Make training environments.
 
         Args:
-            seed: Seed from which the environments get theirs.
+            shard: Their number and their seeds.
 
         Raises:
             ConfigError: As for :attr:`env`.
         """
+        return self.factory.make(shard.count, shard.seed, shard.first)
+
+    @property
+    def has_valid(self) -> bool:
+        """Whether the environments, once they exist, flag steps that do not count."""
+        return isinstance(self._env, BatchedEnv) and self._env.valid is not None
+
+    @property
+    def shard(self) -> Shard:
+        """The environments of this rank.
+
+        Raises:
+            ConfigError: ``num_envs`` cannot be divided among the ranks.
+        """
         assert self.trainer is not None
-        world_size = self.trainer.world_size
-        if self.num_envs % world_size:
+        count, rest = divmod(self.num_envs, self.trainer.world_size)
+        if rest:
             raise ConfigError(
-                f"data.num_envs is {self.num_envs} and must be a multiple of the {world_size} ranks."
+                f"data.num_envs is {self.num_envs} and must be a multiple of the"
+                f" {self.trainer.world_size} ranks."
             )
-        env = self.factory.make(self.num_envs // world_size, seed, self.first_env)
-        if self.max_restarts:
-            if not (isinstance(env, BatchedEnv) and env.can_restart):
-                env.close()
-                raise ConfigError(
-                    "data.max_restarts needs the backend 'gymnasium' (and no game of Atari or VectorEnv),"
-                    " without data.transforms."
-                )
-            env.max_restarts = self.max_restarts
-        return env
-
-    @property
-    def may_invalidate_steps(self) -> bool:
-        """Whether rollouts may have invalid steps; what the environments say counts once they exist."""
-        env = self._env
-        return self.max_restarts > 0 or (isinstance(env, BatchedEnv) and env.may_invalidate_steps)
-
-    @property
-    def num_players(self) -> int:
-        """Number of players of a game, 1 outside of games."""
-        return self.env.num_players if isinstance(self.env, BatchedEnv) else 1
-
-    @property
-    def turn_based(self) -> bool:
-        """Whether the players of a game act one after the other."""
-        return isinstance(self.env, BatchedEnv) and self.env.turn_based
-
-    @property
-    def first_env(self) -> int:
-        """Global index of this rank's first environment."""
-        assert self.trainer is not None
-        return self.trainer.global_rank * self.num_envs // self.trainer.world_size
+        return Shard(self.seed, self.trainer.global_rank * count, count, self.num_envs)
 
     @property
     def specs(self) -> Specs:
@@ -255,14 +280,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 acting.agent,
                 self.num_steps,
                 self.num_rollouts,
+                inputs.compile,
+                shard=self.shard,
                 reward_scaler=acting.reward_scaler,
-                seed=self.seed,
-                first_env=self.first_env,
-                total_envs=self.num_envs,
                 precision=self.trainer.precision_plugin.forward_context,
                 step_timeout=self.step_timeout,
-                opponents=inputs.opponents,
-                compile=inputs.compile,
             )
             self.collector = OverlappedCollector(collector, inputs) if self.overlap else collector
             if isinstance(self.env, GymnasiumEnv) and isinstance(collector, RolloutCollector):
@@ -282,7 +304,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._clock = None
         collector: Any = self.collector
         getattr(collector, "collector", collector).clock = None  # of an OverlappedCollector
-        return clock.advice(self.num_envs // self.trainer.world_size, cores)
+        return clock.advice(self.shard.count, cores)
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""
@@ -318,8 +340,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         running = saved.get("running") if saved.get("backend") == self.backend else None
         rows = [] if running is None else to_rows(running)
         if self.collector.can_resume and len(rows) == self.num_envs:
-            first = self.trainer.global_rank * self.collector.env.num_envs
-            self.collector.resume(rows[first : first + self.collector.env.num_envs])
+            self.collector.resume(rows[self.shard.rows])
             outcome = "each environment resumes its episode, to the bit."
         else:
             outcome = "the environments start fresh episodes: the checkpoint does not hold the running ones."
@@ -355,16 +376,10 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         assert self.trainer is not None
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
+        shard = Shard(self.seed, int(mine[0]) if len(mine) else 0, len(mine), self.eval_episodes)
         agent = self._collector_inputs().agent
-        return EvaluationLoader(
-            self.factory,
-            agent,
-            len(mine),
-            int(mine[0]) if len(mine) else 0,
-            self.seed,
-            self.step_timeout,
-            self.trainer.profiler,  # type: ignore[attr-defined]
-        )
+        profiler = self.trainer.profiler  # type: ignore[attr-defined]
+        return EvaluationLoader(self.factory, agent, shard, self.step_timeout, profiler)
 
     test_dataloader = val_dataloader
 

@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.utils.seeding import Shard
 
 MAX_EPISODE_STEPS = 30_000
 STEPS_AT_ONCE = 64
@@ -83,9 +84,7 @@ class EvaluationLoader:
     Args:
         factory: Factory of the environments.
         agent: The agent.
-        num_episodes: Number of episodes; 0 on a rank that has none.
-        first_env: Global index of the first environment.
-        seed: The run's seed.
+        shard: The episodes of this rank, one in each environment.
         step_timeout: As for :func:`evaluate`.
         profiler: Records ``evaluate``. None: records nothing.
     """
@@ -94,17 +93,13 @@ class EvaluationLoader:
         self,
         factory: EnvFactory,
         agent: ActorCritic,
-        num_episodes: int,
-        first_env: int = 0,
-        seed: int = 1,
+        shard: Shard,
         step_timeout: float | None = None,
         profiler: Profiler | None = None,
     ) -> None:
         self.factory = factory
         self.agent = agent
-        self.num_episodes = num_episodes
-        self.first_env = first_env
-        self.seed = seed
+        self.shard = shard
         self.step_timeout = step_timeout
         self.profiler = profiler or PassThroughProfiler()
 
@@ -112,10 +107,11 @@ class EvaluationLoader:
         return 1
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        if not self.num_episodes:
+        shard = self.shard
+        if not shard.count:
             yield no_episodes(0)
             return
-        env = self.factory.make(self.num_episodes, self.seed, self.first_env, stream="eval")
+        env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
         try:
             with self.profiler.profile("evaluate"):
                 episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)

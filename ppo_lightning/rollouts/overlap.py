@@ -11,9 +11,9 @@ from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs.state import Row
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import Moments
-from ppo_lightning.rollouts.make_collector import Collector, CollectorInputs
+from ppo_lightning.rollouts.base import Collector
+from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
@@ -110,11 +110,11 @@ class OverlappedCollector(BaseCollector):
             wait([self._pending])
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the collector, see :meth:`RolloutCollector.set_seed`."""
+        """Seed the collector, see :meth:`Collector.set_seed`."""
         return self.collector.set_seed(seed, static_seed)
 
     def running(self) -> list[Row] | None:
-        """Return the episodes that ran before the pending rollout, see :meth:`RolloutCollector.running`."""
+        """Return the episodes that ran before the pending rollout, see :meth:`Collector.running`."""
         self.wait()
         return self.collector.running() if self._before is None else self._before[1]
 
@@ -146,16 +146,7 @@ class OverlappedCollector(BaseCollector):
 
 
 def behavior_copy(inputs: CollectorInputs) -> CollectorInputs:
-    """Return inputs with copies of agent and scaler, for the collector of an :class:`OverlappedCollector`.
-
-    Raises:
-        ConfigError: There are opponents, which read the module's agent and its past weights.
-    """
-    if inputs.opponents is not None:
-        raise ConfigError(
-            "data.overlap does not work with opponents, whose pool changes during an update: set it to false,"
-            " or model.past_share and model.opening_moves to 0."
-        )
+    """Return inputs with copies of agent and scaler, for the collector of an :class:`OverlappedCollector`."""
     return inputs._replace(
         agent=copy.deepcopy(inputs.agent), reward_scaler=copy.deepcopy(inputs.reward_scaler)
     )

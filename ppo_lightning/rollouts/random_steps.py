@@ -1,6 +1,7 @@
 """Rollouts of random actions."""
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -24,17 +25,15 @@ def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> 
         count: Number of rollouts.
     """
     assert data.trainer is not None
-    seed = derive_seed(data.seed, "curiosity")
-    env = data.make_env(seed)
+    shard = dataclasses.replace(data.shard, seed=derive_seed(data.seed, "curiosity"))
+    env = data.make_env(shard)
     try:
         collector = make_collector(
             env,
             random_copy(agent),
             data.num_steps,
             count,
-            seed=seed,
-            first_env=data.first_env,
-            total_envs=data.num_envs,
+            shard=shard,
             precision=data.trainer.precision_plugin.forward_context,
             step_timeout=data.step_timeout,
         )

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
-from ppo_lightning.models.normalizers import EPSILON
-from ppo_lightning.models.tensor_statistics import merged, stacked, store, summary_of
+from ppo_lightning.models.normalizers import deviation, merged, summary_of
 from ppo_lightning.private import scan, tree_map
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.compiler import compile_scan, scan_in_python
@@ -50,12 +49,13 @@ class ScanCollector(TensorCollector):
         env = self.env
         statistics: tuple[Tensor, ...] = ()
         if self.agent.normalizer is not None and not self.deterministic:
-            statistics = (stacked(self.agent.normalizer),)
+            statistics = (self.agent.normalizer.summary,)
         if self._observation is None:
             first = env.rows(env.reset_tensors(None))
             statistics = tuple(merged(old, summary_of(first)) for old in statistics)
             self._observation = self._normalized(first, statistics)
-        noise = self.agent.noise((self.num_steps, self._total_envs), self._generator)[:, self._rows]
+        drawn = self.agent.noise((self.num_steps, self.shard.total), self._generator)
+        noise = drawn[:, self.shard.rows]
         if self.deterministic:
             noise.zero_()  # zero noise selects the mode
         memory = () if self._memory is None else (self._memory,)
@@ -73,31 +73,20 @@ class ScanCollector(TensorCollector):
         if normalized is not None:
             rollout["next", "observation"] = normalized
         if self.agent.normalizer is not None and statistics:
-            store(self.agent.normalizer, statistics[0])
+            self.agent.normalizer.store(statistics[0])
         self._add_episodes(rollout["next"])
-        self._frames += self.requested_frames_per_batch
+        self.rollouts_done += 1
         return rollout
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the action noise and the environments, which start afresh; return the next free seed."""
-        self._observation = None
-        return super().set_seed(seed, static_seed)
-
-    def running(self) -> list[Row] | None:
-        """Return the states of the N running episodes; None before the first rollout."""
-        if self._observation is None:
-            return None
-        sums = {"discounted": self._discounted, **self._episode}
+    def _states(self) -> list[Row]:
         memory = () if self._memory is None else (self._memory,)
         tensors = {"state": self.env.state, "observation": (self._observation,), "memory": memory}
         return [
             {key: tuple(x[i].cpu() for x in values) for key, values in tensors.items()}
-            | {name: float(values[i]) for name, values in sums.items()}
-            for i in range(self.env.num_envs)
+            for i in range(self.shard.count)
         ]
 
-    def resume(self, rows: list[Row]) -> None:
-        """Resume the episodes that :meth:`running` returned."""
+    def _restore(self, rows: list[Row]) -> None:
         state, observation, memory = (
             tuple(torch.stack(tensors) for tensors in zip(*(row[key] for row in rows), strict=True))
             for key in ("state", "observation", "memory")
@@ -105,8 +94,6 @@ class ScanCollector(TensorCollector):
         self.env.state = tuple(x.to(self.env.device) for x in state)
         self._observation = observation[0].to(self.agent.device)
         self._memory = memory[0].to(self.agent.device) if memory else None
-        for name, sums in {"discounted": self._discounted, **self._episode}.items():
-            sums.copy_(torch.tensor([row[name] for row in rows], dtype=sums.dtype))
 
     def _step(self, carry: Carry, noise: Tensor) -> Step:
         """Act and step once."""
@@ -150,7 +137,7 @@ class ScanCollector(TensorCollector):
         if not statistics or self.agent.normalizer is None:
             return self.agent.normalize(observation)
         count, mean, m2 = statistics[0].unbind()
-        return self.agent.normalizer.normalize_by(mean, (m2 / count + EPSILON).sqrt(), observation)
+        return self.agent.normalizer.normalize_by(mean, deviation(count, m2), observation)
 
     def _steps(self, carry: Carry, noise: Tensor) -> Step:
         return scan(self._step, carry, noise)

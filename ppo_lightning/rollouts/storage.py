@@ -36,9 +36,9 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
     }
     keys = {key: empty(spec.dtype, *spec.shape) for key, spec in specs.items()}
     if env.num_players > 1:
-        player = (torch.arange(shape[0]) % (1 if env.turn_based else env.num_players))[:, None, None]
-        for part in (keys, following):
-            part["player"] = empty(torch.int64, 1).copy_(player.expand(*shape, 1))
+        keys["sign"] = empty(torch.float32).fill_(1)
+        player = (torch.arange(shape[0]) % env.rows_per_game)[:, None, None]
+        keys["mover" if env.turn_based else "player"] = empty(torch.int64, 1).copy_(player.expand(*shape, 1))
     if agent.memory is not None:
         size = agent.memory.state_size
         keys["memory"] = torch.zeros(shape[0], 1, size).expand(*shape, size)  # one state, not T
@@ -83,17 +83,6 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
     for key, values in evaluated.items():
         stored = rollout[key]
         stored.copy_(torch.cat(values).view(rollout.shape[::-1]).T.reshape(stored.shape))
-
-
-def perspective(rollout: TensorDictBase) -> Tensor | None:
-    """Return -1 where the next observation is the opponent's, 1 elsewhere, [N, T]; None without players.
-
-    In a two-player zero-sum game, a value for one player is the negative value for the other.
-    """
-    if "player" not in rollout.keys():  # noqa: SIM118  (a TensorDict)
-        return None
-    same = rollout["player"] == rollout["next", "player"]
-    return torch.where(same, 1.0, -1.0).squeeze(-1)
 
 
 def check_memory(steps: int, bytes_per_step: int, settings: str = "data.num_envs * data.num_steps") -> None:

@@ -12,7 +12,6 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import columns, is_mask, is_picture
 
 PRIVILEGED = "privileged_"  # prefix of the entries that only a simulator knows
-GROUP = "group"  # entry with the index of a player's group
 Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 

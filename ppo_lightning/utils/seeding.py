@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -28,6 +29,45 @@ def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
         Seed below 2^31.
     """
     return int(np.random.SeedSequence((seed, _STREAMS.index(stream), index)).generate_state(1)[0] >> 1)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The environments of a rank among those of the run, and the seed of the run.
+
+    Every rank draws random numbers for all environments and uses its own rows, so that N ranks do what one
+    rank with all environments does.
+
+    Attributes:
+        seed: Seed of the run.
+        first: Global index of the first environment.
+        count: Number of environments.
+        total: Number of environments of all ranks.
+
+    Example:
+        >>> Shard(seed=1, first=2, count=2, total=4).rows
+        slice(2, 4, None)
+    """
+
+    seed: int
+    first: int
+    count: int
+    total: int
+
+    @classmethod
+    def whole(cls, count: int, seed: int = 0) -> Self:
+        """Return the only shard of a run.
+
+        Args:
+            count: Number of environments.
+            seed: Seed of the run.
+        """
+        return cls(seed, 0, count, count)
+
+    @property
+    def rows(self) -> slice:
+        """Rows of these environments among all."""
+        return slice(self.first, self.first + self.count)
 
 
 @contextlib.contextmanager

@@ -102,18 +102,7 @@ def _frame(
     values: list[float],
 ) -> np.ndarray:
     """Return one frame, [H, W, 3] uint8, and append the value that it shows."""
-    try:
-        picture = env.render()
-    except Exception as error:  # graphics libraries raise many types without a display
-        raise ConfigError(
-            f"The environment cannot be rendered here ({first_line(error)}): install the package it names,"
-            " or, for MuJoCo, libegl1 with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
-        ) from error
-    if picture is None:
-        raise ConfigError(
-            "The environment cannot be rendered: it has no picture for render_mode rgb_array."
-            " play --opponent shows board games as text."
-        )
+    picture = picture_of(env)
     if not overlay:
         return picture
     value, numbers, lengths = (
@@ -126,6 +115,24 @@ def _frame(
     values.append(float(value))
     lines = [f"value   {values[-1]:.2f}", f"return  {total:g}"]
     return draw(picture, lines, names, lengths, texts, chosen, values)
+
+
+def picture_of(env: BatchedEnv) -> np.ndarray:
+    """Return a picture of the first environment, [H, W, 3] uint8.
+
+    Raises:
+        ConfigError: The environment has no picture, or cannot be rendered on this machine.
+    """
+    try:
+        picture = env.render()
+    except Exception as error:  # graphics libraries raise many types without a display
+        raise ConfigError(
+            f"The environment cannot be rendered here ({first_line(error)}): install the package it names,"
+            " or, for MuJoCo, libegl1 with MUJOCO_GL=egl, or libosmesa6 with MUJOCO_GL=osmesa."
+        ) from error
+    if picture is None:
+        raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
+    return picture
 
 
 def check_output(path: str | Path) -> None:

@@ -59,7 +59,7 @@ class Recorded:
             with torch.no_grad():
                 self.agent.critic.bias += 1e-6
         first_env = self.global_rank * len(rollout)
-        if options["invalid"]:  # as with `data.max_restarts`, every rank has the key
+        if options["invalid"]:  # as with restarts of environments, every rank has the key
             rollout["valid"] = torch.ones(rollout.batch_size, dtype=torch.bool)
         for env, steps in options["invalid"]:
             if 0 <= env - first_env < len(rollout):
@@ -152,7 +152,7 @@ def train(settings):
     EqualRanksGuard.__init__.__defaults__ = (options["check_every"],)  # type: ignore
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
     algorithm = RecurrentRun if options["agent"].get("memory") else Run
-    if "past_share" in options["model"]:
+    if "rating_games" in options["model"]:
         algorithm = SelfPlayRun
     if "n_iteration" in options["model"]:
         algorithm = PPGRun
@@ -193,7 +193,6 @@ def train(settings):
         "first": module.first,
         "observation": module.last_observation,
         "env_steps": module.env_steps,
-        "pool": [snapshot.step for snapshot in getattr(module, "pool", [])],
         "global_step": trainer.global_step,
     }
     torch.save(result, f"{options['folder']}/rank{trainer.global_rank}.pt")

@@ -257,20 +257,20 @@ def test_ranks_of_a_vectorized_environment_that_resets_at_the_next_step_do_what_
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_ranks_with_a_pool_of_snapshots_do_what_one_rank_does(tmp_path, compiled):
-    """Opponents, sides and noise are drawn for the games of all ranks, past rollout 10."""
+def test_ranks_of_self_play_do_what_one_rank_does(tmp_path, compiled):
+    """Openings are those of each game, and the ranks share the games of the ratings."""
     data = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 8}
-    model = {"past_share": 0.5, "snapshot_every": 2, "pool_size": 3, "compile": compiled}
+    data |= {"env_kwargs": {"opening_moves": 2}}
+    model = {"rating_games": 20, "rating_opponents": ["minimax:1"], "compile": compiled}
     options = {"data": data, "model": model, "rollouts": 24, "validations": 1, "check_every": 1}
     (one,) = run(tmp_path / "one", 1, **options)
     two = run(tmp_path / "two", 2, **options)
-    assert one["pool"] == two[0]["pool"] == [8 * 16 * rollout for rollout in (8, 10, 12)]
     assert difference(two, one, "first") < 0.001
     assert difference(two, one) < 0.01
     assert torch.equal(two[0]["weights"], two[1]["weights"])
     assert two[0]["returns"] == one["returns"]
     metrics = one["metrics"]
-    assert "charts/score-past" in metrics
+    assert "charts/elo" in metrics
     assert two[0]["metrics"] == pytest.approx(metrics, rel=1e-2, abs=1e-3)
 
 

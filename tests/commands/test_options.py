@@ -112,7 +112,7 @@ def subclasses(cls):
     ("group", "base"), [("model", algorithms.AgentModule), ("model.agent", models.ActorCritic)]
 )
 def test_the_options_of_every_class_of_the_package_are_known(group, base):
-    """Fails for a new algorithm or agent that its room does not export."""
+    """Fails for a new algorithm or agent that the package does not export."""
     for room in (algorithms, models):
         for path in Path(room.__file__).parent.glob("*.py"):
             importlib.import_module(f"{room.__name__}.{path.stem}")

@@ -28,10 +28,10 @@ HEAVY = {
 }
 COMMANDS = {"cli", "options", "config_files", "recipes", "checkpoint_settings"}
 UNUSED = {
-    *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "algorithms.selfplay"),
+    *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
     *("algorithms.auxiliary", "algorithms.intrinsic", "callbacks.doctor", "callbacks.live"),
     *("callbacks.video", "envs.examination", "envs.games", "envs.witness", "envs.workers"),
-    *("models.curiosity", "models.groups", "rollouts.minimax", "rollouts.players", "rollouts.tournament"),
+    *("models.curiosity", "games.minimax", "games.players", "games.tournament"),
 }
 
 

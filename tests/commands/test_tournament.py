@@ -1,26 +1,23 @@
 """``ppo-lightning tournament`` and ``play --opponent``, with checkpoints of a short run."""
 
-import io
 import re
 import shutil
 
+import imageio.v2 as imageio
 import lightning as L
-import numpy as np
-import onnxruntime
 import pytest
-import torch
 
 from ppo_lightning import MLPAgent, RolloutDataModule, SelfPlay
 from ppo_lightning.commands import cli
-from ppo_lightning.commands.tournament import cross_table, short_names
-from ppo_lightning.utils.ratings import Outcomes
+from ppo_lightning.commands.tournament import result_table
+from ppo_lightning.games.tournament import Outcomes, Rating
 
 
 def checkpoint(folder, env_id, backend="envpool", **data):
     """Train for two rollouts and return the path of a checkpoint."""
     L.seed_everything(1, verbose=False)
     datamodule = RolloutDataModule(env_id, backend, num_envs=8, num_steps=16, total_timesteps=256, **data)
-    module = SelfPlay(rating_games=0, snapshot_every=1, agent=small_agent)
+    module = SelfPlay(rating_games=0, agent=small_agent)
     trainer = L.Trainer(
         max_epochs=-1,
         accelerator="cpu",
@@ -48,25 +45,26 @@ def test_a_tournament_prints_results_and_ratings(tictactoe, tmp_path, capsys):
     again = tmp_path / "again" / "last.ckpt"
     again.parent.mkdir()
     shutil.copy(tictactoe, again)
-    cli.main(["tournament", str(tictactoe), str(again), "perfect", "random", "--games", "30"])
-    table, ratings = capsys.readouterr().out.strip().split("\n\n")
-    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()[1:]}
-    assert list(rows) == [f"{tictactoe.parent.name}/last", "again/last", "perfect", "random"]
-    for i, (name, cells) in enumerate(rows.items()):
-        assert cells[i] == "-"
-        for j, other in enumerate(rows.values()):
+    names = [str(tictactoe), str(again), "minimax:9", "random"]
+    cli.main(["tournament", *names, "--games", "30"])
+    header, *lines = capsys.readouterr().out.strip().splitlines()
+    assert "Elo (random = 0)" in header
+    rows = [re.split("  +", line) for line in lines]
+    assert {row[1] for row in rows} == set(names)
+    assert rows[0][1] == "minimax:9"
+    cells = [row[-4:] for row in rows]
+    for i in range(4):
+        assert cells[i][i] == "-"
+        for j in range(4):
             if i != j:  # the other player's view
-                assert cells[j].split("/") == other[i].split("/")[::-1], name
-    assert rows["perfect"][3].endswith("/0")
-    order = [line.split()[0] for line in ratings.splitlines()[1:]]
-    assert order[0] == "perfect"
-    assert re.search(r"^random +0$", ratings, re.M)
-    assert "Elo (random = 0)" in ratings
+                assert cells[i][j].split("/") == cells[j][i].split("/")[::-1]
+    rated = next(row for row in rows if row[1] == "random")
+    assert rated[2] == "0" and rows[0][int(rated[0]) - 1 + len(rows[0]) - 4].endswith("/0")
 
 
 def test_the_first_player_is_the_anchor_without_random_play(tictactoe, capsys):
-    cli.main(["tournament", str(tictactoe), "perfect", "--games", "10", "--deterministic"])
-    assert "Elo (last = 0)" in capsys.readouterr().out
+    cli.main(["tournament", str(tictactoe), "minimax:9", "--games", "10", "--deterministic"])
+    assert f"Elo ({tictactoe} = 0)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_the_first_player_is_the_anchor_without_random_play(tictactoe, capsys):
     [
         (["random"], "two different players"),
         (["random", "random"], "two different players"),
-        (["random", "perfect"], "No player is a checkpoint"),
+        (["random", "minimax:9"], "No player is a checkpoint"),
         (["{}", "random", "--games", "0"], "--games is 0"),
         (["{}", "grandmaster"], "is unknown"),
         (["{}", "missing.ckpt"], "missing.ckpt"),
@@ -94,61 +92,24 @@ def test_checkpoints_of_different_games_are_refused(tictactoe, tmp_path, capsys)
     assert "need one game" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("opponent", ["perfect", "random", "{}"])
-def test_a_game_is_shown_in_the_terminal(tictactoe, capsys, opponent):
-    cli.main(["play", "--ckpt_path", str(tictactoe), "--opponent", opponent.format(tictactoe)])
-    out = capsys.readouterr().out
-    boards = re.findall(r"(?:^[XO.] [XO.] [XO.]\n){3}", out, re.M)
-    stones = [len(re.findall("[XO]", board)) for board in boards]
-    assert stones == list(range(len(boards)))
-    assert 5 < len(boards) <= 10
-    scores = re.search(r"last: (-?\d), .*: (-?\d)$", out.strip())
-    assert int(scores[1]) == -int(scores[2])
+@pytest.mark.parametrize("opponent", ["minimax:9", "random", "{}"])
+def test_a_game_is_recorded(tictactoe, tmp_path, capsys, opponent):
+    video = tmp_path / "game.gif"
+    flags = ["--opponent", opponent.format(tictactoe), "--output", str(video)]
+    cli.main(["play", "--ckpt_path", str(tictactoe), *flags])
+    assert re.search(r"^the agent (won|lost|drew)$", capsys.readouterr().out, re.M)
+    pictures = imageio.mimread(video)
+    assert 5 < len(pictures) <= 10
 
 
-def test_a_person_plays_in_the_terminal(tictactoe, capsys, monkeypatch):
-    """Illegal answers are asked again; the person tries all fields in turn."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("nine\n42\n" + "\n".join(map(str, range(9))) * 9 + "\n"))
-    cli.main(["play", "--ckpt_path", str(tictactoe), "--opponent", "human", "--seed", "2"])
-    out = capsys.readouterr().out
-    assert "'nine' is not a legal move." in out
-    assert "'42' is not a legal move." in out
-    assert re.search(r"last: -?\d, human: -?\d$", out.strip())
+def test_an_agent_is_recorded_against_itself(tictactoe, tmp_path):
+    video = tmp_path / "game.gif"
+    cli.main(["play", "--ckpt_path", str(tictactoe), "--output", str(video)])
+    assert 5 < len(imageio.mimread(video)) <= 10
 
 
-def test_the_end_of_the_input_ends_the_game(tictactoe, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    cli.main(["play", "--ckpt_path", str(tictactoe), "--opponent", "human"])
-    assert "was not finished" in capsys.readouterr().out
-
-
-def test_a_board_has_no_video(tictactoe, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["play", "--ckpt_path", str(tictactoe), "--output", str(tmp_path / "video.mp4")])
-    assert "play --opponent" in capsys.readouterr().err
-
-
-@pytest.mark.integration
-def test_an_agent_with_a_pool_is_exported(tictactoe, tmp_path, capsys):
-    """The export has the agent without the snapshots, and respects the mask."""
-    path = tmp_path / "agent.onnx"
-    cli.main(["export", "--ckpt_path", str(tictactoe), "--onnx", str(path)])
-    session = onnxruntime.InferenceSession(path)
-    observation = np.random.default_rng(1).integers(0, 2, (50, 27)).astype(np.float32)
-    observation[:, 4] = 1
-    actions, *_ = session.run(None, {session.get_inputs()[0].name: observation})
-    module = SelfPlay.load_from_checkpoint(tictactoe)
-    assert len(module.pool) == 2
-    assert actions.tolist() == module.predict(torch.from_numpy(observation)).tolist()
-    assert observation[np.arange(50), actions].all()
-
-
-def test_short_names_differ():
-    assert short_names(["a/last.ckpt", "b/last.ckpt"]) == ["a/last", "b/last"]
-    assert short_names(["a/x.ckpt", "b/y.ckpt", "random"]) == ["x", "y", "random"]
-
-
-def test_a_cross_table_has_both_views():
-    table = cross_table({("a", "b"): Outcomes(1, 1, 2)}, ["a", "b"]).splitlines()
-    assert table[1].split() == ["a", "-", "25/25/50"]
-    assert table[2].split() == ["b", "50/25/25", "-"]
+def test_the_table_has_both_views():
+    ratings = {"a": Rating(0, 0, 0), "b": Rating(100, 50, 150)}
+    rows = result_table({("a", "b"): Outcomes(1, 1, 2)}, ratings, "a").splitlines()
+    assert rows[1].split() == ["1", "b", "100", "50", "to", "150", "-", "50/25/25"]
+    assert rows[2].split() == ["2", "a", "0", "25/25/50", "-"]

@@ -14,6 +14,7 @@ from ppo_lightning.envs.isaac_lab import IsaacLabEnv
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.utils.seeding import Shard
 from tests.documented import ROOT, blocks
 from tests.envs.simulators import FakeIsaacEnv, configuration
 
@@ -60,7 +61,7 @@ def make(**options):
 def collected(env, num_steps=8, **options):
     torch.manual_seed(1)
     agent = MLPAgent(*specs_of(env), **options)
-    return TensorCollector(env, agent, num_steps, seed=1).rollout()
+    return TensorCollector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed=1)).rollout()
 
 
 def test_the_critic_reads_its_group_and_the_actor_does_not():

@@ -21,7 +21,7 @@ from ppo_lightning.envs.recording import episodes_of, record, recording_of
 from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.collector import RolloutCollector
-from ppo_lightning.rollouts.storage import perspective
+from ppo_lightning.utils.seeding import Shard
 
 
 class Mortals(ParallelEnv):
@@ -132,7 +132,7 @@ def mortals(*deaths, **options):
 def collect(env, num_steps, seed=1):
     torch.manual_seed(seed)
     agent = MLPAgent(*env.agent_specs, hidden_sizes=(8,))
-    return RolloutCollector(env, agent, num_steps, seed=seed).rollout()
+    return RolloutCollector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed)).rollout()
 
 
 def cells(values, num_games, num_players):
@@ -276,7 +276,7 @@ def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
     env = TurnBasedGamesEnv(lambda: Script(moves), [1])
     rollout = collect(env, 8)
     following = rollout["next"]
-    assert rollout["player"].flatten().tolist() == [0, 1, 1, 0] * 2
+    assert rollout["mover"].flatten().tolist() == [0, 1, 1, 0] * 2
     assert rollout["observation"][0, :, -1].tolist() == [0, 1, 1, 0] * 2  # seen by the player to move
     assert following["terminated"].flatten().tolist() == [False, False, False, True] * 2
     final = rewards[0]
@@ -290,7 +290,7 @@ def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
         following["done"].squeeze(-1),
         1.0,
         1.0,
-        perspective(rollout),
+        rollout["sign"],
     )
     assert advantage.flatten().tolist() == [final, -final, -final, final] * 2
     assert following["episode_reward"].flatten().tolist()[3::4] == [final] * 2
@@ -302,12 +302,12 @@ def test_every_player_of_tictactoe_learns_the_result():
     following = rollout["next"]
     reward, terminated = following["reward"].squeeze(-1), following["terminated"].squeeze(-1)
     zero = torch.zeros(2, 200)
-    advantage, _ = gae(reward, zero, zero, terminated, terminated, 1.0, 1.0, perspective(rollout))
+    advantage, _ = gae(reward, zero, zero, terminated, terminated, 1.0, 1.0, rollout["sign"])
     wins = 0
     for row in range(2):
         start = 0
         for end in terminated[row].nonzero().flatten().tolist():
-            players = rollout["player"][row, start : end + 1, 0]
+            players = rollout["mover"][row, start : end + 1, 0]
             assert players.tolist() == [step % 2 for step in range(len(players))]
             last = reward[row, end]
             assert last in (0, 1)
@@ -334,7 +334,7 @@ def test_a_truncated_turn_based_game_has_a_usable_mask():
     ("moves", "last", "message"),
     [
         ([(0, (1, 0))], "terminated", "do not sum to 0"),
-        ([(0, (0, 0))], "one player", "'player_0' ended in the middle"),
+        ([(0, (0, 0))], "one player", "one player ended before the other"),
     ],
 )
 def test_turn_based_games_are_zero_sum_and_end_for_both(moves, last, message):
@@ -354,9 +354,7 @@ class Unmasked(Script):
     [
         (simple_spread_v3.parallel_env, 4, {}, "not a multiple of the 3 players"),
         (simple_tag_v3.parallel_env, 4, {}, "different spaces.*'adversary_0'.*'agent_0'"),
-        (lambda: turn_based_aec_to_parallel(connect_four_v3.env()), 2, {}, "TurnBasedGamesEnv.*AECEnv"),
-        (rps_v2.env, 2, {}, "act at once: let env_id make a ParallelEnv"),
-        (lambda: parallel_to_aec(Mortals((1, 2))), 2, {}, "act at once"),
+        (lambda: turn_based_aec_to_parallel(connect_four_v3.env()), 2, {}, "turn-based game.*AECEnv"),
         (lambda: Script([(0, (0, 0, 0))], players=3), 2, {}, "3 players"),
         (lambda: Unmasked([(0, (0, 0))]), 2, {}, "'action_mask'"),
         (lambda: Mortals((1, 2)), 2, {"state": True}, "has no state"),
@@ -372,11 +370,11 @@ def test_wrong_settings(make, num_envs, options, message):
         make_env(make, num_envs, "pettingzoo", env_kwargs=options)
 
 
-def test_a_turn_based_game_does_not_pass_the_simultaneous_adapter():
-    with pytest.raises(ConfigError, match="turn-based game and needs the adapter TurnBasedGamesEnv"):
-        ParallelGamesEnv(tictactoe_v3.env, [1, 2])
-    with pytest.raises(ConfigError, match="need ParallelGamesEnv"):
-        TurnBasedGamesEnv(simple_spread_v3.parallel_env, [1, 2])
+@pytest.mark.parametrize("make", [rps_v2.env, lambda: parallel_to_aec(Mortals((1, 2)))])
+def test_an_aec_env_whose_players_act_at_once_is_parallel(make):
+    env = make_env(make, 2, "pettingzoo")
+    assert isinstance(env, ParallelGamesEnv)
+    assert collect(env, 20)["next", "done"].any()
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):

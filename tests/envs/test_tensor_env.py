@@ -11,6 +11,7 @@ from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
 from ppo_lightning.envs.torch_env import TorchEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.utils.seeding import Shard
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
 
@@ -58,7 +59,7 @@ class TellsFinal(SelfResetting):
 def rollouts(kind, count=3):
     env = kind()
     torch.manual_seed(1)
-    collector = TensorCollector(env, MLPAgent(*specs_of(env)), 5, seed=1)
+    collector = TensorCollector(env, MLPAgent(*specs_of(env)), 5, shard=Shard.whole(env.num_envs, seed=1))
     return [collector.rollout().clone() for _ in range(count)]
 
 

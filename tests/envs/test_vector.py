@@ -19,7 +19,7 @@ from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.evaluation import EvaluationLoader
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.specs import mask_columns
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.seeding import Shard, derive_seed
 from ppo_lightning.video.record import record_video
 from tests.environments import NextStepVector
 
@@ -45,8 +45,9 @@ def collect(env, count=4, num_steps=40, deterministic=False, scaler=None, **opti
     """Return rollouts of an agent whose weights and noise depend on nothing else, and the agent."""
     torch.manual_seed(0)
     agent = MLPAgent(*env.agent_specs, shared="memory" in options, **options)
+    shard = Shard.whole(env.num_envs, seed=3)
     collector = make_collector(
-        env, agent, num_steps, count, deterministic=deterministic, seed=3, reward_scaler=scaler
+        env, agent, num_steps, count, shard=shard, deterministic=deterministic, reward_scaler=scaler
     )
     try:
         return [rollout.clone() for rollout in collector], agent
@@ -219,8 +220,8 @@ def test_environments_that_reset_at_the_next_step_train(fit, ppo, env_id, recwar
     agent = functools.partial(MLPAgent, norm_obs=True, memory=memory, shared=memory is not None)
     model = {"agent": agent, "norm_reward": True, "num_minibatches": 2, "update_epochs": 2}
     module = fit(SMALL | {"env_id": next_step(env_id)}, model, ppo=Watch, limit_val_batches=1)
-    assert all((minibatch["weight"] == 0).any() for minibatch in minibatches)
-    assert all(minibatch["weight"].mean() == pytest.approx(1) for minibatch in minibatches)
+    assert all((minibatch["valid"] == 0).any() for minibatch in minibatches)
+    assert all(minibatch["valid"].mean() == pytest.approx(1) for minibatch in minibatches)
     assert not [warning for warning in recwarn if "log-probabilities" in str(warning.message)]
     results = module.trainer.callback_metrics
     assert results["charts/episodic_length"] <= 6, "the lengths of Script and Parts"
@@ -254,8 +255,6 @@ def test_an_id_of_vectorized_environments_only_trains(fit):
     assert module.trainer.callback_metrics["charts/episodic_length"] <= 20
     with pytest.raises(ConfigError, match=r"data.env_kwargs does not fit env_id 'OnlyVector-v0'.*'wind'"):
         make_env("OnlyVector-v0", 2, env_kwargs={"wind": 1})
-    with pytest.raises(ConfigError, match=r"max_restarts needs the backend 'gymnasium'.*VectorEnv"):
-        fit(SMALL | {"env_id": "OnlyVector-v0", "max_restarts": 1})
 
 
 def test_a_function_gets_what_its_parameters_name():
@@ -293,7 +292,7 @@ def test_functions_of_batched_torchrl_environments_get_them_too(fit):
 
     module = fit(SMALL | {"env_id": make}, limit_val_batches=1)
     assert module.env_steps == 192
-    (episodes,) = EvaluationLoader(EnvFactory(make), module.agent, 3)
+    (episodes,) = EvaluationLoader(EnvFactory(make), module.agent, Shard.whole(3, seed=1))
     assert episodes.batch_size == (3,)
 
 
@@ -313,7 +312,7 @@ def test_evaluation_of_a_fixed_number_plays_this_number_with_different_seeds():
         env.close()
     assert len({name for names in played for name in names}) == 12, "no rank repeats episodes of another"
     agent = MLPAgent(*EnvFactory(make).specs())
-    (episodes,) = EvaluationLoader(EnvFactory(make), agent, 2)
+    (episodes,) = EvaluationLoader(EnvFactory(make), agent, Shard.whole(2, seed=1))
     assert episodes.batch_size == (4,)
     with pytest.raises(ConfigError, match="makes a SyncVectorEnv of 4 environments, and 2 are needed"):
         EnvFactory(make).make(2)

@@ -1,6 +1,5 @@
 """Rollouts: the three kinds of episode end, through both collectors and both backends."""
 
-import numpy as np
 import pytest
 import torch
 from torchrl.collectors import BaseCollector
@@ -10,7 +9,7 @@ from torchrl.envs.libs.gym import GymEnv
 from ppo_lightning import MLPAgent, RolloutCollector, make_env
 from ppo_lightning.models import MLP, ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.utils.scans import running_sum
+from ppo_lightning.utils.seeding import Shard
 
 
 class FlatAgent(ActorCritic):
@@ -148,16 +147,14 @@ def test_noise_belongs_to_the_global_environment():
     """Two ranks with two environments each store the same as one rank with four."""
     whole_env = make_env("CartPole-v1", 4, seed=3)
     agent = build(whole_env, MLPAgent)
-    whole = make_collector(whole_env, agent, 16, 1, seed=3).rollout()
+    whole = make_collector(whole_env, agent, 16, 1, shard=Shard.whole(4, seed=3)).rollout()
     for first in (0, 2):
         part = make_collector(
             make_env("CartPole-v1", 2, seed=3, first_env=first),
             agent,
             16,
             1,
-            seed=3,
-            first_env=first,
-            total_envs=4,
+            shard=Shard(seed=3, first=first, count=2, total=4),
         ).rollout()
         assert torch.equal(part["action"], whole["action"][first : first + 2])
         assert torch.equal(part["observation"], whole["observation"][first : first + 2])
@@ -192,15 +189,3 @@ def test_a_collector_without_an_end_has_no_length():
     collector = make_collector(make_env("CartPole-v1", 1), build(make_env("CartPole-v1", 1), MLPAgent), 4)
     with pytest.raises(RuntimeError, match="length"):
         len(collector)
-
-
-def test_running_sum_starts_again_after_each_end():
-    rng = np.random.default_rng(0)
-    steps, done, carry = rng.normal(size=(4, 50)), rng.random((4, 50)) < 0.2, rng.normal(size=4)
-    expected, total = np.zeros_like(steps), carry.copy()
-    for t in range(50):
-        total = total + steps[:, t]
-        expected[:, t] = total
-        total = np.where(done[:, t], 0, total)
-    np.testing.assert_allclose(running_sum(steps.T, done.T, carry), expected.T, atol=1e-12)
-    np.testing.assert_allclose(carry, total, atol=1e-12)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torchrl.envs import InitTracker
 
-from ppo_lightning import PPG, PPO, RND, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
+from ppo_lightning import PPG, PPO, RND, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
 from ppo_lightning.callbacks import CaptureVideo, Doctor
 from ppo_lightning.callbacks.guards import RolloutGuard
 from ppo_lightning.errors import NonFiniteError
@@ -174,12 +174,12 @@ def test_an_evaluation_sees_the_statistics_of_the_rollouts_that_were_learned(fit
 
     class Count(L.Callback):
         def on_validation_end(self, trainer, pl_module):
-            collector = pl_module.data.collector
-            counts.append((pl_module.agent.normalizer.count.item(), collector.collector._frames))
+            collected = pl_module.data.collector.collector.rollouts_done
+            counts.append((pl_module.agent.normalizer.count.item(), collected))
 
     fit(DATA, MODEL, callbacks=[Slow(0.004, 0), Count()], **VALIDATE)
     steps = [2 * 32 * rollouts for rollouts in range(1, 8)]
-    assert [frames for _, frames in counts] == [*steps[1:], steps[-1]], "one rollout ahead, to the last one"
+    assert [collected for _, collected in counts] == [2, 3, 4, 5, 6, 7, 7], "one rollout ahead"
     for (count, _), learned in zip(counts, steps, strict=True):
         assert learned <= count < learned + 2 * 32, "a reset counts, too"
 
@@ -320,13 +320,13 @@ def test_two_runs_with_one_module_and_one_data_module(make_trainer):
 def test_an_environment_is_restarted_in_the_thread(fit):
     counts = []
     for overlap in (False, True):
-        kwargs = {"kind": "raises", "at": 90, "env": Trouble.made + 1}
-        data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs, "max_restarts": 1}
+        kwargs = {"kind": "raises", "at": 90, "env": Trouble.made + 1, "max_restarts": 1}
+        data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
         recorder = Recorder()
         model = MODEL | {"agent": MLPAgent}
         fit(DATA | data | {"overlap": overlap}, model, callbacks=[recorder])
         counts.append([int(rollout["valid"].sum()) for rollout in recorder.rollouts])
-    assert counts[0] == counts[1] == [64, 64, 38, 64, 64, 64, 64]
+    assert counts[0] == counts[1] == [64, 64, 63, 64, 64, 64, 64]
 
 
 @pytest.mark.parametrize("agent", [AGENT, Dropout])
@@ -352,15 +352,10 @@ def test_the_guard_finds_dropout_alone(fit, agent, tmp_path):
     assert bool(warned) == (agent is Dropout)
 
 
-@pytest.mark.parametrize("past_share", [0.0, 0.5])
-def test_opponents_are_refused(fit, past_share):
-    data = DATA | {"env_id": "ConnectFour-v1", "backend": "envpool"}
-    model = {"past_share": past_share, "snapshot_every": 2, "num_minibatches": 2}
-    if not past_share:
-        assert fit(data, model, ppo=SelfPlay).rollouts_done == 7
-        return
-    with pytest.raises(ConfigError, match=r"data.overlap does not work with opponents"):
-        fit(data, model, ppo=SelfPlay)
+def test_games_with_openings(fit):
+    env_kwargs = {"opening_moves": 3}
+    data = DATA | {"env_id": "ConnectFour-v1", "backend": "envpool", "env_kwargs": env_kwargs}
+    assert fit(data, {"rating_games": 0, "num_minibatches": 2}, ppo=SelfPlay).rollouts_done == 7
 
 
 @pytest.mark.parametrize("options", [{"precision": "bf16-mixed"}, {"reload_dataloaders_every_n_epochs": 1}])

@@ -10,10 +10,10 @@ from ppo_lightning import PPO, MLPAgent, RecurrentPPO
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.models.tensor_statistics import stacked
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.utils.seeding import Shard
 from tests.algorithms.test_distributed import difference, run
 from tests.checkpoints.test_resume import SaveAfter
 
@@ -28,7 +28,8 @@ def collector_of(env_id="CartPole-v1", kind=make_collector, agent=(), **options)
     env = EnvFactory(env_id, "torch", SHORT).make(num_envs=3, seed=5)
     torch.manual_seed(1)
     agent = MLPAgent(*specs_of(env), **dict(agent))
-    return kind(env, agent, 16, seed=2, reward_scaler=RewardScaler(0.9, 10.0), **options)
+    shard = Shard.whole(3, seed=2)
+    return kind(env, agent, 16, shard=shard, reward_scaler=RewardScaler(0.9, 10.0), **options)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1"])
@@ -92,7 +93,7 @@ def test_no_step_moves_numbers_to_python(monkeypatch, agent):
 
     noise = collector.agent.noise((16, 3))
     memory = () if collector._memory is None else (collector._memory,)
-    statistics = () if collector.agent.normalizer is None else (stacked(collector.agent.normalizer),)
+    statistics = () if collector.agent.normalizer is None else (collector.agent.normalizer.summary,)
     for name in ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__"):
         monkeypatch.setattr(Tensor, name, forbidden)
     with torch.no_grad():

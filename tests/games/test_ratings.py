@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ppo_lightning.utils.ratings import Outcomes, rate
+from ppo_lightning.games.tournament import Outcomes, rate
 
 
 @pytest.mark.parametrize("counts", [(10, 0, 0), (3, 4, 5), (0, 0, 7), (0, 8, 0), (900, 50, 50)])

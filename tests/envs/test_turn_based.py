@@ -1,4 +1,4 @@
-"""EnvPool's board and card games: who moves, who gets the reward, and the sign of the advantages."""
+"""Turn-based games: who moves, who gets the reward, the sign of the advantages, and random openings."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ import torch
 
 from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, make_env
 from ppo_lightning.algorithms import losses
+from ppo_lightning.envs import EnvFactory
 from ppo_lightning.rollouts import RolloutCollector
-from ppo_lightning.rollouts.storage import perspective
+from ppo_lightning.utils.seeding import Shard
 
 GAMES = [
     "TicTacToe-v1",
@@ -39,8 +40,8 @@ def test_random_games_end_with_opposite_returns(game):
         returns[np.arange(3), mover] += reward
         done = terminated | truncated
         games += done.sum()
-        assert not (env.skipped & done).any()
-        assert not reward[env.skipped].any()
+        assert not (~env.valid & done).any()
+        assert not reward[~env.valid].any()
         assert set(env.mover.tolist()) <= {0, 1}
     assert games
     assert returns.any()
@@ -80,9 +81,9 @@ class Scripted(MLPAgent):
 def test_advantages_of_a_game_computed_by_hand():
     env = make_env("TicTacToe-v1", 1, backend="envpool", seed=3)
     rollout = RolloutCollector(env, Scripted(*env.agent_specs), num_steps=12).rollout()
-    first = rollout["player"][0, 0].item()
+    first = rollout["mover"][0, 0].item()
     players = [first, 1 - first, first, 1 - first, first]
-    assert rollout["player"][0, :5, 0].tolist() == players
+    assert rollout["mover"][0, :5, 0].tolist() == players
     assert rollout["next", "reward"][0, :6, 0].tolist() == [0, 0, 0, 0, 1, 0]
     assert rollout["next", "episode_reward"][0, 4].item() == (1 if first == 0 else -1)
     assert rollout["valid"][0].tolist() == [True] * 5 + [False] + [True] * 5 + [False]
@@ -90,9 +91,7 @@ def test_advantages_of_a_game_computed_by_hand():
 
     def advantages(gamma, gae_lambda, value):
         next_value = value.roll(-1, dims=1)
-        return losses.gae(
-            reward, value, next_value, terminated, done, gamma, gae_lambda, perspective(rollout)
-        )
+        return losses.gae(reward, value, next_value, terminated, done, gamma, gae_lambda, rollout["sign"])
 
     # Without discount and critic, each step gets the result of the game from its player's view.
     advantage, _ = advantages(1.0, 1.0, torch.zeros(1, 12))
@@ -125,3 +124,81 @@ def test_a_memory_is_refused(tmp_path):
     trainer = L.Trainer(max_epochs=-1, accelerator="cpu", logger=False, default_root_dir=tmp_path)
     with pytest.raises(ConfigError, match="would share"):
         trainer.fit(module, datamodule=data)
+
+
+def openings_of(rollout):
+    """Return the number of random moves, and these moves, of each whole game of a rollout."""
+    lengths, moves = [], []
+    for game in rollout:
+        ends = game["next", "episode_done"].squeeze(-1).nonzero().squeeze(-1).tolist()
+        resets = (game["observation"][:, 9:].sum(-1) == 0).nonzero().squeeze(-1).tolist()
+        for end in ends:
+            start = max((step for step in resets if step <= end), default=None)
+            if start is None:
+                continue
+            counted = game["valid"][start : end + 1]
+            opening = int(counted.int().argmax())
+            assert counted[opening:].all(), "only the first moves are random"
+            lengths.append(opening)
+            seen = game["observation"][start : start + opening + 1, 9:].reshape(-1, 9, 2).sum(-1)
+            moves += seen.diff(dim=0).nonzero()[:, 1].tolist()
+    return lengths, moves
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend"),
+    [("TicTacToe-v1", "envpool"), ("pettingzoo/classic/tictactoe_v3", "pettingzoo")],
+)
+def test_openings_are_random_legal_moves_with_weight_0(env_id, backend):
+    options = {"env_kwargs": {"opening_moves": 3}}
+    env = make_env(env_id, 16, backend, seed=1, **options)
+    collector = RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=128)
+    lengths, moves = openings_of(collector.rollout())
+    assert set(lengths) == {0, 1, 2, 3}
+    assert min(np.bincount(lengths)) > len(lengths) / 8
+    assert set(moves) == set(range(9))
+    env.close()
+    # Matches and evaluations begin at the first position.
+    env = make_env(env_id, 16, backend, stream="eval", **options)
+    rollout = RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=5).rollout()
+    assert rollout.get("valid", torch.ones(16, 5)).all()
+    env.close()
+
+
+def test_ranks_have_the_openings_of_one_rank():
+    def rollout(num_envs, first_env):
+        options = {"first_env": first_env, "env_kwargs": {"opening_moves": 3}}
+        env = make_env("TicTacToe-v1", num_envs, "envpool", seed=1, **options)
+        torch.manual_seed(1)
+        agent = MLPAgent(*env.agent_specs, hidden_sizes=(8,))
+        return RolloutCollector(env, agent, 16, shard=Shard(1, first_env, num_envs, 8)).rollout()
+
+    whole, first, second = rollout(8, 0), rollout(4, 0), rollout(4, 4)
+    assert not whole["valid"].all()
+    for key in ("observation", "valid", "mover", ("next", "reward")):
+        assert torch.equal(whole[key], torch.cat([first[key], second[key]])), key
+
+
+def test_a_picture_shows_the_stones():
+    env = make_env("TicTacToe-v1", 1, backend="envpool", seed=3)
+    env.reset_arrays()
+    first = env.mover[0]
+    for move in (4, 0):
+        env.step_arrays(np.array([move]))
+    centers = env.render()[20::40, 20::40]
+    colors = [tuple(color.tolist()) for color in centers.reshape(9, 3)]
+    red, blue = (200, 60, 50), (50, 90, 200)
+    assert (colors[4], colors[0]) == ((red, blue) if first == 0 else (blue, red))
+    assert len(set(colors)) == 3
+    env.close()
+
+
+@pytest.mark.parametrize("moves", [-1, "two"])
+def test_wrong_openings(moves):
+    with pytest.raises(ConfigError, match="opening_moves"):
+        make_env("TicTacToe-v1", 2, "envpool", env_kwargs={"opening_moves": moves})
+
+
+def test_a_board_game_has_no_time_limit():
+    factory = EnvFactory("ConnectFour-v1", "envpool")
+    assert factory.time_limit(factory.make(2)) is None

@@ -1,0 +1,233 @@
+"""Games between two players, round robins, and Elo ratings from their results."""
+
+import itertools
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ppo_lightning.envs import BatchedEnv, EnvFactory
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.games.players import Player
+
+MAX_STEPS = 30_000
+MAX_GAMES_AT_ONCE = 256
+ELO_PER_NAT = 400 / np.log(10)  # 400 points are odds of 10 to 1
+RESAMPLES = 200
+
+
+class Outcomes(NamedTuple):
+    """Results of games between two players, from the view of the first one.
+
+    Attributes:
+        wins: Games that the first player won.
+        draws: Drawn games.
+        losses: Games that the first player lost.
+    """
+
+    wins: int
+    draws: int
+    losses: int
+
+    @property
+    def games(self) -> int:
+        """Number of games."""
+        return sum(self)
+
+
+class Rating(NamedTuple):
+    """Rating of a player.
+
+    Attributes:
+        elo: Rating in Elo points.
+        low: Lower end of the 95 % interval.
+        high: Upper end of the 95 % interval.
+    """
+
+    elo: float
+    low: float
+    high: float
+
+
+def probe_game(factory: EnvFactory) -> BatchedEnv:
+    """Return a closed environment of a game, for its specs.
+
+    Raises:
+        ConfigError: The environment is not a game of two players.
+    """
+    env = factory.make(2, stream="eval")
+    env.close()
+    if not isinstance(env, BatchedEnv) or env.num_players != 2:
+        raise ConfigError(
+            f"data.env_id is {factory.env_id!r}, which is not a game of two players: matches and ratings need"
+            " one. Set model.rating_games to 0, or use ppo_lightning.PPO."
+        )
+    return env
+
+
+def play_games(
+    factory: EnvFactory,
+    first: Player,
+    second: Player,
+    num_games: int,
+    seed: int = 1,
+    watch: Callable[[BatchedEnv], None] | None = None,
+) -> Outcomes:
+    """Play whole games between two players, who change sides after each game.
+
+    The winner has the higher sum of the game's own rewards. A game that has not ended after 30 000 steps is
+    decided by its rewards so far, with a warning.
+
+    Args:
+        factory: Factory of a game of two players.
+        first: First player, who is player 0 in games 0, 2, ...
+        second: Second player.
+        num_games: Number of games.
+        seed: Seed of the games and of the players' noise.
+        watch: Called before each step and at the end with the environment, whose first game can render.
+
+    Returns:
+        Outcomes from the view of the first player.
+
+    Raises:
+        ConfigError: The environment is not a game of two players.
+    """
+    generator = np.random.default_rng(seed)
+    rows_per_game = probe_game(factory).rows_per_game
+    margins = []
+    for start in range(0, num_games, MAX_GAMES_AT_ONCE):
+        rows = rows_per_game * min(MAX_GAMES_AT_ONCE, num_games - start)
+        env = factory.make(rows, seed + start, stream="eval", render=watch is not None)
+        assert isinstance(env, BatchedEnv)
+        try:
+            margins.append(_play(env, (first, second), generator, watch or (lambda env: None)))
+        finally:
+            env.close()
+    margin = np.concatenate(margins)
+    return Outcomes(int((margin > 0).sum()), int((margin == 0).sum()), int((margin < 0).sum()))
+
+
+def _play(
+    env: BatchedEnv,
+    players: tuple[Player, Player],
+    generator: np.random.Generator,
+    watch: Callable[[BatchedEnv], None],
+) -> np.ndarray:
+    """Return the return of the first player minus that of the second one, [num_games]."""
+    game = np.arange(env.num_envs) // env.rows_per_game
+    margin = np.zeros(game[-1] + 1)
+    over = np.zeros(len(game), bool)
+    observation = env.reset_arrays()
+    for _ in range(MAX_STEPS):
+        watch(env)
+        player = np.arange(len(game)) % 2 if env.mover is None else env.mover
+        is_first = (player + game) % 2 == 0
+        choices = [
+            (rows, choose(observation[rows], generator))
+            for rows, choose in ((is_first, players[0]), (~is_first, players[1]))
+            if rows.any()
+        ]
+        action = np.zeros((len(game), *choices[0][1].shape[1:]), choices[0][1].dtype)
+        for rows, chosen in choices:
+            action[rows] = chosen
+        observation, reward, terminated, truncated = env.step_arrays(action)
+        np.add.at(margin, game, np.where(over, 0, np.where(is_first, reward, -reward)))
+        done = terminated | truncated
+        over |= env.episodes_over(done)
+        if over.all():
+            watch(env)
+            return margin
+        if done.any():
+            observation = np.array(env.reset_arrays(done))
+    warnings.warn(
+        f"{int((~over).sum())} rows have not ended after {MAX_STEPS} steps: their games count by the rewards"
+        " so far.",
+        stacklevel=3,
+    )
+    return margin
+
+
+def round_robin(
+    factory: EnvFactory,
+    players: Mapping[str, Player],
+    num_games: int,
+    seed: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
+) -> dict[tuple[str, str], Outcomes]:
+    """Let each pair of players play.
+
+    The games of a pair depend on the seed and on the two names only.
+
+    Args:
+        factory: Factory of a game of two players.
+        players: Players by name.
+        num_games: Number of games of each pair.
+        seed: Seed.
+        rank: This rank, which plays its share of the pairs.
+        world_size: Number of ranks.
+
+    Returns:
+        Outcomes of the pairs that this rank played.
+    """
+    outcomes = {}
+    for first, second in list(itertools.combinations(players, 2))[rank::world_size]:
+        pair_seed = zlib.crc32(f"{seed} {first} {second}".encode()) >> 1
+        outcomes[first, second] = play_games(factory, players[first], players[second], num_games, pair_seed)
+    return outcomes
+
+
+def rate(results: Mapping[tuple[str, str], Outcomes], anchor: str, seed: int = 0) -> dict[str, Rating]:
+    """Return the ratings of all players, with intervals by a bootstrap over the games.
+
+    The ratings are the most probable ones in the model of Bradley and Terry, in which a draw counts as half a
+    win. One draw is added to each pair, so that a player who won every game still has a finite rating. The
+    bootstrap draws from these games too, so that the interval of such a player has a width.
+
+    Args:
+        results: Outcomes by the names of two players. Each pair appears once.
+        anchor: Player whose rating is 0.
+        seed: Seed of the bootstrap.
+
+    Source: Bradley and Terry, "Rank Analysis of Incomplete Block Designs" (1952).
+
+    Example:
+        >>> ratings = rate({("a", "b"): Outcomes(10, 0, 0)}, anchor="b")
+        >>> round(ratings["a"].elo)  # 10.5 of 11 points
+        529
+    """
+    results = dict(sorted(results.items()))  # the draws do not depend on the order of the pairs
+    names = sorted({name for pair in results for name in pair})
+    # One row per pair: 1 for the first player, -1 for the second. The anchor has no column.
+    sides = np.array([[(name == first) - (name == second) for name in names] for first, second in results])
+    sides[:, names.index(anchor)] = 0
+    counts = np.array(list(results.values()), dtype=np.int64)  # [pairs, 3]
+    games = counts.sum(1)
+    shares = (counts + np.array([0, 1, 0])) / (games[:, None] + 1)
+    generator = np.random.default_rng(seed)
+    resampled = [_elo(sides, generator.multinomial(games, shares)) for _ in range(RESAMPLES)]
+    low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
+    ends = zip(names, _elo(sides, counts), low, high, strict=True)
+    return {name: Rating(*map(float, rating)) for name, *rating in ends}
+
+
+def _elo(sides: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the Elo ratings, [K].
+
+    Args:
+        sides: 1 for the first and -1 for the second player of each pair, 0 for the anchor, [P, K].
+        counts: Wins, draws and losses of each pair, [P, 3].
+    """
+    games = counts.sum(1) + 1.0
+    points = counts[:, 0] + 0.5 * counts[:, 1] + 0.5
+    strength = np.zeros(sides.shape[1])  # logarithm of the odds against the anchor
+    for _ in range(100):  # Newton's method; the likelihood is concave
+        expected = 1 / (1 + np.exp(-sides @ strength))
+        hessian = sides.T @ (sides * (games * expected * (1 - expected))[:, None])
+        step = np.linalg.lstsq(hessian, sides.T @ (points - games * expected), rcond=None)[0]
+        strength += np.clip(step, -1, 1)
+        if np.abs(step).max() < 1e-9:
+            break
+    return strength * ELO_PER_NAT

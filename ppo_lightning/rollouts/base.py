@@ -1,0 +1,145 @@
+"""Base class of the collectors."""
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
+from torchrl.envs import EnvBase
+
+from ppo_lightning.envs.state import Row
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.utils.seeding import Shard, derive_seed
+from ppo_lightning.utils.watch import StepWatch
+
+Precision = Callable[[], AbstractContextManager]
+
+
+class Collector(BaseCollector):
+    """Collector of rollouts [N, T] under TorchRL's collector interface.
+
+    Episodes continue from one rollout to the next. A subclass implements :meth:`rollout`, creates ``_sums``
+    and, if it sets ``can_resume``, implements :meth:`_states` and :meth:`_restore`.
+
+    Args:
+        env: The environments, batch size [N].
+        agent: The agent, on any device.
+        num_steps: T.
+        num_rollouts: Number of rollouts of the run; None: no end, and no length.
+        shard: The environments' place in the run, and its seed. None: all environments, with the seed 0.
+        deterministic: Choose the most probable actions, and do not update the agent's statistics.
+        reward_scaler: Scales the rewards; None: no scaling.
+        precision: Makes the context in which the agent acts. It must be the context of the update, so that
+            the first ratio is 1.
+        step_timeout: Seconds after which a hung step terminates the process, with code 1 and the Python
+            tracebacks of all threads; None: never.
+    """
+
+    can_resume = False  # whether `resume` continues the running episodes
+
+    def __init__(
+        self,
+        env: EnvBase,
+        agent: ActorCritic,
+        num_steps: int,
+        num_rollouts: int | None = None,
+        shard: Shard | None = None,
+        deterministic: bool = False,
+        reward_scaler: RewardScaler | None = None,
+        precision: Precision = nullcontext,
+        step_timeout: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.env: Any = env
+        self.agent = agent
+        self.num_steps = num_steps
+        self.num_rollouts = num_rollouts
+        self.shard = shard or Shard.whole(env.batch_size[0])
+        self.deterministic = deterministic
+        self.reward_scaler = reward_scaler
+        self.precision = precision
+        self.requested_frames_per_batch = self.shard.count * num_steps
+        self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
+        self.rollouts_done = 0
+        self._watch = StepWatch(step_timeout)
+        self._generator = torch.Generator().manual_seed(derive_seed(self.shard.seed, "noise"))
+        self._observation: Any = None  # normalized, of the running episodes
+        self._memory: Any = self._initial_memory()
+        self._sums: dict[str, Any] = {}  # name -> sums along the running episodes, [N] float64
+
+    @abstractmethod
+    def rollout(self) -> TensorDictBase:
+        """Collect one rollout [N, T].
+
+        Raises:
+            NonFiniteError: An observation or a reward is NaN or infinite.
+        """
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yield the remaining rollouts of the run.
+
+        Raises:
+            RuntimeError: An environment raised ``SystemExit``.
+        """
+        while self.num_rollouts is None or self.rollouts_done < self.num_rollouts:
+            try:
+                rollout = self.rollout()
+            except SystemExit as error:
+                raise RuntimeError(f"An environment of data.env_id raised {error!r}.") from error
+            yield rollout
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed the action noise and the environments, which start afresh; return the next free seed."""
+        self._generator.manual_seed(derive_seed(seed, "noise"))
+        self._observation = None
+        self._memory = self._initial_memory()
+        for sums in self._sums.values():
+            sums[:] = 0
+        return self.env.set_seed(seed, static_seed=static_seed)
+
+    def running(self) -> list[Row] | None:
+        """Return the states of the N running episodes; None if unknown, or before the first rollout."""
+        states = None if self._observation is None else self._states()
+        if states is None:
+            return None
+        sums = {name: values.tolist() for name, values in self._sums.items()}
+        return [state | {name: sums[name][i] for name in sums} for i, state in enumerate(states)]
+
+    def resume(self, rows: list[Row]) -> None:
+        """Resume the episodes that :meth:`running` returned."""
+        self._restore(rows)
+        for name, sums in self._sums.items():
+            sums[:] = torch.tensor([row[name] for row in rows], dtype=torch.float64)
+
+    def state_dict(self) -> OrderedDict:
+        """Return the number of rollouts and the state of the action noise, without the running episodes."""
+        # Rollouts, unlike frames, are the same on any number of ranks.
+        return OrderedDict(rollouts=self.rollouts_done, generator=self._generator.get_state())
+
+    def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.rollouts_done = state_dict["rollouts"]
+        self._generator.set_state(state_dict["generator"].cpu())
+
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """Close the environments."""
+        if close_env and not self.env.is_closed:
+            self.env.close()
+
+    def _initial_memory(self) -> Any:
+        return self.agent.initial_memory(self.shard.count)
+
+    def _states(self) -> list[Row] | None:
+        """Return the states of the N running episodes without the sums, or None."""
+        return None
+
+    def _restore(self, rows: list[Row]) -> None:
+        """Restore the states of the N running episodes without the sums."""
+        raise AssertionError(f"{type(self).__name__} cannot resume episodes")
