@@ -212,7 +212,8 @@ class GymnasiumEnv(BatchedEnv):
                     observation[i], reward[i], terminated[i], truncated[i], _ = env.step(chosen[i])
                 return observation, reward, terminated, truncated
             for i, env in enumerate(self.envs):
-                step = env.step(chosen[i]) if self.valid is None else self._step_or_restart(i, chosen[i])
+                restarts = self.valid is not None
+                step: Any = self._step_or_restart(i, chosen[i]) if restarts else env.step(chosen[i])
                 if self.valid is not None:
                     self.valid[i] = step is not None
                     if step is None:  # the row keeps its observation
