@@ -1,5 +1,6 @@
 """Proximal Policy Optimization: one ``training_step`` is one PPO iteration."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
@@ -91,22 +92,22 @@ class PPO(AgentModule):
 
     def __init__(
         self,
-        learning_rate: Annotated[float, Range(1e-15, 10)] = 2.5e-4,
+        learning_rate: Annotated[float, Range(1e-15)] = 2.5e-4,
         anneal_lr: bool = True,
-        desired_kl: Annotated[float | None, Range(1e-12, 1000)] = None,
+        desired_kl: Annotated[float | None, Range(1e-12)] = None,
         gamma: Annotated[float, Range(0, 1)] = 0.99,
         gae_lambda: Annotated[float, Range(0, 1)] = 0.95,
-        num_minibatches: Annotated[int, Range(1, 1_000_000)] = 4,
-        update_epochs: Annotated[int, Range(1, 10_000)] = 4,
+        num_minibatches: Annotated[int, Range(1)] = 4,
+        update_epochs: Annotated[int, Range(1)] = 4,
         norm_adv: bool = True,
-        clip_coef: Annotated[float, Range(1e-6)] = 0.2,
+        clip_coef: Annotated[float, Range(1e-6, math.inf)] = 0.2,
         anneal_clip_coef: bool = False,
         clip_vloss: bool = True,
-        ent_coef: Annotated[float, Range(-1000, 1000)] = 0.01,
-        vf_coef: Annotated[float, Range(0, 1000)] = 0.5,
-        max_grad_norm: Annotated[float, Range(1e-6)] = 0.5,
-        target_kl: Annotated[float | None, Range(1e-12, 1000)] = None,
-        adam_eps: Annotated[float, Range(1e-30, 1)] = 1e-5,
+        ent_coef: Annotated[float, Range(-math.inf)] = 0.01,
+        vf_coef: Annotated[float, Range(0)] = 0.5,
+        max_grad_norm: Annotated[float, Range(1e-6, math.inf)] = 0.5,
+        target_kl: Annotated[float | None, Range(1e-12)] = None,
+        adam_eps: Annotated[float, Range(1e-30)] = 1e-5,
         norm_reward: bool = False,
         bootstrap_truncated: bool = True,
         microbatch_size: Annotated[int | None, Range(1)] = None,

@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDictBase
 
 from ppo_lightning.envs.conformance import check_rollout
-from ppo_lightning.envs.recording import recording_of
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.utils import collectives
 
@@ -78,8 +77,7 @@ def print_faults(data: Any, rollout: TensorDictBase) -> None:
     if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
         return
     flags_time_limits = getattr(data.env, "flags_time_limits", True)
-    recording = recording_of(rollout, rows_per_game=getattr(data.env, "rows_per_game", 1))
-    for finding in check_rollout(recording, data.specs.action, flags_time_limits):
+    for finding in check_rollout(rollout, data.specs.action, flags_time_limits):
         if finding.severity != "note":
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 

@@ -40,9 +40,9 @@ def agent_to_plain(
         ConfigError: The agent's class does not save its arguments.
     """
     arguments = list(inspect.signature(type(agent)).parameters.values())[2:]  # after the two specs
-    names = {argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD}
+    names = dict.fromkeys(argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD)
     saved = dict(agent.hparams) if has_hyperparameters(agent) else None
-    if saved is None or not names <= saved.keys():
+    if saved is None or not names.keys() <= saved.keys():
         name = type(agent).__name__
         raise ConfigError(
             f"{name}.__init__ must call"

@@ -5,12 +5,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import lightning as L
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from ppo_lightning.callbacks.speed import other_load, recommendation
-from ppo_lightning.envs.cartpole import IDS
 from ppo_lightning.envs.factory import largest_divisor
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.step_time import SLOW, StepClock
@@ -117,7 +117,8 @@ def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
     num_workers = largest_divisor(data.num_envs // module.trainer.world_size, cores)
     # Only the backend 'gymnasium' has workers.
     in_process = ("--data.num_workers", "0") if data.factory.num_workers else ()
-    if data.env_id in IDS and data.backend != "vectorized":
+    registered = gymnasium.registry.get(data.env_id)
+    if registered is not None and registered.vector_entry_point and data.backend != "vectorized":
         candidates.append(("--data.backend", "vectorized", *in_process))
     if data.backend in ("gymnasium", "envpool") and data.specs.observation.dtype != torch.uint8:
         other = "envpool" if data.backend == "gymnasium" else "gymnasium"

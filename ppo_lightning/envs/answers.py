@@ -75,7 +75,8 @@ def check_vector_step(answer: Any, num_envs: int) -> None:
 def check_observation(value: Any, space: spaces.Space, name: str = "observation") -> None:
     """Check that an observation has the parts and shapes of its space, ignoring axes of length 1.
 
-    Values outside the bounds of a ``Box`` are accepted, because many environments declare rough bounds.
+    Values outside the bounds of a ``Box`` are accepted, because many environments declare rough bounds, but
+    not fractions where the space has integers: they would be cut off.
 
     Args:
         value: The observation, or a part of it.
@@ -107,6 +108,12 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
         if array.shape != shape and _without_ones(array.shape) != _without_ones(shape):
             raise ConfigError(
                 f"the {name} has shape {array.shape} and must have shape {shape}, as in observation_space."
+            )
+        has_integers = array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer)
+        if has_integers and (array != np.trunc(array)).any():
+            raise ConfigError(
+                f"the {name} has fractions, and its space has the dtype {space.dtype}: declare a Box of dtype"
+                " float32."
             )
 
 

@@ -15,7 +15,7 @@ from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.rows import from_row, to_row
-from ppo_lightning.spaces.specs import MASK, join_vectors
+from ppo_lightning.spaces.specs import MASK
 from ppo_lightning.utils.seeding import derive_seed
 
 STATE = f"{PRIVILEGED}state"  # entry of the game's state
@@ -74,7 +74,7 @@ class ParallelGamesEnv(BatchedEnv):
             space = spaces.Dict({**parts, STATE: state_space(first, self._name)})
         self._space = space
         self.envs = distinct_games(first, make, num_games, self._name)
-        super().__init__(join_vectors(space), actions, seeds)
+        super().__init__(space, actions, seeds)
         self._to_row = None if isinstance(space, spaces.Box) else functools.partial(to_row, space)
         is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
         self._from_row = None if is_simple else functools.partial(from_row, actions)

@@ -98,8 +98,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             path, as in ``my_package.make``, or a ``class_path``). The function gets ``num_envs``, ``seed``
             and ``first_env`` if it has such parameters.
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
-            ``vectorized`` has Gymnasium's vectorized CartPole, ``torch`` classic control as functions of
-            tensors, ``ale`` Atari, ``procgen`` Procgen.
+            ``vectorized`` has Gymnasium's vectorized environments, such as CartPole, ``torch`` CartPole and
+            Pendulum as functions of tensors, ``procgen`` Procgen.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.
@@ -132,15 +132,15 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self,
         env_id: str | Callable[..., EnvBase | gymnasium.Env | gymnasium.vector.VectorEnv] = "CartPole-v1",
         backend: Backend = "gymnasium",
-        num_envs: Annotated[int, Range(1, 262_144)] = 4,
-        num_steps: Annotated[int, Range(1, 10_000_000)] = 128,
+        num_envs: Annotated[int, Range(1)] = 4,
+        num_steps: Annotated[int, Range(1)] = 128,
         total_timesteps: Annotated[int, Range(1)] = 500_000,
         rollouts_per_epoch: Annotated[int | None, Range(1)] = None,
         env_kwargs: dict[str, Any] | None = None,
         transforms: list[Transform] | None = None,
-        eval_episodes: Annotated[int | None, Range(1, 100_000)] = None,
-        step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
-        num_workers: Annotated[int, Range(0, 1024)] = 0,
+        eval_episodes: Annotated[int | None, Range(1)] = None,
+        step_timeout: Annotated[float | None, Range(0.001)] = 600.0,
+        num_workers: Annotated[int, Range(0)] = 0,
         overlap: bool = False,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")

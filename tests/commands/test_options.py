@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_lightning import algorithms, models
+from ppo_lightning import algorithms, games, models
 from ppo_lightning.commands import cli, options
 from ppo_lightning.errors import SYNONYMS
 
@@ -113,7 +113,7 @@ def subclasses(cls):
 )
 def test_the_options_of_every_class_of_the_package_are_known(group, base):
     """Fails for a new algorithm or agent that the package does not export."""
-    for room in (algorithms, models):
+    for room in (algorithms, games, models):
         for path in Path(room.__file__).parent.glob("*.py"):
             importlib.import_module(f"{room.__name__}.{path.stem}")
     ours = {cls.__name__: cls for cls in subclasses(base) if cls.__module__.startswith("ppo_lightning.")}
