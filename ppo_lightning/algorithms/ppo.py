@@ -138,15 +138,19 @@ class PPO(AgentModule):
             rollout: From a collector, batch size [N, T].
             batch_idx: Lightning's count of rollouts in this epoch.
         """
-        rollout = self.advantages(rollout)
+        profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
+        with profile("advantages"):
+            rollout = self.advantages(rollout)
         metrics = []
         epochs = (self.minibatches(rollout) for _ in range(self.hparams.update_epochs))
-        # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
-        for minibatches in epochs if self.hparams.target_kl else [itertools.chain.from_iterable(epochs)]:
-            metrics += self.update(minibatches)
-            if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
-                break
-        self.log_rollout(rollout, metrics)
+        with profile("update"):
+            # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
+            for minibatches in epochs if self.hparams.target_kl else [itertools.chain.from_iterable(epochs)]:
+                metrics += self.update(minibatches)
+                if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
+                    break
+        with profile("log"):
+            self.log_rollout(rollout, metrics)
         self.end_iteration(rollout, metrics)
         self.step_schedule(metrics)
 
