@@ -66,11 +66,11 @@ class PPG(PPO):
 
     def __init__(
         self,
-        n_iteration: Annotated[int, Range(1, 1_000_000)] = 32,
-        e_auxiliary: Annotated[int, Range(1, 10_000)] = 6,
-        beta_clone: Annotated[float, Range(0, 1000)] = 1.0,
-        num_aux_rollouts: Annotated[int, Range(1, 1_000_000)] = 4,
-        update_epochs: Annotated[int, Range(1, 10_000)] = 1,
+        n_iteration: Annotated[int, Range(1)] = 32,
+        e_auxiliary: Annotated[int, Range(1)] = 6,
+        beta_clone: Annotated[float, Range(0)] = 1.0,
+        num_aux_rollouts: Annotated[int, Range(1)] = 4,
+        update_epochs: Annotated[int, Range(1)] = 1,
         **hyperparameters: Any,
     ) -> None:
         check_arguments(PPG.__init__, locals(), "model")

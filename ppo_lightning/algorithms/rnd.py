@@ -66,10 +66,10 @@ class RND(PPO):
     def __init__(
         self,
         update_proportion: Annotated[float, Range(1e-6, 1)] = 0.25,
-        int_coef: Annotated[float, Range(0, 1000)] = 1.0,
-        ext_coef: Annotated[float, Range(0, 1000)] = 2.0,
+        int_coef: Annotated[float, Range(0)] = 1.0,
+        ext_coef: Annotated[float, Range(0)] = 2.0,
         int_gamma: Annotated[float, Range(0, 1)] = 0.99,
-        num_iterations_obs_norm_init: Annotated[int, Range(0, 1_000_000)] = 50,
+        num_iterations_obs_norm_init: Annotated[int, Range(0)] = 50,
         **hyperparameters: Any,
     ) -> None:
         check_arguments(RND.__init__, locals(), "model")

@@ -32,7 +32,7 @@ class RPO(PPO):
         ConfigError: ``rpo_alpha`` is negative, or the agent has no Gaussian head.
     """
 
-    def __init__(self, rpo_alpha: Annotated[float, Range(0, 1000)] = 0.5, **hyperparameters: Any) -> None:
+    def __init__(self, rpo_alpha: Annotated[float, Range(0)] = 0.5, **hyperparameters: Any) -> None:
         check_arguments(RPO.__init__, locals(), "model")
         super().__init__(**hyperparameters)
         self.save_hyperparameters("rpo_alpha")

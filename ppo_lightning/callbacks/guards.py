@@ -10,8 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.envs.conformance import check_rollout
-from ppo_lightning.envs.recording import recording_of
-from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.learner import Learner, PolicyLearner
@@ -37,15 +36,11 @@ class Guard(L.Callback):
 
 
 class ExceptionGuard(Guard):
-    """Callback that forwards an exception that ends the run to the module, which Lightning does not do.
-
-    The traceback of an error of an environment keeps the frames of the environment only.
-    """
+    """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
-        cut_traceback(exception)
 
 
 class RolloutGuard(Guard):
@@ -83,8 +78,7 @@ def _print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
     if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
         return
     flags_time_limits = getattr(data.env, "flags_time_limits", True)
-    recording = recording_of(rollout, rows_per_game=getattr(data.env, "rows_per_game", 1))
-    for finding in check_rollout(recording, data.specs.action, flags_time_limits):
+    for finding in check_rollout(rollout, data.specs.action, flags_time_limits):
         if finding.severity != "note":
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 

@@ -15,21 +15,24 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ppo_lightning import private
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
-from ppo_lightning.utils import lightning_private
 
-REFUSED: dict[tuple[type[L.Callback], ...], str] = {
-    (StochasticWeightAveraging,): "StochasticWeightAveraging copies the module before the agent exists: use"
-    " EMAWeightAveraging of lightning.pytorch.callbacks instead.",
-    (
-        LearningRateFinder,
-        BatchSizeFinder,
-    ): "Lightning's Tuner cannot tune PPO, because the data change with"
-    " the policy: compare values of model.learning_rate and data.num_envs in whole runs instead.",
-    (GradientAccumulationScheduler,): "trainer.accumulate_grad_batches must stay 1, but a"
-    " GradientAccumulationScheduler changes it: remove the callback and lower model.num_minibatches instead.",
+REFUSED: dict[Any, str] = {
+    StochasticWeightAveraging: (
+        "StochasticWeightAveraging copies the module before the agent exists: use EMAWeightAveraging of"
+        " lightning.pytorch.callbacks instead."
+    ),
+    LearningRateFinder | BatchSizeFinder: (
+        "Lightning's Tuner cannot tune PPO, because the data change with the policy: compare values of"
+        " model.learning_rate and data.num_envs in whole runs instead."
+    ),
+    GradientAccumulationScheduler: (
+        "trainer.accumulate_grad_batches must stay 1, but a GradientAccumulationScheduler changes it: remove"
+        " the callback and set model.num_minibatches lower instead."
+    ),
 }
 FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the end of a run
 
@@ -44,7 +47,7 @@ class TrainerGuard(Guard):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if not isinstance(callback, EMAWeightAveraging):
                 continue
-            decay = lightning_private.average_decay(callback)
+            decay = private.average_decay(callback)
             if decay**rollouts > FIRST_WEIGHTS:
                 rank_zero_warn(
                     f"EMAWeightAveraging averages once a rollout: with decay {decay:g}, {decay**rollouts:.0%}"
@@ -96,17 +99,17 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
     # Lightning's advice, to save the weights before the last optimizer step, does not apply to PPO.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for kinds, sentence in REFUSED.items():
-            if isinstance(callback, kinds):
+        for kind, sentence in REFUSED.items():
+            if isinstance(callback, kind):
                 raise ConfigError(sentence)
         if not isinstance(callback, ModelCheckpoint):
             continue
-        if lightning_private.saves_by_time(callback):
+        if private.saves_by_time(callback):
             raise ConfigError(
                 "ModelCheckpoint's train_time_interval has no effect with manual optimization:"
                 " set every_n_epochs (an epoch has data.rollouts_per_epoch rollouts) instead."
             )
-        every = lightning_private.steps_between_saves(callback)
+        every = private.steps_between_saves(callback)
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps"

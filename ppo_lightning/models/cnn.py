@@ -185,7 +185,7 @@ class CNNAgent(ActorCritic):
         shared: bool | None = None,
         head: HeadName | None = None,
         memory: MemoryName | None = None,
-        memory_size: Annotated[int, Range(1, 8192)] = 128,
+        memory_size: Annotated[int, Range(1)] = 128,
         normed_init: bool = False,
     ) -> None:
         check_arguments(CNNAgent.__init__, locals(), "model.agent")

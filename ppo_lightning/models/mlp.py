@@ -1,6 +1,7 @@
 """Multilayer perceptrons for vector observations."""
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Literal
 
@@ -72,18 +73,18 @@ class MLPAgent(ActorCritic):
         self,
         observation_spec: TensorSpec,
         action_spec: TensorSpec,
-        hidden_sizes: Annotated[Sequence[int], Range(1, 16_384)] = (64, 64),
+        hidden_sizes: Annotated[Sequence[int], Range(1)] = (64, 64),
         shared: bool | None = None,  # no False, which the command line would pass on to a CNNAgent
         head: HeadName | None = None,
         norm_obs: bool = False,
         memory: MemoryName | None = None,
-        memory_size: Annotated[int, Range(1, 8192)] = 128,
+        memory_size: Annotated[int, Range(1)] = 128,
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
         body: Literal["mlp", "residual"] = "mlp",
         activation: Activation = "tanh",
-        critic_hidden_sizes: Annotated[Sequence[int] | None, Range(1, 16_384)] = None,
-        log_std_init: Annotated[float, Range(-10, 2)] = 0.0,
+        critic_hidden_sizes: Annotated[Sequence[int] | None, Range(1)] = None,
+        log_std_init: Annotated[float, Range(-math.inf)] = 0.0,
     ) -> None:
         check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ppo_lightning.private import timeout_of
+
 _of_thread = threading.local()  # has a `group` in threads that called `use_group`
 
 
@@ -116,5 +118,4 @@ def _gloo_group(world: Any, second: bool) -> Any:
     """Create a CPU group at its first use, with the timeout of the default group."""
     if dist.get_backend(world) == "gloo" and not second:
         return world
-    options = world._get_backend(world._device_types[0]).options
-    return dist.new_group(backend="gloo", timeout=getattr(options, "_timeout", None))
+    return dist.new_group(backend="gloo", timeout=timeout_of(world))

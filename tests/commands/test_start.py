@@ -29,8 +29,7 @@ HEAVY = {
 COMMANDS = {"cli", "options", "config_files", "recipes", "checkpoint_settings"}
 UNUSED = {
     *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
-    *("callbacks.doctor", "callbacks.live"),
-    *("callbacks.video", "envs.examination", "envs.games", "envs.witness", "envs.workers"),
+    *("callbacks.doctor", "callbacks.live", "callbacks.video", "envs.games", "envs.workers"),
     *("games.minimax", "games.players", "games.tournament"),
 }
 

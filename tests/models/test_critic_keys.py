@@ -22,8 +22,8 @@ from ppo_lightning.export import load_from_hub, to_onnx
 from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.hub import save_for_hub
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations
-from ppo_lightning.models.agent import MEMORIES
 from ppo_lightning.models.bodies import MLP
+from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import JoinedBox, spec_from_plain, spec_from_space, spec_to_plain
 from tests.algorithms.test_distributed import difference, run
