@@ -69,7 +69,10 @@ class Preemption(Guard):
     def _request(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             if self.requested or _compiles(frame):
-                _end_at_once()
+                if private.INTERACTIVE:  # the process of a notebook stays
+                    raise KeyboardInterrupt
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGINT)
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
                 # `print` must not be called in a handler
                 os.write(2, b"\nInterrupted: saving after this iteration. Interrupt again to end at once.\n")
@@ -115,15 +118,3 @@ def _compiles(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _end_at_once() -> None:
-    """End the process as an unhandled SIGINT does; keep the process of a notebook.
-
-    Raises:
-        KeyboardInterrupt: In an interactive session.
-    """
-    if private.INTERACTIVE:
-        raise KeyboardInterrupt
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGINT)

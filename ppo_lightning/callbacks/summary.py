@@ -86,9 +86,9 @@ class RunSummary(Guard):
             key.removeprefix("eval/"): metrics[key].item() for key in metrics if key.startswith("eval/")
         }
         if results:
-            names = ("episodic_return", "episodic_return_std", "episodic_return_min", "episodic_return_max")
+            digits = decimals(results["episodic_return"])
             average, std, lowest, highest = (
-                f"{results[name]:{decimals(results['episodic_return'])}}" for name in names
+                f"{results[f'episodic_return{name}']:{digits}}" for name in ("", "_std", "_min", "_max")
             )
             print(
                 f"evaluation, deterministic: return {average} ± {std} (min {lowest}, max {highest}),"

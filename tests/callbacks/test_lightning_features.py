@@ -350,25 +350,21 @@ def test_a_schedule_over_the_rollouts_of_the_run(fit):
 # Fits of one module
 
 
-def test_a_second_fit_begins_a_new_run_with_the_trained_weights(make_trainer):
-    L.seed_everything(1, verbose=False)
-    module, data = PPO(**MODEL), RolloutDataModule(**EIGHT)
-    make_trainer().fit(module, data)
+class Begin(L.Callback):
+    """Recorder of steps, weights and learning rate at the start of a run."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.steps, self.weights = pl_module.env_steps, weights(pl_module)
+        self.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
+
+
+def test_a_second_fit_begins_a_new_run_with_the_trained_weights(fit, make_trainer):
+    module, begin = fit(EIGHT, MODEL), Begin()
     trained = weights(module)
-    data.total_timesteps = STEPS * 4
-    begun = []
-
-    class First(L.Callback):
-        def on_train_start(self, trainer, pl_module):
-            begun.append(
-                (pl_module.env_steps, weights(pl_module), trainer.optimizers[0].param_groups[0]["lr"])
-            )
-
-    make_trainer(callbacks=[First()]).fit(module, data)
-    (steps, start, learning_rate), *_ = begun
-    assert steps == 0
-    assert torch.equal(start, trained)
-    assert learning_rate == module.hparams.learning_rate
+    make_trainer(callbacks=[begin]).fit(module, RolloutDataModule(**EIGHT | {"total_timesteps": STEPS * 4}))
+    assert begin.steps == 0
+    assert torch.equal(begin.weights, trained)
+    assert begin.learning_rate == module.hparams.learning_rate
     assert module.env_steps == STEPS * 4
 
 
