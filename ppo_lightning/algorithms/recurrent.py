@@ -53,7 +53,9 @@ class RecurrentPPO(PPO):
         """
         count = self.hparams.num_minibatches
         # detail 35
-        order = deal_sequences(self.uniform(rollout.batch_size[0]), count).to(rollout["action"].device)
+        order = deal_sequences(self.uniform("shuffle", rollout.batch_size[0]), count).to(
+            rollout["action"].device
+        )
         sequences = {key: rollout[key] for key in with_valid(rollout, self.minibatch_keys)}
         # detail 36
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}

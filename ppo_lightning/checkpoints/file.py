@@ -38,7 +38,6 @@ CHECKPOINT = {
     "env_steps": int,
     "frames_per_rollout": int,
     "episode_returns": [(float, int)],
-    "shuffle": Tensor,
 }
 RESUME = {  # further entries that ``fit`` needs
     "optimizer_states": [{"state": Mapping, "param_groups": [dict]}],
@@ -80,7 +79,6 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
         state = checkpoint["state_dict"]
         if not all(isinstance(state[key], Tensor) for key in state if not key.endswith("_extra_state")):
             raise _DefectError("state_dict holds more than tensors")
-        torch.Generator().set_state(checkpoint["shuffle"].cpu())
         if name := first_nonfinite(checkpoint):
             raise _DefectError(f"{name} is NaN or infinite")
     require_known_classes(checkpoint)

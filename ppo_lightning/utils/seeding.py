@@ -3,32 +3,42 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
 
-Stream = Literal["train", "eval", "noise", "shuffle", "opponents", "curiosity"]
-_STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle", "opponents", "curiosity")
+# All uses of random numbers. The numbers are a function of the run's seed, the use, and the index of the
+# environment or the number of the rollout, so that a resumed run needs no generator's state.
+Stream = Literal[
+    "train",  # training environments
+    "eval",  # evaluation environments
+    "noise",  # action noise of a rollout
+    "shuffle",  # minibatches
+    "mean",  # RPO's noise on the mean
+    "predictor",  # steps that train RND's predictor
+    "auxiliary",  # minibatches of PPG's auxiliary phase
+    "curiosity",  # RND's random steps before the training, a run of their own
+]
 
 
-def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
+def derive_seed(seed: int, stream: Stream, *numbers: int) -> int:
     """Derive the seed of one source of randomness.
 
-    The seed of an environment depends on its global index, not on its rank.
-    Two runs share a seed only with a probability of 2^-31. With ``seed + index`` instead, environment 1
+    Two sources share a seed only with a probability of 2^-31. With ``seed + index`` instead, environment 1
     of seed 1 would repeat the episodes of environment 0 of seed 2.
 
     Args:
         seed: Seed of the run.
-        stream: Use of the seed: training or evaluation environments, action noise, shuffling, opponents, or
-            random steps before the training.
-        index: Global index of the environment.
+        stream: Use of the seed.
+        *numbers: Global index of the environment, or number of the rollout and of the draw in it. A stream
+            always has the same number of numbers.
 
     Returns:
         Seed below 2^31.
     """
-    return int(np.random.SeedSequence((seed, _STREAMS.index(stream), index)).generate_state(1)[0] >> 1)
+    entropy = (seed, get_args(Stream).index(stream), *numbers)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,10 @@ class Shard:
     def rows(self) -> slice:
         """Rows of these environments among all."""
         return slice(self.first, self.first + self.count)
+
+    def generator(self, stream: Stream, *numbers: int) -> torch.Generator:
+        """Return a new generator, the same on all ranks, see :func:`derive_seed`."""
+        return torch.Generator().manual_seed(derive_seed(self.seed, stream, *numbers))
 
 
 @contextlib.contextmanager

@@ -132,7 +132,6 @@ KEYS = [
     "env_steps",
     "frames_per_rollout",
     "episode_returns",
-    "shuffle",
     "pytorch-lightning_version",
 ]
 STRUCTURE = {f"no {key}": (key, MISSING) for key in KEYS} | {
@@ -147,7 +146,6 @@ STRUCTURE = {f"no {key}": (key, MISSING) for key in KEYS} | {
     "seed is a text": ("seed", "one"),
     "negative steps": ("env_steps", -1),
     "returns are texts": ("episode_returns", ["a"]),
-    "generator's state is short": ("shuffle", torch.zeros(3, dtype=torch.uint8)),
     "weights are a list": ("state_dict", [1]),
     "a weight is a text": ("state_dict", WEIGHT, "heavy"),
     "optimizer's state is a list": ("optimizer_states", [[1]]),
