@@ -108,7 +108,7 @@ class Reuse(PPO):
 
     def loss_of(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """See :meth:`PPO.loss_of`."""
-        return super().loss_of(minibatch | {"weight": minibatch["weight"].squeeze(-1)}, evaluation)
+        return super().loss_of(minibatch | {"valid": minibatch["weight"].squeeze(-1)}, evaluation)
 
 
 class MuonAndAdam(torch.optim.Optimizer):

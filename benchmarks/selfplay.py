@@ -96,7 +96,8 @@ def matches(options: argparse.Namespace) -> None:
     for key, lines in groups.items():
         counts = np.array([[line[name] for name in ("wins", "draws", "losses")] for line in lines])
         scores = (counts[:, 0] + counts[:, 1] / 2) / options.games
-        cells = [*key, *counts.mean(0), f"{scores.mean():.3f} ± {scores.std():.3f}", len(lines)]
+        means = (f"{count:.0f}" for count in counts.mean(0))
+        cells = [*key, *means, f"{scores.mean():.3f} ± {scores.std():.3f}", len(lines)]
         print(f"| {' | '.join(map(str, cells))} |")
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ppo_lightning import PPO, CNNAgent, MLPAgent, RecurrentPPO
 from ppo_lightning.export.onnx import random_observations
 from ppo_lightning.models import heads
-from ppo_lightning.models.tensor_statistics import TensorMoments, scale
+from ppo_lightning.models.normalizers import TensorMoments
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space
 from tests.spaces.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
@@ -114,7 +114,7 @@ def look_at_statistics(device: str, module: PPO, raw: torch.Tensor) -> None:
     scaler = module.reward_scaler
     flags = torch.zeros(STEPS, ENVS, dtype=torch.bool, device=device)
     discounted = torch.zeros(ENVS, dtype=torch.float64, device=scaler.mean.device)
-    scaled = scale(scaler, torch.zeros(STEPS, ENVS, device=device), flags, discounted)
+    scaled = scaler.scale(torch.zeros(STEPS, ENVS, device=device), flags, discounted)
     same_device(scaler.mean.device, scaled)
     if module.agent.normalizer is not None:
         with WholeSequences():

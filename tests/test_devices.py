@@ -14,6 +14,7 @@ from ppo_lightning.rollouts.storage import allocate
 from tests.algorithms.test_update import CARTPOLE, MODEL, REACH, weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+simulates_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
 ROOT = Path(__file__).parents[1]
 ON_GPU = {"accelerator": "gpu", "devices": 1}
 
@@ -25,6 +26,7 @@ def on_a_fake(device, folder, *options):
     return done.returncode, done.stdout, done.stderr
 
 
+@simulates_gpu
 @pytest.mark.integration
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_agents_compute_on_one_device(device, tmp_path):
@@ -34,6 +36,7 @@ def test_agents_compute_on_one_device(device, tmp_path):
     assert len(output.splitlines()) == 26, "13 agents in two precisions"
 
 
+@simulates_gpu
 @pytest.mark.integration
 def test_a_tensor_on_the_wrong_device_is_found(tmp_path):
     code, _, errors = on_a_fake("cuda", tmp_path, "broken")
@@ -62,6 +65,7 @@ def test_adam_follows_the_precision_of_the_run_not_of_the_checkpoint(fit):
     assert fused and not first.trainer.optimizers[0].param_groups[0]["fused"]
 
 
+@simulates_gpu
 def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
     """PyTorch's own function refuses GPUs; this test makes it refuse the CPU."""
     constants = own.__code__.co_consts

@@ -105,8 +105,8 @@ class AuxiliaryPhase:
         for indices in deal_sequences(keys, count).chunk(count):
             minibatch = self.sequences(indices.tolist())
             if "valid" in minibatch:
-                valid = minibatch.pop("valid").float()
-                minibatch["weight"] = valid / collectives.gather(valid.mean()).mean().clamp(min=1e-8)
+                valid = minibatch["valid"].float()
+                minibatch["valid"] = valid / collectives.gather(valid.mean()).mean().clamp(min=1e-8)
             yield {key: tensor.to(module.device) for key, tensor in minibatch.items()}
 
     def sequences(self, indices: Sequence[int]) -> Minibatch:

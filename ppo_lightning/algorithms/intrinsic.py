@@ -194,11 +194,11 @@ def novelty_losses(
         minibatch: Tensors [B, ...].
         critic_features: Features of the agent's value function, [B, F].
     """
-    weight = minibatch.get("weight")
+    valid = minibatch.get("valid")
     target = minibatch["int_value_target"]
-    value_loss = losses.value_loss(curiosity.value(critic_features), target, target, None, weight)
+    value_loss = losses.value_loss(curiosity.value(critic_features), target, target, None, valid)
     error = curiosity.error(minibatch["novelty_input"]) * minibatch["novelty_weight"]
-    return value_loss, losses.weighted_mean(error, weight)
+    return value_loss, losses.weighted_mean(error, valid)
 
 
 def own_states(states: Sequence[State], data: RolloutDataModule) -> Sequence[State]:

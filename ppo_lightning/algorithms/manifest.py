@@ -120,16 +120,9 @@ DETAILS = (
     Detail(
         "28", "observation normalization", _observations(lambda m: True), ("--model.agent.norm_obs", "false")
     ),
-    Detail(
-        "29",
-        "observation clipping",
-        _observations(lambda m: m.agent.normalizer.clip),
-        ("--model.agent.clip_obs", "1000000.0"),
-    ),
+    Detail("29", "observation clipping", _observations(lambda m: m.agent.normalizer.clip)),
     Detail("30", "reward scaling", _rewards(lambda m: True), ("--model.norm_reward", "false")),
-    Detail(
-        "31", "scaled reward clipping", _rewards(_model("clip_reward")), ("--model.clip_reward", "1000000.0")
-    ),
+    Detail("31", "scaled reward clipping", _rewards(lambda m: m.reward_scaler.clip)),
     Detail("32", "memory: orthogonal weights", _memory(lambda m: m.agent.memory.kind)),
     Detail("33", "memory zero at first", _memory(lambda m: True)),
     Detail("34", "memory reset at episode ends", _memory(lambda m: True)),

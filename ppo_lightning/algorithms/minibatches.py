@@ -77,16 +77,16 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
     """Split a shuffled epoch into minibatches and normalize their advantages over all ranks.
 
     Args:
-        epoch: Tensors [rows, ...] in the order of the minibatches. From an optional ``valid`` [rows, ...],
-            bool, the minibatches get ``weight``: 0 for invalid steps, with a mean of 1 over the minibatch of
-            all ranks.
+        epoch: Tensors [rows, ...] in the order of the minibatches. An optional ``valid`` [rows, ...], bool,
+            becomes the weight of each step in a minibatch: 0 for steps that do not count, with a mean of 1
+            over the minibatch of all ranks.
         count: Number of minibatches.
         norm_adv: Normalize the advantages.
 
     Yields:
         Minibatches [B, ...]. All ranks skip a minibatch that has fewer than two valid steps in total.
     """
-    valid = epoch.pop("valid", None)
+    valid = epoch.get("valid")
     kept = [True] * count
     flags = None
     if valid is not None:
@@ -94,7 +94,7 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
         counts = flags.sum(-1)
         kept = (counts >= 2).tolist()
         weight = valid.reshape(count, -1) * (flags.shape[-1] / counts.clamp(min=1))[:, None]
-        epoch["weight"] = weight.view(valid.shape)
+        epoch["valid"] = weight.view(valid.shape)
     if norm_adv:
         advantage = epoch["advantage"]
         by_minibatch = advantage.reshape(count, -1)

@@ -111,12 +111,12 @@ class PPG(PPO):
         """Return the loss of the auxiliary phase and its detached parts, see :meth:`PPO.loss`."""
         evaluation = self.evaluate(minibatch)
         target = minibatch["value_target"].squeeze(-1)
-        weight = minibatch.get("weight")
+        valid = minibatch.get("valid")
         aux_value = self.auxiliary_critic(evaluation.features).squeeze(-1)
-        aux_value_loss = losses.value_loss(aux_value, aux_value, target, None, weight)
-        real_value_loss = losses.value_loss(evaluation.value, evaluation.value, target, None, weight)
+        aux_value_loss = losses.value_loss(aux_value, aux_value, target, None, valid)
+        real_value_loss = losses.value_loss(evaluation.value, evaluation.value, target, None, valid)
         old = tuple(tensor for key, tensor in minibatch.items() if key.startswith(POLICY))
-        kl_loss = losses.weighted_mean(self.agent.head.kl(old, evaluation.parameters), weight)
+        kl_loss = losses.weighted_mean(self.agent.head.kl(old, evaluation.parameters), valid)
         parts = {"kl_loss": kl_loss, "aux_value_loss": aux_value_loss, "real_value_loss": real_value_loss}
         loss = aux_value_loss + self.hparams.beta_clone * kl_loss + real_value_loss
         return loss, {name: part.detach() for name, part in parts.items()}

@@ -57,7 +57,6 @@ class PPO(AgentModule):
             None: never.
         adam_eps: Adam's epsilon.
         norm_reward: Divide the rewards by the running standard deviation of their discounted sum.
-        clip_reward: Maximum absolute value of a scaled reward.
         bootstrap_truncated: Bootstrap from the value of the final observation at a time limit. If False, a
             time limit counts as a terminal state, as in CleanRL.
         microbatch_size: Maximum number of rows of a minibatch that are differentiated at once. Gradients of
@@ -110,7 +109,6 @@ class PPO(AgentModule):
         target_kl: Annotated[float | None, Range(1e-12, 1000)] = None,
         adam_eps: Annotated[float, Range(1e-30, 1)] = 1e-5,
         norm_reward: bool = False,
-        clip_reward: Annotated[float, Range(1e-6)] = 10.0,
         bootstrap_truncated: bool = True,
         microbatch_size: Annotated[int | None, Range(1)] = None,
         compile: bool = False,
@@ -125,7 +123,7 @@ class PPO(AgentModule):
         self.save_hyperparameters(ignore=["agent"])
         self.automatic_optimization = False
         # detail P2
-        self.reward_scaler = RewardScaler(gamma, clip_reward) if norm_reward else None
+        self.reward_scaler = RewardScaler(gamma) if norm_reward else None
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
@@ -218,18 +216,18 @@ class PPO(AgentModule):
         """Return the same as :meth:`loss`, from an evaluation whose tensors have the minibatch's shape."""
         keys = ("state_value", "advantage", "value_target")
         old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
-        weight = minibatch.get("weight")
+        valid = minibatch.get("valid")
         clip_coef = self.clip_coef
         log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
-        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, weight)
+        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, valid)
         value_clip = clip_coef if self.hparams.clip_vloss else None
-        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, weight)
-        entropy = losses.weighted_mean(evaluation.entropy, weight)
+        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, valid)
+        entropy = losses.weighted_mean(evaluation.entropy, valid)
         # detail 10
         loss = policy_loss + self.hparams.vf_coef * value_loss - self.hparams.ent_coef * entropy
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         detached = {name: part.detach() for name, part in parts.items()}
-        return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
+        return loss, detached | losses.diagnostics(log_ratio, clip_coef, valid)
 
     def update(self, minibatches: Iterable[Minibatch]) -> list[dict[str, Tensor]]:
         """Take one optimizer step on each minibatch and return the parts of its loss, scalars."""
@@ -370,7 +368,7 @@ class PPO(AgentModule):
     @property
     def steps_per_rollout(self) -> int | None:
         """Number of optimizer steps per iteration, or None if it varies."""
-        varies = self.hparams.target_kl is not None or self.data.may_invalidate_steps
+        varies = self.hparams.target_kl is not None or self.data.has_valid
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
     @property

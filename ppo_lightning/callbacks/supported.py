@@ -58,7 +58,7 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps"
-                " in each rollout, which model.target_kl, data.max_restarts and a VectorEnv with"
+                " in each rollout, which model.target_kl, data.env_kwargs.max_restarts and a VectorEnv with"
                 " AutoresetMode.NEXT_STEP change: set every_n_epochs instead."
             )
         # Lightning saves after a rollout only if the count of optimizer steps is then a multiple.

@@ -21,7 +21,7 @@ class BatchedEnv(EnvBase):
     This package's collector calls :meth:`reset_arrays` and :meth:`step_arrays`. TorchRL's collectors,
     rollouts and transforms use the same object as an ``EnvBase`` of batch size [N]. There is no autoreset:
     ``step`` returns the final observation of a finished episode, and the caller resets by mask. The only
-    exception are environments with ``resets_late``, whose ``skipped`` steps must not count.
+    exception are environments with ``resets_late``.
 
     Args:
         observation_space: Observation space of one environment.
@@ -39,14 +39,12 @@ class BatchedEnv(EnvBase):
 
     envs: Any  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
-    can_restart = False  # whether the class supports `max_restarts`
     collector_kind = "array"  # see `make_collector`
     numbers_its_envs = False  # whether the constructor accepts `first_env`
     flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
-    # Whether an environment resets at the step after an episode end, ignoring the action. Until then
-    # `reset_arrays(mask)` returns the final observation.
+    # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
+    # does not count (`valid`). Until then `reset_arrays(mask)` returns the final observation.
     resets_late = False
-    skips_steps = False  # whether agents may die before their game ends; their `skipped` steps do not count
     # Players of a game. If all act at once, each player is a row: row = game * num_players + player. In a
     # turn-based game, each row is a game, seen by the player to move.
     num_players = 1
@@ -72,15 +70,11 @@ class BatchedEnv(EnvBase):
         # True where the last step ended the episode, [N]. This differs from `done` if the loss of a life
         # terminates learning while the game continues. None: equal to `done`.
         self.episode_done: np.ndarray | None = None
-        # Maximum number of restarts of failed environments, in total.
-        self.max_restarts = 0
         # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
         self.step_timeout: float | None = None
-        # True where the last step failed and restarted the environment, [N]. None: no step failed.
-        self.broken: np.ndarray | None = None
-        # True where the last step only reset the environment or its agent was dead, [N]. None: no step did.
-        # Needs `resets_late` or `skips_steps`.
-        self.skipped: np.ndarray | None = None
+        # False where the last step does not count, [N]: the environment failed or only reset, or its agent is
+        # dead. None: all steps of these environments count.
+        self.valid: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
 
@@ -91,11 +85,6 @@ class BatchedEnv(EnvBase):
         Arrays hold all parts in one row, see :func:`~ppo_lightning.spaces.specs.columns`.
         """
         return spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
-
-    @property
-    def may_invalidate_steps(self) -> bool:
-        """Whether ``broken`` or ``skipped`` may mark steps that must not count."""
-        return self.max_restarts > 0 or self.resets_late or self.skips_steps
 
     @property
     def turn_based(self) -> bool:
@@ -110,7 +99,9 @@ class BatchedEnv(EnvBase):
     @property
     def untransformable(self) -> str:
         """Why TorchRL transforms do not work, as the end of a sentence; empty if they work."""
-        return "games of several players: remove them." if self.num_players > 1 else ""
+        if self.num_players > 1:
+            return "games of several players: remove them."
+        return "" if self.valid is None else "data.env_kwargs.max_restarts: remove one of them."
 
     def empty_rows(self) -> np.ndarray:
         """Return zeros with the shape and dtype of the observations, [N, ...]."""

@@ -38,8 +38,6 @@ class CartPoleEnv(BatchedEnv):
         (3, 4)
     """
 
-    can_restart = True  # accepted, although no step can fail
-
     def __init__(self, env_id: str, seeds: list[int], /, **env_kwargs: Any) -> None:
         if env_id not in IDS:
             raise ConfigError(

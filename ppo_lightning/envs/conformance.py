@@ -55,7 +55,7 @@ def check_finite(recording: Recording) -> Findings:
                 "error",
                 "non-finite",
                 f"The {name} of environment {env} is not finite at its step {step}.",
-                "A run ends there. Find the cause, or discard such episodes with data.max_restarts.",
+                "A run ends there. Find the cause, or restart with data.env_kwargs.max_restarts.",
             )
 
 

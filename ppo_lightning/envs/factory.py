@@ -18,6 +18,7 @@ from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
+NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "ale", "procgen", "pettingzoo"]
 
 
@@ -154,7 +155,7 @@ class EnvFactory:
             spec = gymnasium.registry.get(self.env_id)
         limit = getattr(env, "max_episode_steps", None)  # of an environment of tensors
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
-        return limit if isinstance(limit, int) else None
+        return limit if isinstance(limit, int) and limit < NO_LIMIT else None
 
     def _from_id(self, seeds: list[int], first_env: int, render: bool, num_workers: int) -> EnvBase:
         adapter = BACKENDS[self.backend]
@@ -207,10 +208,16 @@ class EnvFactory:
         bound = getattr(function, "keywords", {})  # of a functools.partial
         wanted = {name: batch[name] for name in batch if name in parameters and name not in bound}
         env_kwargs = {**wanted, **self.env_kwargs}
+        restarts = {} if "max_restarts" in parameters else {"max_restarts": env_kwargs.pop("max_restarts", 0)}
         if render and "render_mode" in parameters:
             env_kwargs["render_mode"] = "rgb_array"
         make = functools.partial(_call, function, env_kwargs)
         env = make()
+        if restarts.get("max_restarts") and not isinstance(env, gymnasium.Env):
+            raise ConfigError(
+                f"data.env_kwargs.max_restarts does not work with a {type(env).__name__}: it is for Gymnasium"
+                " environments that are stepped one by one."
+            )
         if isinstance(env, gymnasium.vector.VectorEnv):
             self._refuse_workers("vectorized environments")
             any_number = stream == "eval" and not render
@@ -228,8 +235,8 @@ class EnvFactory:
                 return created.pop() if created else make()
 
             if num_workers:
-                return self._in_workers(num_workers, make_one, seeds, first_env)
-            return _import_class("gymnasium:GymnasiumEnv")(make_one, seeds, first_env)
+                return self._in_workers(num_workers, make_one, seeds, first_env, **restarts)
+            return _import_class("gymnasium:GymnasiumEnv")(make_one, seeds, first_env, **restarts)
         self._refuse_workers("TorchRL environments")
         num_envs = len(seeds)
         if env.batch_size == torch.Size([]):

@@ -46,10 +46,8 @@ def make_games(
     if isinstance(env_id, str) and render:
         env_kwargs["render_mode"] = "rgb_array"
     function = find_maker(env_id) if isinstance(env_id, str) else env_id
-    make = functools.partial(_call, function, env_kwargs, str(env_id))
+    make = functools.partial(_make_game, function, env_kwargs, str(env_id))
     created = [make()]  # reuse the game that reveals the type
-    if not is_game(created[0]):
-        raise ConfigError(f"env_id makes a {type(created[0]).__name__}: it must make a game of PettingZoo.")
     turn_based = isinstance(created[0], import_pettingzoo().AECEnv)
 
     def next_game() -> Any:
@@ -94,8 +92,15 @@ def find_maker(env_id: str) -> Callable[..., Any]:
     return maker
 
 
-def _call(function: Callable[..., Any], env_kwargs: dict[str, Any], name: str) -> Any:
+def _make_game(function: Callable[..., Any], env_kwargs: dict[str, Any], name: str) -> Any:
+    """Return a new game: an ``AECEnv`` if its players take turns, otherwise a ``ParallelEnv``."""
     try:
-        return function(**env_kwargs)
+        game = function(**env_kwargs)
     except (TypeError, AssertionError) as error:
         raise ConfigError(f"data.env_kwargs does not fit env_id {name!r}: {first_line(error)}.") from error
+    if not is_game(game):
+        raise ConfigError(f"env_id makes a {type(game).__name__}: it must make a game of PettingZoo.")
+    is_aec = isinstance(game, import_pettingzoo().AECEnv)
+    if is_aec and game.metadata.get("is_parallelizable", False):
+        return import_pettingzoo("pettingzoo.utils.conversions").aec_to_parallel(game)
+    return game

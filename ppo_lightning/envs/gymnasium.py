@@ -40,6 +40,9 @@ class GymnasiumEnv(BatchedEnv):
             imports the module first. ``"dm_control/..."`` needs no module.
         seeds: One seed per environment.
         first_env: Global index of the first environment, for messages.
+        max_restarts: How often each environment may fail: if a step raises an exception, or returns a
+            non-finite observation or reward, the environment is made anew. The failed step is truncated with
+            the observation before it and the reward 0, and is not ``valid``.
         **env_kwargs: Arguments of ``gymnasium.make``, including ``max_episode_steps``, or of the function.
 
     Raises:
@@ -54,7 +57,6 @@ class GymnasiumEnv(BatchedEnv):
         ((2, 4), [1.0, 1.0])
     """
 
-    can_restart = True
     numbers_its_envs = True
     _pending_resets: dict[int, tuple[Any, Any]]  # results of resets made in the constructor
 
@@ -64,6 +66,8 @@ class GymnasiumEnv(BatchedEnv):
         seeds: list[int],
         first_env: int = 0,
         /,
+        *,
+        max_restarts: int = 0,
         **env_kwargs: Any,
     ) -> None:
         make: Callable[..., gymnasium.Env] = (
@@ -109,6 +113,13 @@ class GymnasiumEnv(BatchedEnv):
         self._component_ends = np.cumsum(choice_counts(action_spec))[:-1]
         self._checked = False  # whether the first step of all environments was validated
         self._fast_path = False  # whether steps write plain arrays without conversion
+        if not isinstance(max_restarts, int) or max_restarts < 0:
+            raise ConfigError(
+                f"data.env_kwargs.max_restarts is {max_restarts!r}: it must be a whole number, at least 0."
+            )
+        self._max_restarts = max_restarts
+        if max_restarts:
+            self.valid = np.ones(len(seeds), bool)
         self.reseed(seeds)
         self._pending_resets = pending_resets
         # Seconds per step. The metadata of dm_control environments is wrong.
@@ -118,7 +129,6 @@ class GymnasiumEnv(BatchedEnv):
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
         self._seeds = list(seeds)
-        self.restarts = 0  # of all environments
         self._restarts = [0] * len(seeds)  # of each environment
         self._seeds_to_use: list[int] | None = list(seeds)
         self._pending_resets = {}
@@ -189,20 +199,21 @@ class GymnasiumEnv(BatchedEnv):
         reward, terminated, truncated = self._results
         i = 0
         try:
-            if self._fast_path and not self.max_restarts:
+            if self._fast_path and self.valid is None:
                 observation = self._observation
                 for i, env in enumerate(self.envs):
                     observation[i], reward[i], terminated[i], truncated[i], _ = env.step(chosen[i])
                 return observation, reward, terminated, truncated
-            if self.broken is not None:
-                self.broken = None
             for i, env in enumerate(self.envs):
-                step = self._step_or_restart(i, chosen[i]) if self.max_restarts else env.step(chosen[i])
+                step = env.step(chosen[i]) if self.valid is None else self._step_or_restart(i, chosen[i])
+                if self.valid is not None:
+                    self.valid[i] = step is not None
+                if step is None:  # the row keeps its observation
+                    reward[i], terminated[i], truncated[i] = 0.0, False, True
+                    continue
                 if not self._checked:
                     check_step(step)
                 value, reward[i], terminated[i], truncated[i], info = step
-                if self.broken is not None and self.broken[i]:
-                    continue  # keep the previous observation
                 self._store_observation(i, value, info, over=step[2] or step[3], check=not self._checked)
         except (Exception, SystemExit) as error:
             reraise(error, self._location(i), "step")
@@ -211,45 +222,33 @@ class GymnasiumEnv(BatchedEnv):
             self._fast_path = self._to_row is None
         return self._observation, reward, terminated, truncated
 
-    def _step_or_restart(self, i: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Step one environment, and recreate it on an error or a non-finite value.
+    def _step_or_restart(self, i: int, action: Any) -> tuple[Any, Any, Any, Any, Any] | None:
+        """Step one environment, and make it anew if it fails; return the step, or None if it failed.
 
-        At most ``max_restarts`` environments are recreated. A recreated environment reports a truncated step.
-
-        Args:
-            i: Index of the environment.
-            action: Action in the form of the environment.
-
-        Returns:
-            The five return values of ``step``.
+        After ``max_restarts`` failures the error is raised, and the collector reports non-finite values.
         """
-        if self.restarts >= self.max_restarts:
-            return self.envs[i].step(action)  # the collector reports non-finite values
+        if self._restarts[i] >= self._max_restarts:
+            return self.envs[i].step(action)
         try:
             step = self.envs[i].step(action)
-            masked = self._mask_source is not None
-            observation: Any = self._with_mask(i, step[0], step[4], over=True) if masked else step[0]
-            row: Any = observation if self._to_row is None else self._to_row(observation)
-            if np.isfinite(row).all() and np.isfinite(step[1]):
+            if _is_finite(step[0]) and _is_finite(step[1]):
                 return step
             fault = "returned a non-finite observation or reward"
         except (Exception, SystemExit) as error:
             fault = f"raised {type(error).__name__} ({first_line(error)})"
-        self.restarts += 1
         self._restarts[i] += 1
-        self._announce_restart(i, f"Environment {self._first_env + i} {fault}")
+        warnings.warn(
+            f"Environment {self._first_env + i} {fault}: it is made anew (restart {self._restarts[i]} of"
+            f" {self._max_restarts}), and the return of its episode does not count.",
+            stacklevel=2,
+        )
         with contextlib.suppress(Exception):
             self.envs[i].close()
         self.envs[i] = self._make()
         # The count of this environment, so that its episodes do not depend on the failures of others.
-        self.envs[i].reset(seed=derive_seed(self._seeds[i], "train", self._restarts[i]))
-        if self.broken is None:
-            self.broken = np.zeros(self.num_envs, bool)
-        self.broken[i] = True
-        return None, 0.0, False, True, {}
-
-    def _announce_restart(self, i: int, fault: str) -> None:
-        warn_of_restart(fault, self.restarts, self.max_restarts)
+        seed = derive_seed(self._seeds[i], "train", self._restarts[i])
+        self._pending_resets[i] = self.envs[i].reset(seed=seed)
+        return None
 
     def get_state(self) -> list[Row] | None:
         """Return states of classic control and MuJoCo environments, see :meth:`BatchedEnv.get_state`."""
@@ -269,13 +268,11 @@ class GymnasiumEnv(BatchedEnv):
         return None if frame is None else np.asarray(frame)
 
 
-def warn_of_restart(fault: str, number: int, max_restarts: int) -> None:
-    """Warn that an environment is recreated.
-
-    Args:
-        fault: Name of the environment, and what happened.
-        number: Number of this restart, from 1.
-        max_restarts: Maximum number of restarts.
-    """
-    count = f"restart {number} of {max_restarts}"
-    warnings.warn(f"{fault}: it is recreated ({count}), and its episode is discarded.", stacklevel=2)
+def _is_finite(value: Any) -> bool:
+    """Return whether all numbers of an observation or a reward are finite."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, tuple | list):
+        return all(map(_is_finite, value))
+    array = np.asarray(value)
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())

@@ -26,7 +26,7 @@ class ParallelGamesEnv(BatchedEnv):
 
     A player who dies before the game ends is flagged at this step. Until the game ends, the row of the dead
     player repeats the last observation, its reward is 0, its action is ignored, and its steps are
-    ``skipped``. At the step that ends the game, this row returns the first observation of the next game.
+    not ``valid``. At the step that ends the game, this row returns the first observation of the next game.
 
     Args:
         make: Makes a new ``ParallelEnv`` at each call.
@@ -47,8 +47,6 @@ class ParallelGamesEnv(BatchedEnv):
         ((6, 72), {'observation': 18, 'privileged_state': 54})
     """
 
-    skips_steps = True
-
     def __init__(
         self,
         make: Callable[[], Any],
@@ -60,7 +58,8 @@ class ParallelGamesEnv(BatchedEnv):
     ) -> None:
         first = make()
         self._name = first.metadata.get("name", type(first.unwrapped).__name__)
-        refuse_turn_based(first, self._name)
+        if not first.metadata.get("is_parallelizable", True):
+            raise ConfigError(f"{self._name} is a turn-based game: let env_id make its AECEnv.")
         self._players = list(first.possible_agents)
         self.num_players = len(self._players)
         seeds = whole_games(seeds, self.num_players, any_number)
@@ -74,11 +73,7 @@ class ParallelGamesEnv(BatchedEnv):
             parts = space.spaces if self._in_dict else {"observation": space}
             space = spaces.Dict({**parts, STATE: state_space(first, self._name)})
         self._space = space
-        self.envs = [first, *(make() for _ in range(num_games - 1))]
-        if len({id(env.unwrapped) for env in self.envs}) < num_games:
-            raise ConfigError(
-                f"{self._name}: env_id makes the same game at each call: it must make a new one."
-            )
+        self.envs = distinct_games(first, make, num_games, self._name)
         super().__init__(join_vectors(space), actions, seeds)
         self._to_row = None if isinstance(space, spaces.Box) else functools.partial(to_row, space)
         is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
@@ -88,6 +83,7 @@ class ParallelGamesEnv(BatchedEnv):
         # Rows whose player ended the game, and gets the first observation of the next one by a reset.
         self._waiting = np.zeros(self.num_envs, bool)
         self._alive = np.zeros(self.num_envs, bool)
+        self.valid = self._alive.copy()
         self._reward = np.zeros(self.num_envs)
         self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
         self._checked = False  # whether the first step was validated
@@ -175,7 +171,7 @@ class ParallelGamesEnv(BatchedEnv):
         chosen = action.tolist() if action.ndim == 1 else action
         if self._from_row is not None:
             chosen = [self._from_row(row) for row in action]
-        self.skipped = ~self._alive
+        self.valid = self._alive.copy()
         self._reward[:] = 0
         self._terminated[:] = False
         self._truncated[:] = False
@@ -186,7 +182,7 @@ class ParallelGamesEnv(BatchedEnv):
                 reraise(error, self._location(g), "step")
             rows = self._rows(g)
             if not self._alive[rows].any():
-                dead = self.skipped[rows]
+                dead = ~self.valid[rows]
                 self._waiting[rows] = ~dead
                 if dead.any():
                     self._reset_game(g)
@@ -223,22 +219,16 @@ class ParallelGamesEnv(BatchedEnv):
         return None if frame is None else np.asarray(frame)
 
 
-def refuse_turn_based(env: Any, name: str) -> None:
-    """Check that the players of a game act at once.
+def distinct_games(first: Any, make: Callable[[], Any], count: int, name: str) -> list[Any]:
+    """Return a first game and further ones.
 
     Raises:
-        ConfigError: The game is turn-based.
+        ConfigError: A call of ``make`` returns a game again.
     """
-    if not hasattr(env, "agent_selection") and env.metadata.get("is_parallelizable", True):
-        return
-    if env.metadata.get("is_parallelizable", False):
-        raise ConfigError(
-            f"{name} is an AECEnv whose players act at once: make a ParallelEnv, with"
-            " pettingzoo.utils.aec_to_parallel for example."
-        )
-    raise ConfigError(
-        f"{name} is a turn-based game and needs the adapter TurnBasedGamesEnv: let env_id make its AECEnv."
-    )
+    games = [first, *(make() for _ in range(count - 1))]
+    if len({id(env.unwrapped) for env in games}) < count:
+        raise ConfigError(f"{name}: env_id makes the same game at each call: it must make a new one.")
+    return games
 
 
 def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:

@@ -168,8 +168,8 @@ def _record_arrays(env: BatchedEnv, num_steps: int, generator: np.random.Generat
         observation, rewards[step], terminateds[step], truncateds[step] = env.step_arrays(action)
         done = terminateds[step] | truncateds[step]
         overs[step] = env.episodes_over(done)
-        if env.skipped is not None:
-            skipped[step] = env.skipped
+        if env.valid is not None:
+            skipped[step] = ~env.valid
         if done.any():
             finals.extend(observation[done])
             observation = env.reset_arrays(done)

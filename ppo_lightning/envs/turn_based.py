@@ -9,6 +9,7 @@ from gymnasium import spaces
 from ppo_lightning.envs.answers import reraise
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.envpool import envpool_maker
+from ppo_lightning.envs.pettingzoo import common_spaces, distinct_games
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import MASK
 
@@ -28,7 +29,7 @@ class TurnBasedEnv(BatchedEnv):
         num_actions: Number of actions.
         seeds: One seed per game.
         opening_moves: Each game starts with 0 to this number of random legal moves, whose steps are
-            ``skipped``. Without them, both players settle on a few lines of play.
+            not ``valid``. Without them, both players settle on a few lines of play.
 
     Raises:
         ConfigError: ``opening_moves`` is negative.
@@ -46,7 +47,8 @@ class TurnBasedEnv(BatchedEnv):
         space = spaces.Dict({MASK: spaces.MultiBinary(num_actions), name: view})  # in alphabetical order
         super().__init__(space, spaces.Discrete(num_actions), seeds)
         self.mover = np.zeros(self.num_envs, np.int64)
-        self.skips_steps = opening_moves > 0
+        if opening_moves:
+            self.valid = np.ones(self.num_envs, bool)
         self._observation = self.empty_rows()
         self._generators = [np.random.default_rng(seed) for seed in seeds]
         self._opening_left = np.zeros(self.num_envs, np.int64)  # random moves left in the openings
@@ -67,18 +69,18 @@ class TurnBasedEnv(BatchedEnv):
 
     def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all games, with random moves in their openings, see :meth:`BatchedEnv.step_arrays`."""
-        if not self.skips_steps:
+        if not self._opening_keys.shape[1]:
             return super().step_arrays(action)
         opening = self._opening_left > 0
         keys = self._opening_keys[np.arange(self.num_envs), self._opening_left - 1]
         legal = self._observation[:, : keys.shape[1]] > 0
         action = np.where(opening, np.where(legal, keys, -1).argmax(1), action)
-        self.skipped = None
+        self.valid = np.ones(self.num_envs, bool)
         self._opening_left -= opening
         results = super().step_arrays(action)
         _, _, terminated, truncated = results
         self._opening_left[terminated | truncated] = 0
-        self.skipped = opening if self.skipped is None else opening | self.skipped
+        self.valid &= ~opening
         return results
 
 
@@ -88,7 +90,7 @@ class BoardGameEnv(TurnBasedEnv):
     The view is the entry ``board``. The game chooses the first player at random.
 
     EnvPool cannot reset some of several games of two players (version 1.2.5 hangs), so that a finished game
-    resets at its next step, which counts as ``skipped``.
+    resets at its next step, which is not ``valid``.
 
     Args:
         env_id: EnvPool's id.
@@ -119,18 +121,14 @@ class BoardGameEnv(TurnBasedEnv):
     ) -> None:
         self._make = envpool_maker(env_id, num_threads, env_kwargs)
         self.envs = self._make(seeds)
-        num_players = self.envs.spec.config.max_num_players
-        if num_players != 2:
-            self.envs.close()
-            raise ConfigError(
-                f"env_id {env_id!r} is a game of {num_players} players: turn-based games need two."
-            )
+        require_two(self.envs.spec.config.max_num_players, env_id)
         self._board = self.envs.observation_space
         size = int(np.prod(self._board.shape))
         is_box = isinstance(self._board, spaces.Box)
         view = spaces.Box(-np.inf, np.inf, (size,), np.float32) if is_box else spaces.MultiBinary(size)
         super().__init__("board", view, int(self.envs.action_space.n), seeds, opening_moves)
         self._ended = np.zeros(self.num_envs, bool)  # games that the next step resets
+        self.valid = ~self._ended
 
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the games, see :meth:`BatchedEnv.reseed`."""
@@ -152,7 +150,7 @@ class BoardGameEnv(TurnBasedEnv):
         observation, reward, terminated, truncated, info = self.envs.step(action.astype(np.int32))
         self._observation = self._seen_by_mover(observation, info)
         reward = reward.reshape(self.num_envs, 2)[np.arange(self.num_envs), mover]
-        self.skipped = self._ended
+        self.valid = ~self._ended
         self.start_openings(np.flatnonzero(self._ended))
         self._ended = terminated | truncated
         return self._observation, reward, terminated, truncated
@@ -191,9 +189,8 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         opening_moves: As for :class:`TurnBasedEnv`.
 
     Raises:
-        ConfigError: The game does not have two players or has no action mask, its players act at once, or
-            they have different spaces. While playing: the rewards do not sum to 0, or one player ends before
-            the other.
+        ConfigError: The game does not have two players, has no action mask, or its players have different
+            spaces. While playing: the rewards do not sum to 0, or one player ends before the other.
 
     Example:
         >>> from ppo_lightning.envs.pettingzoo import import_pettingzoo
@@ -205,38 +202,21 @@ class TurnBasedGamesEnv(TurnBasedEnv):
     def __init__(self, make: Callable[[], Any], seeds: list[int], /, opening_moves: int = 0) -> None:
         first = make()
         self._name = first.metadata.get("name", type(first.unwrapped).__name__)
-        if not hasattr(first, "agent_selection") and not hasattr(first, "agent_iter"):
-            raise ConfigError(
-                f"{self._name} is no AECEnv: games of players who act at once need ParallelGamesEnv."
-            )
-        players = list(first.possible_agents)
-        if first.metadata.get("is_parallelizable", False):
-            raise ConfigError(
-                f"{self._name} is an AECEnv whose players act at once: let env_id make a ParallelEnv, with"
-                " pettingzoo.utils.aec_to_parallel for example."
-            )
-        if len(players) != 2:
-            raise ConfigError(f"{self._name} is a game of {len(players)} players: turn-based games need two.")
-        actions = first.action_space(players[0])
-        views = first.observation_space(players[0])
-        if (actions, views) != (first.action_space(players[1]), first.observation_space(players[1])):
-            raise ConfigError(f"{self._name} has players with different spaces, and they share parameters.")
+        self._players = list(first.possible_agents)
+        require_two(len(self._players), self._name)
+        views: Any
+        views, actions = common_spaces(first, self._name)
         has_mask = isinstance(views, spaces.Dict) and set(views) == {MASK, "observation"}
         if not has_mask or not isinstance(actions, spaces.Discrete):
             raise ConfigError(
                 f"{self._name} needs discrete actions and observations with the entries {MASK!r} and"
                 f" 'observation': its spaces are {actions} and {views}."
             )
-        self._players = players
-        self.envs = [first, *(make() for _ in seeds[1:])]
-        if len({id(env.unwrapped) for env in self.envs}) < len(seeds):
-            raise ConfigError(
-                f"{self._name}: env_id makes the same game at each call: it must make a new one."
-            )
-        board: Any = spaces.flatten_space(views["observation"])
-        board = spaces.Box(board.low, board.high, dtype=np.float32)
-        super().__init__("observation", board, int(actions.n), seeds, opening_moves)
+        self.envs = distinct_games(first, make, len(seeds), self._name)
         self._view = views["observation"]
+        flat: Any = spaces.flatten_space(self._view)
+        view = spaces.Box(flat.low, flat.high, dtype=np.float32)
+        super().__init__("observation", view, int(actions.n), seeds, opening_moves)
         self._reward = np.zeros(self.num_envs)
         self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
         self.render_fps = min(first.metadata.get("render_fps", 30), 60)
@@ -276,24 +256,21 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         env.step(move)
         # PettingZoo gives the rewards of both players at the step of the one who moved. Those that `last()`
         # returns would come too late: the loser has no step left.
-        rewards = [env.rewards.get(player, 0) for player in self._players]
+        rewards, terminated, truncated = (
+            [values.get(player, missing) for player in self._players]
+            for values, missing in ((env.rewards, 0), (env.terminations, True), (env.truncations, True))
+        )
         if sum(rewards) != 0:
             raise ConfigError(
                 f"the rewards {rewards} of the two players do not sum to 0, and turn-based games must be"
                 " zero-sum."
             )
+        if len(set(zip(terminated, truncated, strict=True))) > 1:
+            raise ConfigError("one player ended before the other, and turn-based games must end for both.")
         self._reward[g] = rewards[self.mover[g]]
-        terminated = [env.terminations.get(player, True) for player in self._players]
-        truncated = [env.truncations.get(player, True) for player in self._players]
-        over = [one or other for one, other in zip(terminated, truncated, strict=True)]
-        if any(over) and not all(over):
-            raise ConfigError(
-                f"the player {self._players[over.index(True)]!r} ended in the middle of the game: the players"
-                " of a turn-based game must end at the same step."
-            )
-        self._terminated[g] = any(terminated)
-        self._truncated[g] = any(truncated)
-        self._observe(g, over=any(over))
+        self._terminated[g] = terminated[0]
+        self._truncated[g] = truncated[0]
+        self._observe(g, over=terminated[0] or truncated[0])
 
     def _observe(self, g: int, over: bool = False) -> None:
         """Write the observation of the player to move, and set ``mover``."""
@@ -313,3 +290,13 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
         frame: Any = self.envs[0].render()
         return None if frame is None else np.asarray(frame)
+
+
+def require_two(num_players: int, name: str) -> None:
+    """Check the number of players of a game.
+
+    Raises:
+        ConfigError: It is not 2.
+    """
+    if num_players != 2:
+        raise ConfigError(f"{name} is a game of {num_players} players: turn-based games need two.")

@@ -32,7 +32,7 @@ class GymnasiumVectorEnv(BatchedEnv):
       resets are kept for :meth:`reset_arrays`.
     - ``NEXT_STEP``: Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv`` with shared memory are reset by
       ``reset_mask``, too. Any other environment resets at the step after an episode end and ignores the
-      action. Then ``resets_late`` is True, and ``skipped`` marks these steps.
+      action. Then ``resets_late`` is True, and these steps are not ``valid``.
 
     Dictionaries and tuples become rows, and return values are validated, as in
     :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv`. Action masks must be an entry ``action_mask`` of the
@@ -81,6 +81,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._mask = mask_columns(observation_spec)
         self._component_ends = np.cumsum(choice_counts(action_spec))[:-1]
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
+        self.valid = ~self._done if self.resets_late else None
         self._fresh = self._observation  # with SAME_STEP: observations after the resets of the last step
         self._checked = False  # whether the first step was validated
         self.render_fps = min(envs.metadata.get("render_fps", 30), 60)
@@ -112,7 +113,6 @@ class GymnasiumVectorEnv(BatchedEnv):
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
             self._done = np.zeros(self.num_envs, bool)
-            self.skipped = None
             if self._mask is None and MASK in info and choice_counts(self.agent_specs[1]):
                 warnings.warn(
                     f"{self._name}: the {MASK} of the info is ignored. A vectorized environment needs it as"
@@ -176,7 +176,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             truncated = np.asarray(truncated, bool)
             done = terminated | truncated
             if self.resets_late:
-                reward = self._mark_skipped(done, reward)
+                reward = self._mark_resets(done, reward)
             resets_now = self._mode is AutoresetMode.SAME_STEP
             self._store(observation, None if resets_now else done, check=not self._checked)
             self._checked = True
@@ -188,7 +188,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._done = done
         return self._observation, reward, terminated, truncated
 
-    def _mark_skipped(self, done: np.ndarray, reward: np.ndarray) -> np.ndarray:
+    def _mark_resets(self, done: np.ndarray, reward: np.ndarray) -> np.ndarray:
         """Mark the environments that reset at this step, and return the rewards [N] without theirs.
 
         Args:
@@ -196,7 +196,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             reward: Rewards, [N].
         """
         late = self._done  # finished before this step
-        self.skipped = late if late.any() else None
+        self.valid = ~late
         if (late & done).any():
             raise ConfigError(
                 f"an episode ended at the step that resets the environment: metadata[{MODE!r}] may be wrong."

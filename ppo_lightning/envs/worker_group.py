@@ -29,16 +29,13 @@ def record_type(num_envs: int, row: np.ndarray) -> np.dtype:
         num_envs: Number of environments of the worker, K.
         row: Observation of one environment.
     """
-    flags = [(name, bool, num_envs) for name in ("terminated", "truncated")]
+    flags = [(name, bool, num_envs) for name in ("terminated", "truncated", "valid")]
     fields = [("reward", np.float64, num_envs), ("observation", row.dtype, (num_envs, *row.shape)), *flags]
     return np.dtype(fields, align=True)
 
 
 class Members(GymnasiumEnv):
-    """The environments of a worker, which write their results to a record.
-
-    Restarts are announced in the main process.
-    """
+    """The environments of a worker, which write their results to a record."""
 
     def __init__(
         self,
@@ -53,13 +50,11 @@ class Members(GymnasiumEnv):
         np.random.seed(seeds[0])  # noqa: NPY002
         torch.manual_seed(seeds[0])
         super().__init__(env_id, seeds, first_env, **env_kwargs)
-        self.faults: list[tuple[int, str]] = []  # environments that were restarted since the last report
         self.record = np.zeros((), record_type(len(seeds), self._observation[0]))
         self._observation = self.record["observation"]
         self._results = self.record["reward"], self.record["terminated"], self.record["truncated"]
-
-    def _announce_restart(self, i: int, fault: str) -> None:
-        self.faults.append((i, fault))
+        if self.valid is not None:
+            self.valid = self.record["valid"]
 
 
 class Group(gymnasium.Env):
@@ -116,7 +111,6 @@ class Group(gymnasium.Env):
         """Reset members, see :meth:`BatchedEnv.reset_arrays`."""
         assert options is not None
         if options["mask"] is None:
-            self.members.max_restarts = options["max_restarts"]
             return self._bytes, self._info(self.members.reset_arrays)
         return self._bytes, self._info(self.members.reset_arrays, options["mask"][self._rows])
 
@@ -136,15 +130,9 @@ class Group(gymnasium.Env):
         """Return the states of the members, packed."""
         return self._report(lambda: pack(self.members.get_state()))
 
-    def set_state(self, max_restarts: int) -> bytes:
-        """Restore the members to ``states``, and set the maximum number of restarts."""
-        self.members.max_restarts = max_restarts
+    def set_state(self) -> bytes:
+        """Restore the members to ``states``."""
         return self._report(lambda: self.members.set_state(unpack(self.states) or []))
-
-    def set_restarts(self, restarts: int) -> bytes:
-        """Set the number of restarts of all environments so far."""
-        self.members.restarts = restarts
-        return self._report(lambda: None)
 
     def close(self) -> None:
         """Close the members, if they exist."""
@@ -152,12 +140,12 @@ class Group(gymnasium.Env):
             self.members.close()
 
     def _info(self, function: Callable[..., Any], *args: Any) -> dict[str, bytes]:
-        """Call a function, and report only an error or a restart."""
+        """Call a function, and report only an error."""
         try:
             function(*args)
         except (Exception, SystemExit) as error:
             return {"report": self._pack(None, error)}
-        return {"report": self._pack(None, None)} if self.members.faults else {}
+        return {}
 
     def _report(self, function: Callable[..., Any], *args: Any) -> bytes:
         try:
@@ -166,10 +154,7 @@ class Group(gymnasium.Env):
             return self._pack(None, error)
 
     def _pack(self, value: Any, error: BaseException | None) -> bytes:
-        faults: list[tuple[int, str]] = []
-        if hasattr(self, "members"):
-            faults, self.members.faults = self.members.faults, []
-        return pickle.dumps((value, None if error is None else portable(error), faults))
+        return pickle.dumps((value, None if error is None else portable(error)))
 
 
 def portable(error: BaseException) -> BaseException:

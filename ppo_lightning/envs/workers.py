@@ -21,7 +21,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.gymnasium import GymnasiumEnv, warn_of_restart
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import Row, pack, unpack
 from ppo_lightning.envs.worker_group import Group, Members, record_type
 from ppo_lightning.errors import ConfigError
@@ -65,8 +65,6 @@ class WorkerEnv(BatchedEnv):
         (4, 4)
         >>> env.close()
     """
-
-    can_restart = True
 
     def __init__(
         self,
@@ -123,7 +121,8 @@ class WorkerEnv(BatchedEnv):
         # A view of the shared memory, which every step and reset overwrites: one record per worker, [W].
         self._records = cast(np.ndarray, self.envs.observations).view(record)[:, 0]
         self._row_shape = row.shape
-        self._restarts = 0
+        if sample.valid is not None:
+            self.valid = np.ones(num_envs, bool)
         self._waiting = False  # whether an exchange with the workers was interrupted
         try:
             self._read(self._ask(self.envs.call, "start", loading=True))
@@ -133,7 +132,7 @@ class WorkerEnv(BatchedEnv):
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset in the workers, see :meth:`BatchedEnv.reset_arrays`."""
-        options: dict[str, Any] = {"mask": mask, "max_restarts": self.max_restarts}
+        options: dict[str, Any] = {"mask": mask}
         if mask is not None:
             # Workers without a finished episode get no message.
             options["reset_mask"] = mask.reshape(len(self._members), -1).any(axis=1)
@@ -151,17 +150,18 @@ class WorkerEnv(BatchedEnv):
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step in the workers, see :meth:`BatchedEnv._step_arrays`."""
         info = self._ask(self.envs.step, action.reshape(self._action_shape))[-1]
-        self.broken = None
         if info:
             self._read(info["report"])
-        reward, terminated, truncated = (
-            self._records[name].reshape(self.num_envs) for name in ("reward", "terminated", "truncated")
+        reward, terminated, truncated, valid = (
+            self._records[name].reshape(self.num_envs)
+            for name in ("reward", "terminated", "truncated", "valid")
         )
+        if self.valid is not None:
+            self.valid = valid
         return self._observation(), reward, terminated, truncated
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
-        self._restarts = 0
         self._call("reseed", seeds)
 
     def get_state(self) -> list[Row] | None:
@@ -173,7 +173,7 @@ class WorkerEnv(BatchedEnv):
         """Restore the environments, see :meth:`BatchedEnv.set_state`."""
         groups = np.split(np.arange(self.num_envs), len(self._members))
         self._ask(self.envs.set_attr, "states", [pack([states[i] for i in rows]) for rows in groups])
-        self._read(self._ask(self.envs.call, "set_state", self.max_restarts, loading=True))
+        self._read(self._ask(self.envs.call, "set_state", loading=True))
 
     def _call(self, name: str, *args: Any) -> list[Any]:
         """Call a method of the groups and return the values, one per worker."""
@@ -202,28 +202,13 @@ class WorkerEnv(BatchedEnv):
         return answer
 
     def _read(self, reports: Any) -> list[Any]:
-        """Raise the first error that workers report, warn of restarts, and return the values.
-
-        Raises:
-            RuntimeError: More environments failed in one step than ``max_restarts`` allows.
-        """
-        read = [(None, None, []) if report is None else pickle.loads(report) for report in reports]
-        faults = [(worker, *fault) for worker, (_, _, group) in enumerate(read) for fault in group]
-        for worker, i, fault in faults:
-            self._restarts += 1
-            if self._restarts > self.max_restarts:
-                raise RuntimeError(f"{fault}, and data.max_restarts is {self.max_restarts}.")
-            warn_of_restart(fault, self._restarts, self.max_restarts)
-            if self.broken is None:
-                self.broken = np.zeros(self.num_envs, bool)
-            self.broken[self._members[worker][i] - self._members[0][0]] = True
-        for _, error, _ in read:
+        """Raise the first error that workers report, or return the values."""
+        read = [(None, None) if report is None else pickle.loads(report) for report in reports]
+        for _, error in read:
             if error is not None:
                 error.user_frames = None  # those of the worker are in a note
                 raise error
-        if faults:
-            self._call("set_restarts", self._restarts)
-        return [value for value, _, _ in read]
+        return [value for value, _ in read]
 
     def _raise_death(self, share: float) -> NoReturn:
         """Raise an error that names a worker that ended.

@@ -1,6 +1,7 @@
 """Minimax search for small board games, as an opponent of known strength."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ class Board(NamedTuple):
         falls: Whether a move names a column, in which the stone falls to the lowest free cell.
 
     Example:
-        >>> Board(3, 3, 3, falls=False).moves(occupied=0b111111110)
-        {0: 0}
+        >>> Board(3, 3, 3, falls=False).wins(0b0111)
+        True
     """
 
     rows: int
@@ -30,33 +31,34 @@ class Board(NamedTuple):
     length: int
     falls: bool
 
+    def bit(self, row: int, column: int) -> int:
+        """Return the bit of a cell. An empty column beside the board keeps rows from continuing in others."""
+        return 1 << (row * (self.columns + 1) + column)
+
     def moves(self, occupied: int) -> dict[int, int]:
-        """Return the cell of each legal action.
+        """Return the bit of the cell of each legal action.
 
         Args:
-            occupied: Bit ``row * columns + column`` is set where there is a stone.
+            occupied: Bits of the cells with a stone.
         """
-        free = [cell for cell in range(self.rows * self.columns) if not occupied >> cell & 1]
-        return {cell % self.columns if self.falls else cell: cell for cell in free}
+        moves = {}
+        for row, column in itertools.product(range(self.rows), range(self.columns)):
+            if not occupied & self.bit(row, column):  # further down, a falling stone finds a lower cell
+                moves[column if self.falls else row * self.columns + column] = self.bit(row, column)
+        return moves
+
+    def wins(self, stones: int) -> bool:
+        """Return whether stones, as bits, fill a row of the winning length."""
+        for shift in (1, self.columns, self.columns + 1, self.columns + 2):
+            line = stones
+            for i in range(1, self.length):
+                line &= stones >> i * shift
+            if line:
+                return True
+        return False
 
 
 BOARDS = {"TicTacToe-v1": Board(3, 3, 3, falls=False), "ConnectFour-v1": Board(6, 7, 4, falls=True)}
-
-
-@functools.cache
-def lines_through(board: Board, cell: int) -> list[int]:
-    """Return the winning rows that contain a cell, as bits."""
-    lines = []
-    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
-        for start in range(board.rows * board.columns):
-            row, column = divmod(start, board.columns)
-            last_row = row + (board.length - 1) * down
-            last_column = column + (board.length - 1) * right
-            if last_row < board.rows and 0 <= last_column < board.columns:
-                cells = [start + i * (down * board.columns + right) for i in range(board.length)]
-                if cell in cells:
-                    lines.append(sum(1 << place for place in cells))
-    return lines
 
 
 @functools.lru_cache(maxsize=100_000)  # about 70 MB
@@ -65,14 +67,14 @@ def values(board: Board, own: int, other: int, depth: int) -> dict[int, float]:
 
     Args:
         board: Rules.
-        own: Cells of the player to move, as bits.
-        other: Cells of the opponent, as bits.
+        own: Stones of the player to move, as bits.
+        other: Stones of the opponent, as bits.
         depth: Number of moves to look ahead. A position without result at this depth has value 0.
     """
     result = {}
     for action, cell in board.moves(own | other).items():
-        stones = own | 1 << cell
-        if any(stones & line == line for line in lines_through(board, cell)):
+        stones = own | cell
+        if board.wins(stones):
             result[action] = 1.0
         elif depth > 1:
             replies = values(board, other, stones, depth - 1)
@@ -105,9 +107,9 @@ def minimax_player(env_id: str, depth: int) -> Callable[[np.ndarray, np.random.G
     board = BOARDS[env_id]
 
     def play(observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        cells = board.rows * board.columns
-        stones = observation[:, -2 * cells :].reshape(len(observation), cells, 2) > 0
-        bits = np.array([1 << cell for cell in range(cells)], dtype=object)
+        cells = list(itertools.product(range(board.rows), range(board.columns)))
+        bits = np.array([board.bit(*cell) for cell in cells], dtype=object)
+        stones = observation[:, -2 * len(cells) :].reshape(len(observation), len(cells), 2) > 0
         moves = []
         for own, other in stones.transpose(0, 2, 1).astype(object) @ bits:
             # A full board has no move; its next step resets it.

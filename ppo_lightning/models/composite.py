@@ -14,6 +14,7 @@ from ppo_lightning.models.heads import (
     INVALID,
     ArraySampler,
     CategoricalHead,
+    DiscreteHead,
     GaussianHead,
     Head,
     HeadChoice,
@@ -23,7 +24,7 @@ from ppo_lightning.models.heads import (
 from ppo_lightning.spaces.specs import choice_counts, columns
 
 
-class MultiCategoricalHead(Head):
+class MultiCategoricalHead(DiscreteHead):
     """Independent categorical distributions, one per component.
 
     Log-probabilities and entropies are summed over the components.
@@ -64,18 +65,6 @@ class MultiCategoricalHead(Head):
         # detail 37
         return nn.functional.pad(self.logits(features, mask), (0, 1), value=INVALID)[..., self.index]
 
-    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw standard Gumbel noise, [*batch_shape, K, A]."""
-        return -torch.empty(*batch_shape, *self.index.shape).exponential_(generator=generator).log()
-
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Sample actions [B, K], see :meth:`Head.sample`."""
-        table = self.table(features, mask)
-        action = (table if noise is None else table + noise).argmax(-1)
-        return action, table.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1).sum(-1)
-
     def array_sampler(self) -> ArraySampler:
         """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
         index = self.index.numpy()
@@ -86,19 +75,6 @@ class MultiCategoricalHead(Head):
             return (table if noise is None else table + noise).argmax(-1)
 
         return choose
-
-    def evaluate(
-        self, features: Tensor, action: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Parameters]:
-        """Evaluate actions, see :meth:`Head.evaluate`. The parameters are log-probabilities [B, K, A]."""
-        log_prob = self.table(features, mask).log_softmax(-1)
-        entropy = -(log_prob.exp() * log_prob).sum((-2, -1))
-        return log_prob.gather(-1, action.long().unsqueeze(-1)).squeeze(-1).sum(-1), entropy, (log_prob,)
-
-    def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """Return the sum over the components, see :meth:`Head.kl`."""
-        (old_log_prob,), (new_log_prob,) = old, new
-        return (old_log_prob.exp() * (old_log_prob - new_log_prob)).sum((-2, -1))
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the concatenated probabilities of all components, see :meth:`Head.bars`."""

@@ -14,8 +14,7 @@ from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.cnn import channels_last
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
-from ppo_lightning.models.normalizers import Moments, ObservationNormalizer
-from ppo_lightning.models.tensor_statistics import merge_rows
+from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
 from ppo_lightning.spaces.specs import is_picture, stored
 
 CLIP = 5.0  # maximum absolute value of a normalized observation

@@ -140,7 +140,50 @@ class Head(nn.Module):
 HeadChoice = HeadName | Callable[[int, TensorSpec], Head] | None
 
 
-class CategoricalHead(Head):
+class DiscreteHead(Head):
+    """Base class of categorical distributions over discrete actions, one or one per component.
+
+    ``noise_shape`` is the shape of :meth:`table`, [A] or [K, A].
+    """
+
+    def table(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the logits as a table, [B, *noise_shape]."""
+        return self.logits(features, mask)
+
+    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw standard Gumbel noise: the argmax of logits plus Gumbel noise is a sample of the softmax."""
+        return -torch.empty(*batch_shape, *self.noise_shape).exponential_(generator=generator).log()
+
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Sample actions [B] or [B, K], see :meth:`Head.sample`."""
+        table = self.table(features, mask)
+        action = (table if noise is None else table + noise).argmax(-1)
+        return action, self._log_prob(table.log_softmax(-1), action)
+
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
+        """Evaluate actions, see :meth:`Head.evaluate`. The parameters are log-probabilities."""
+        log_probs = self.table(features, mask).log_softmax(-1)
+        entropy = -self._sum(log_probs.exp() * log_probs)
+        return self._log_prob(log_probs, action.long()), entropy, (log_probs,)
+
+    def _log_prob(self, log_probs: Tensor, action: Tensor) -> Tensor:
+        chosen = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return chosen.sum(-1) if len(self.noise_shape) > 1 else chosen  # over the components
+
+    def _sum(self, table: Tensor) -> Tensor:
+        return table.sum(tuple(range(-len(self.noise_shape), 0)))
+
+    def kl(self, old: Parameters, new: Parameters) -> Tensor:
+        """Return the divergence, the sum over the components, see :meth:`Head.kl`."""
+        (old_log_prob,), (new_log_prob,) = old, new
+        return self._sum(old_log_prob.exp() * (old_log_prob - new_log_prob))
+
+
+class CategoricalHead(DiscreteHead):
     """A categorical distribution over discrete actions.
 
     Args:
@@ -173,37 +216,9 @@ class CategoricalHead(Head):
         self.noise_shape = torch.Size([self.num_actions])
         self.largest_entropy = math.log(self.num_actions)
 
-    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw standard Gumbel noise, [*batch_shape, A].
-
-        The argmax of logits plus Gumbel noise is a sample of the softmax.
-        """
-        return -torch.empty(*batch_shape, self.num_actions).exponential_(generator=generator).log()
-
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Sample actions [B], see :meth:`Head.sample`."""
-        logits = self.logits(features, mask)
-        action = (logits if noise is None else logits + noise).argmax(-1)
-        return action, logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
     def array_sampler(self) -> ArraySampler:
         """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
         return lambda logits, noise: (logits if noise is None else logits + noise).argmax(-1)
-
-    def evaluate(
-        self, features: Tensor, action: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Parameters]:
-        """Evaluate actions, see :meth:`Head.evaluate`. The parameters are log-probabilities [B, A]."""
-        log_prob = self.logits(features, mask).log_softmax(-1)
-        entropy = -(log_prob.exp() * log_prob).sum(-1)
-        return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy, (log_prob,)
-
-    def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """Return the divergence, see :meth:`Head.kl`."""
-        (old_log_prob,), (new_log_prob,) = old, new
-        return (old_log_prob.exp() * (old_log_prob - new_log_prob)).sum(-1)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the probabilities, see :meth:`Head.bars`."""
@@ -254,8 +269,11 @@ class GaussianHead(Head):
         """Sample unclipped actions [B, A], see :meth:`Head.sample`."""
         mean = self.linear(features)
         # detail 23
-        action = mean if noise is None else mean + self.log_std.exp() * noise
+        action = self._squashed(mean if noise is None else mean + self.log_std.exp() * noise)
         return action, self._log_prob(mean, action)
+
+    def _squashed(self, raw: Tensor) -> Tensor:
+        return raw
 
     def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
         standardized = (action - mean) * (-self.log_std).exp()
@@ -272,7 +290,7 @@ class GaussianHead(Head):
     ) -> tuple[Tensor, Tensor, Parameters]:
         """Evaluate actions, see :meth:`Head.evaluate`.
 
-        The parameters are means and log standard deviations, both [B, A].
+        The parameters are means and log standard deviations, both [B, A], of the normal distribution.
         """
         mean = self.linear(features)
         entropy = (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
@@ -315,22 +333,16 @@ class TanhGaussianHead(GaussianHead):
     margin = 1e-6
     width_ratio = math.inf  # the head scales actions to any bounds
 
-    def sample(
-        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Sample actions [B, A] inside the bounds, see :meth:`Head.sample`."""
-        mean = self.linear(features)
-        raw = mean if noise is None else mean + self.log_std.exp() * noise
-        action = self.low + (self.high - self.low) * (0.5 + 0.5 * raw.tanh())
-        return action, self._squashed_log_prob(mean, action)
+    def _squashed(self, raw: Tensor) -> Tensor:
+        return self.low + (self.high - self.low) * (0.5 + 0.5 * raw.tanh())
 
-    def _squashed_log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
+    def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
         half_width = 0.5 * (self.high - self.low)
         squashed = ((action - self.low) / half_width - 1).clamp(-1 + self.margin, 1 - self.margin)
         raw = squashed.atanh()
         # log(1 - tanh(x)^2), without cancellation.
         log_slope = 2 * (math.log(2) - raw - F.softplus(-2 * raw)) + half_width.log()
-        return self._log_prob(mean, raw) - log_slope.sum(-1)
+        return super()._log_prob(mean, raw) - log_slope.sum(-1)
 
     def array_sampler(self) -> ArraySampler:
         """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
@@ -338,17 +350,6 @@ class TanhGaussianHead(GaussianHead):
         low = self.low.numpy()
         width = (self.high - self.low).numpy()
         return lambda mean, noise: low + width * (0.5 + 0.5 * np.tanh(sample_normal(mean, noise)))
-
-    def evaluate(
-        self, features: Tensor, action: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Parameters]:
-        """Evaluate actions, see :meth:`Head.evaluate`.
-
-        The parameters are those of the normal distribution before tanh.
-        """
-        mean = self.linear(features)
-        _, entropy, parameters = super().evaluate(features, action)
-        return self._squashed_log_prob(mean, action), entropy, parameters
 
 
 def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]:

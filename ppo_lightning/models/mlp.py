@@ -47,7 +47,6 @@ class MLPAgent(ActorCritic):
             ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
             parts and pictures.
-        clip_obs: Maximum absolute value of a normalized observation.
         memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
         memory_size: Width of the memory's output.
         actor_keys: Names of the entries of a dictionary of observations that the policy reads. Dots join the
@@ -80,7 +79,6 @@ class MLPAgent(ActorCritic):
         shared: bool | None = None,  # no False, which the command line would pass on to a CNNAgent
         head: HeadName | None = None,
         norm_obs: bool = False,
-        clip_obs: Annotated[float, Range(1e-6)] = 10.0,
         memory: MemoryName | None = None,
         memory_size: Annotated[int, Range(1, 8192)] = 128,
         actor_keys: Sequence[str] | None = None,
@@ -138,7 +136,7 @@ class MLPAgent(ActorCritic):
 
         shape = tuple(stored(observation_spec).shape)
         excluded = not_measured(observation_spec)
-        normalizer = ObservationNormalizer(shape, clip_obs, excluded) if norm_obs else None
+        normalizer = ObservationNormalizer(shape, leave=excluded) if norm_obs else None
         shared = bool(shared)
         if shared and critic_hidden_sizes is not None:
             raise ConfigError(

@@ -4,10 +4,15 @@ The statistics are buffers of the model, so that every checkpoint has them. They
 merged batch by batch in float64. Unlike Gymnasium's ``RunningMeanStd``, they include no pseudo-observations:
 after one batch they are the moments of this batch.
 
+They are merged as summaries, tensors [3, ...] of size, mean and sum of squared deviations. Observations are
+normalized at each step and have two faster ways: :class:`TensorMoments` merges in place, and on a CPU NumPy
+(:class:`ArrayMoments`) takes half of PyTorch's time (8 instead of 17 microseconds).
+
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"
 (1979).
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,26 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.utils import collectives
-from ppo_lightning.utils.scans import add_following
+from ppo_lightning.utils.scans import discounted_sum
 
-Summary = tuple[float, np.ndarray, np.ndarray | float]  # size, mean, sum of squared deviations
 EPSILON = 1e-8  # added to a variance before the square root
+CLIP = 10.0  # as in all reference implementations
+PART = 2**20  # numbers that `merge_rows` merges at once
 
 
 class Moments(nn.Module):
     """Count, mean and sum of squared deviations of all data.
-
-    The fast collector works on a copy from :meth:`arrays` and writes it back with :meth:`store`, once per
-    rollout.
 
     Args:
         shape: Shape of one entry.
 
     Example:
         >>> moments = Moments(())
-        >>> arrays = moments.arrays()
-        >>> arrays.update(np.array([1.0, 3.0]))
-        >>> moments.store(arrays)
+        >>> merge_rows(moments, torch.tensor([1.0, 3.0]))
         >>> moments.mean.item(), round(moments.std.item(), 4)
         (2.0, 1.0)
     """
@@ -62,50 +63,113 @@ class Moments(nn.Module):
                 self._buffers[name] = buffer.to(device)
         return self
 
-    def arrays(self) -> "ArrayMoments":
-        """Return a copy as NumPy arrays."""
-        return ArrayMoments(
-            self.count.item(), *(buffer.numpy(force=True).copy() for buffer in (self.mean, self.m2))
-        )
-
-    def store(self, moments: "ArrayMoments") -> None:
-        """Store the values of an updated copy.
-
-        Args:
-            moments: Copy from :meth:`arrays`.
-        """
-        for buffer, array in ((self.count, moments.count), (self.mean, moments.mean), (self.m2, moments.m2)):
-            buffer.copy_(torch.from_numpy(np.asarray(array)))
-
     @property
     def std(self) -> Tensor:
         """Standard deviation, including epsilon. It is 1 before any data."""
-        return torch.where(self.count > 0, self.m2 / self.count.clamp(min=1) + EPSILON, 1.0).sqrt()
+        return deviation(self.count, self.m2)
+
+    @property
+    def summary(self) -> Tensor:
+        """The statistics as a summary, [3, *shape] float64."""
+        return torch.stack([self.count.expand_as(self.mean), self.mean, self.m2])
+
+    def store(self, summary: Tensor) -> None:
+        """Store a summary [3, *shape]."""
+        self.count.copy_(summary[0].max())
+        self.mean.copy_(summary[1])
+        self.m2.copy_(summary[2])
+
+
+def deviation(count: Tensor, m2: Tensor) -> Tensor:
+    """Return the standard deviation, including epsilon, of a size and a sum of squared deviations."""
+    return torch.where(count > 0, m2 / count.clamp(min=1) + EPSILON, 1.0).sqrt()
+
+
+def summary_of(rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Summarize rows without a synchronization, [3, *shape] float64.
+
+    Args:
+        rows: Rows, [B, *shape].
+        mask: Rows to summarize, [B] or [B, *shape] bool. None: all.
+    """
+    rows = rows.double()
+    if mask is None:
+        variance, mean = torch.var_mean(rows, dim=0, correction=0)
+        return torch.stack([torch.full_like(mean, len(rows)), mean, variance * len(rows)])
+    weight = mask.double().reshape(*mask.shape, *[1] * (rows.ndim - mask.ndim))
+    count = weight.sum(dim=0).expand_as(rows[0])
+    mean = (rows * weight).sum(dim=0) / count.clamp(min=1)
+    return torch.stack([count, mean, ((rows - mean).square() * weight).sum(dim=0)])
+
+
+def merged(one: Tensor, other: Tensor) -> Tensor:
+    """Merge two summaries, each [3, *shape]. A size may be 0."""
+    size = one[0] + other[0]
+    share = other[0] / size.clamp(min=1)
+    delta = other[1] - one[1]
+    return torch.stack([size, one[1] + delta * share, one[2] + other[2] + delta.square() * one[0] * share])
+
+
+def summaries_of_ranks(batches: Sequence[Tensor]) -> list[Tensor]:
+    """Summarize a step's batches over all ranks.
+
+    With several ranks this is a collective: a rank without resets participates, too.
+
+    Args:
+        batches: One or two batches of this rank, [B, *shape]: observations of a step, and those after resets.
+
+    Returns:
+        One summary per batch. With several ranks there are two, of which the second may have the size 0.
+    """
+    local = [summary_of(batch) for batch in batches]
+    if collectives.world_size() == 1:
+        return local
+    local += [torch.zeros_like(local[0])] * (2 - len(local))
+    return [functools.reduce(merged, ranks) for ranks in collectives.gather(torch.stack(local)).unbind(1)]
+
+
+def merge_rows(moments: Moments, rows: Tensor) -> None:
+    """Merge rows of all ranks into statistics.
+
+    With several ranks this is a collective. The number of rows may differ between ranks.
+
+    Args:
+        moments: Statistics, updated in place.
+        rows: Rows of this rank, [B, *shape].
+    """
+    local = moments.mean.new_zeros(3, *moments.mean.shape)
+    rows_at_once = max(1, PART // max(1, moments.mean.numel()))  # as float64, pictures take eightfold memory
+    for part in rows.split(rows_at_once) if len(rows) else ():
+        local = merged(local, summary_of(part.to(local.device)))
+    moments.store(functools.reduce(merged, collectives.gather(local), moments.summary))
 
 
 class ArrayMoments:
-    """NumPy version of :class:`Moments` for loops that run thousands of times per second.
+    """Copy of statistics as NumPy arrays, for loops that run thousands of times per second.
 
     Args:
-        count: Number of entries.
-        mean: Mean of the entries.
-        m2: Sum of squared deviations.
+        moments: Statistics to copy. They change only with :meth:`store`.
 
     Example:
-        >>> moments = ArrayMoments(0.0, np.zeros(()), np.zeros(()))
-        >>> moments.update(np.array([1.0, 3.0]))
-        >>> float(moments.mean)
+        >>> moments = Moments((1,))
+        >>> arrays = ArrayMoments(moments)
+        >>> arrays.merge(*summarize_array(np.array([[1.0], [3.0]])))
+        >>> arrays.store()
+        >>> moments.mean.item()
         2.0
     """
 
-    def __init__(self, count: float, mean: np.ndarray, m2: np.ndarray) -> None:
-        self.count = count
-        self.mean = mean
-        self.m2 = m2
+    def __init__(self, moments: Moments) -> None:
+        self._moments = moments
+        self.count = moments.count.item()
+        self.mean, self.m2 = (buffer.numpy(force=True).copy() for buffer in (moments.mean, moments.m2))
 
-    def update(self, batch: np.ndarray) -> None:
-        """Merge a batch [B, ...]."""
-        self.merge(*summarize(batch))
+    def store(self) -> None:
+        """Store the values in the statistics."""
+        moments = self._moments
+        moments.count.fill_(self.count)
+        moments.mean.copy_(torch.from_numpy(self.mean))
+        moments.m2.copy_(torch.from_numpy(self.m2))
 
     def merge(self, size: float, mean: np.ndarray, m2: np.ndarray | float) -> None:
         """Merge a batch, given its size, mean and sum of squared deviations."""
@@ -119,88 +183,67 @@ class ArrayMoments:
         if size > 1:
             self.m2 += m2
 
-    def update_each(self, batches: np.ndarray) -> np.ndarray:
-        """Merge batches of scalars of all ranks, one after the other.
-
-        Args:
-            batches: Batches of this rank, [T, B].
-
-        Returns:
-            Standard deviation after each batch, [T].
-        """
-        means = batches.mean(axis=1)
-        local = np.stack([means, np.square(batches - means[:, None]).sum(axis=1)])
-        gathered = collectives.gather_array(local)  # [W, 2, T]
-        size = batches.shape[1] * len(gathered)
-        means = gathered[:, 0].mean(axis=0)
-        between = batches.shape[1] * np.square(gathered[:, 0] - means).sum(axis=0)
-        counts = self.count + size * np.arange(1, len(batches) + 1)
-        new_means = (self.mean * self.count + size * np.cumsum(means)) / counts
-        delta = means - np.concatenate([[self.mean], new_means[:-1]])
-        increments = gathered[:, 1].sum(axis=0) + between + delta * delta * ((counts - size) * size / counts)
-        m2 = self.m2 + np.cumsum(increments)
-        self.count = counts[-1]
-        self.mean = new_means[-1]
-        self.m2 = m2[-1]
-        return np.sqrt(m2 / counts + EPSILON)
-
-    def update_each_counted(self, batches: np.ndarray, counted: np.ndarray) -> np.ndarray:
-        """Merge parts of batches of scalars of all ranks, see :meth:`update_each`.
-
-        Args:
-            batches: Batches of this rank, [T, B].
-            counted: Which scalars to merge, [T, B] bool.
-
-        Returns:
-            Standard deviation after each batch, [T].
-        """
-        gathered = collectives.gather_array(np.stack([batches, counted]))  # [W, 2, T, B]
-        stds = np.zeros(len(batches))
-        for t in range(len(batches)):
-            scalars = gathered[:, 0, t][gathered[:, 1, t] > 0]
-            if len(scalars):
-                self.update(scalars)
-            stds[t] = self.std
-        return stds
-
     @property
     def std(self) -> np.ndarray:
         """Standard deviation, including epsilon. It is 1 before any data."""
         return np.sqrt(self.m2 / self.count + EPSILON) if self.count else np.ones_like(self.m2)
 
 
-def summarize(batch: np.ndarray) -> Summary:
+def summarize_array(batch: np.ndarray) -> tuple[float, np.ndarray, np.ndarray | float]:
     """Return size, mean and sum of squared deviations of a batch [B, ...] over its rows."""
     size = len(batch)
     if size == 1:
         return 1, batch[0], 0.0
     mean = np.add.reduce(batch, axis=0, dtype=np.float64) / size
-    deviation = batch - mean
-    return size, mean, np.add.reduce(deviation * deviation, axis=0)
+    difference = batch - mean
+    return size, mean, np.add.reduce(difference * difference, axis=0)
 
 
-def gather_summaries(batches: Sequence[np.ndarray]) -> list[list[Summary]]:
-    """Gather the summaries of a step's batches from all ranks.
-
-    The first batch holds the observations of the step, the second the observations after resets. This is a
-    collective: a rank without resets participates, too.
+class TensorMoments:
+    """Copy of statistics of observations as tensors on their device, for environments that step tensors.
 
     Args:
-        batches: One or two batches of this rank.
+        normalizer: Normalizer whose statistics are copied. They change only with :meth:`store`.
 
-    Returns:
-        Two lists with the summaries of all ranks that have this batch.
+    Example:
+        >>> moments = TensorMoments(ObservationNormalizer((1,)))
+        >>> moments.update_and_normalize([torch.tensor([[1.0], [3.0]])])
+        [tensor([[-1.],
+                [ 1.]])]
     """
-    shape = batches[0].shape[1:]
-    flat = np.zeros((2, 1 + 2 * int(np.prod(shape))))
-    for row, batch in zip(flat, batches, strict=False):
-        size, mean, m2 = summarize(batch)
-        row[0] = size
-        row[1:] = np.stack([mean, np.broadcast_to(m2, shape)]).ravel()
-    return [
-        [(row[0], *row[1:].reshape(2, *shape)) for row in rank_rows if row[0]]
-        for rank_rows in collectives.gather_array(flat).swapaxes(0, 1)
-    ]
+
+    def __init__(self, normalizer: "ObservationNormalizer") -> None:
+        self._normalizer = normalizer
+        self.count = normalizer.count.item()
+        self.mean, self.m2 = normalizer.mean.clone(), normalizer.m2.clone()
+
+    def store(self) -> None:
+        """Store the values in the normalizer."""
+        self._normalizer.count.fill_(self.count)
+        self._normalizer.mean.copy_(self.mean)
+        self._normalizer.m2.copy_(self.m2)
+
+    def update_and_normalize(self, batches: Sequence[Tensor]) -> list[Tensor]:
+        """Merge each batch of all ranks into the statistics, then normalize it.
+
+        Args:
+            batches: As for :func:`summaries_of_ranks`.
+
+        Returns:
+            Normalized batches, each [B, ...] float32 on its device.
+        """
+        normalized = []
+        for i, summary in enumerate(summaries_of_ranks([batch.to(self.mean.device) for batch in batches])):
+            alone = collectives.world_size() == 1
+            size = float(len(batches[i])) if alone else summary[0].max().item()
+            old_count, self.count = self.count, self.count + size
+            delta = summary[1] - self.mean
+            self.mean.add_(delta, alpha=size / self.count)
+            self.m2.add_(summary[2]).addcmul_(delta, delta, value=old_count * size / self.count)
+            if i < len(batches):
+                std = self.m2.div(self.count).add_(EPSILON).sqrt_()
+                normalized.append(self._normalizer.normalize_by(self.mean, std, batches[i]))
+        return normalized
 
 
 class ObservationNormalizer(Moments):
@@ -217,7 +260,7 @@ class ObservationNormalizer(Moments):
         [[10.0, -0.5]]
     """
 
-    def __init__(self, shape: tuple[int, ...], clip: float = 10.0, leave: Sequence[slice] = ()) -> None:
+    def __init__(self, shape: tuple[int, ...], clip: float = CLIP, leave: Sequence[slice] = ()) -> None:
         super().__init__(shape)
         self.clip = clip
         self.leave = leave
@@ -240,7 +283,7 @@ class ObservationNormalizer(Moments):
         """Normalize batches of arrays with the collector's copy of the statistics.
 
         Args:
-            moments: Copy from :meth:`arrays`.
+            moments: The collector's copy.
             batches: Raw observations, each [B, ...]: those of a step and optionally those after resets.
             update: Merge each batch into ``moments`` before normalizing it, as CleanRL's wrappers do at each
                 step. With several ranks this is a collective that merges the batches of all ranks.
@@ -249,15 +292,17 @@ class ObservationNormalizer(Moments):
             Normalized batches, each [B, ...] float64.
         """
         # detail 28
-        if not update:
-            merges: list[list[Summary]] = [[] for _ in batches]
-        elif collectives.world_size() == 1:
-            merges = [[summarize(batch)] for batch in batches]
-        else:
-            merges = gather_summaries(batches)
+        summaries: Sequence[Any] = [None] * len(batches)
+        if update and collectives.world_size() == 1:
+            summaries = [summarize_array(batch) for batch in batches]
+        elif update:
+            ranks = summaries_of_ranks([torch.from_numpy(batch) for batch in batches])
+            summaries = [
+                (sizes.max(), mean, m2) for sizes, mean, m2 in (summary.numpy() for summary in ranks)
+            ]
         normalized = []
-        for i, summaries in enumerate(merges):
-            for summary in summaries:
+        for i, summary in enumerate(summaries):
+            if summary is not None and summary[0]:
                 moments.merge(*summary)
             if i < len(batches):
                 scaled = batches[i] - moments.mean
@@ -284,39 +329,37 @@ class RewardScaler(Moments):
         1.0
     """
 
-    def __init__(self, gamma: float, clip: float = 10.0) -> None:
+    def __init__(self, gamma: float, clip: float = CLIP) -> None:
         super().__init__(())
         self.gamma = gamma
         self.clip = clip
 
-    def scale_array(
-        self,
-        moments: ArrayMoments,
-        reward: np.ndarray,
-        done: np.ndarray,
-        discounted: np.ndarray,
-        counted: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Scale rewards, after merging the discounted returns of each step into the statistics.
+    def scale(self, reward: Tensor, done: Tensor, discounted: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Scale rewards, after merging the discounted returns of each step of all ranks into the statistics.
+
+        With several ranks this is a collective.
 
         Args:
-            moments: Copy from :meth:`arrays`.
             reward: Rewards, [T, N].
             done: ``terminated | truncated``, [T, N] bool.
-            discounted: Discounted return of each running episode before the first step, [N]. Updated in
-                place.
-            counted: Steps that enter the statistics, [T, N] bool. None: all. All ranks pass it, or none.
+            discounted: Discounted return of each running episode before the first step, [N] float64. Updated
+                in place. Its device computes.
+            valid: Steps that enter the statistics, [T, N] bool. None: all. All ranks pass it, or none.
 
         Returns:
             Scaled rewards, [T, N] float64.
         """
+        device = discounted.device
         # detail 30
-        sums = np.array(reward, dtype=np.float64)
-        keep = self.gamma * ~done[:-1]
-        sums[0] += self.gamma * discounted
-        add_following(sums[::-1], keep[::-1])  # reversed time turns the scan into a sum over past rewards
-        discounted[:] = np.where(done[-1], 0, sums[-1])
-        stds = moments.update_each(sums) if counted is None else moments.update_each_counted(sums, counted)
-        scaled = reward / stds[:, None]
+        sums = discounted_sum(reward, done, discounted, self.gamma)
+        steps = summary_of(sums.T, None if valid is None else valid.T.to(device))  # one summary each, [3, T]
+        size, mean, m2 = functools.reduce(merged, collectives.gather(steps))
+        # All merges at once: `merged` with sums over the steps so far.
+        count, old_mean, old_m2 = self.summary.to(device)
+        counts = count + size.cumsum(0)
+        means = (count * old_mean + (size * mean).cumsum(0)) / counts.clamp(min=1)
+        delta = mean - torch.cat([old_mean[None], means[:-1]])
+        m2s = old_m2 + (m2 + delta.square() * (counts - size) * size / counts.clamp(min=1)).cumsum(0)
+        self.store(torch.stack([counts[-1], means[-1], m2s[-1]]))
         # detail 31
-        return np.minimum(np.maximum(scaled, -self.clip), self.clip)
+        return (reward.to(device) / deviation(counts, m2s)[:, None]).clamp(-self.clip, self.clip)

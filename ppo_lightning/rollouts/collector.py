@@ -20,7 +20,7 @@ from ppo_lightning.models.normalizers import ArrayMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
-from ppo_lightning.utils.scans import before_breaks, running_sum
+from ppo_lightning.utils.scans import discounted_sum
 
 
 class EpisodeEnds(NamedTuple):
@@ -53,10 +53,10 @@ class RolloutCollector(Collector):
     - An agent with a memory adds ``memory`` [N, T, M] and ``("next", "memory")``. At all steps, ``memory`` is
       the state before the first step. ``("next", "memory")`` is the state after a step, written only at
       episode ends and at the last step.
-    - If environments may be restarted, ``valid`` [N, T] is False for the steps of episodes that failed. If
-      environments reset at the step after an episode end, ``valid`` is False for this step, which does not
-      enter statistics, sums or counts. The step is flagged as a termination, which stops the advantages.
-      The same holds for dead agents of a game that continues.
+    - ``valid`` [N, T] is False for steps that do not count, and missing if all steps of the environments
+      count. These steps enter no statistics of rewards, sums or counts: where an environment failed and was
+      made anew (``max_restarts``), where it reset at the step after an episode end, and those of dead agents
+      of a game that continues. They end the flow of advantages. The return of a failed episode is left out.
     - In games of several players, ``sign`` [N, T] is -1 where the next observation is that of the opponent,
       whose value counts negatively, 1 elsewhere. ``player`` [N, T, 1] is the player of the row, or, in
       turn-based games, ``mover`` is the player who acts. There, ``reward`` is that of the player who acts,
@@ -109,31 +109,37 @@ class RolloutCollector(Collector):
         terminated, truncated, done, episode_done = (
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
         )
-        broken, skipped = (np.zeros_like(done) for _ in range(2))
-        moments = None if self.agent.normalizer is None else self.agent.normalizer.arrays()
+        valid = np.ones_like(done)
+        moments = None if self.agent.normalizer is None else ArrayMoments(self.agent.normalizer)
         if self._memory is not None:
             store["memory"][0] = self._memory
         try:
             with self.precision():
                 torch.set_autocast_cache_enabled(True)  # no weight changes during a rollout
-                ends = self._walk(moments, broken, skipped)
+                ends = self._walk(moments, valid)
         finally:
             self._watch.stop()
         np.logical_or(terminated, truncated, out=done)
         if env.episode_done is None:
             episode_done[:] = done
-        skips = env.resets_late or env.skips_steps
-        if skips:
-            terminated |= skipped
-            done |= skipped
+        if env.valid is not None:
+            stopped = ~valid & ~done  # a failed step is truncated already
+            terminated |= stopped
+            done |= stopped
         if self._memory is not None:
             store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
         require_finite("reward", self._raw_rewards.T, steps_before, self.shard.first)
-        if self.agent.normalizer is not None and moments is not None:
-            self.agent.normalizer.store(moments)  # only now, when the whole rollout is known to be finite
-        store["next", "reward"][..., 0] = self._scaled(
-            env.learning_reward(self._raw_rewards), done, ~skipped if skips else None
-        )
+        if moments is not None:
+            moments.store()  # only now, when the whole rollout is known to be finite
+        rewards = env.learning_reward(self._raw_rewards)
+        if self.reward_scaler is not None:
+            rewards = self.reward_scaler.scale(
+                torch.from_numpy(rewards),
+                torch.from_numpy(done),
+                torch.from_numpy(self._sums["discounted"]),
+                None if env.valid is None else torch.from_numpy(valid),
+            ).numpy()
+        store["next", "reward"][..., 0] = rewards
         if not self._evaluated:
             self._evaluate()
         next_observation = store["next", "observation"]
@@ -144,24 +150,22 @@ class RolloutCollector(Collector):
         own_rewards = self._raw_rewards
         if env.turn_based:  # those of player 0
             own_rewards = own_rewards * (1 - 2 * store["mover"][..., 0])
-        for name, values in (("episode_reward", own_rewards), ("step_count", 1.0 - skipped)):
-            store["next", name][..., 0] = running_sum(values, episode_done, self._sums[name])
+        for name, values in (("episode_reward", own_rewards), ("step_count", valid)):
+            sums = torch.from_numpy(self._sums[name])
+            sums = discounted_sum(torch.from_numpy(values), torch.from_numpy(episode_done), sums)
+            store["next", name][..., 0] = sums.numpy()
         self.rollouts_done += 1
-        if not env.may_invalidate_steps:
+        if env.valid is None:
             return self._rollout.copy()  # keys that the caller adds do not stay
-        episode_done &= ~broken  # episodes that do not count
-        valid = torch.from_numpy(~(before_breaks(broken, done) | skipped)).T
-        return self._rollout.copy().set("valid", valid)
+        episode_done &= valid
+        return self._rollout.copy().set("valid", torch.from_numpy(valid).T)
 
-    def _walk(
-        self, moments: ArrayMoments | None, broken: np.ndarray, skipped: np.ndarray
-    ) -> list[EpisodeEnds]:
+    def _walk(self, moments: ArrayMoments | None, valid: np.ndarray) -> list[EpisodeEnds]:
         """Step the environments through a rollout and write the steps into the storage.
 
         Args:
             moments: Statistics of the observations, updated in place; None: no statistics.
-            broken: Receives which environments failed, [T, N] bool.
-            skipped: Receives the steps that the environments do not count, [T, N] bool.
+            valid: Receives which steps count, [T, N] bool.
 
         Returns:
             The episode ends.
@@ -206,14 +210,10 @@ class RolloutCollector(Collector):
             truncateds[t] = truncated
             if movers is not None:
                 store["sign"][t] = np.where(movers[t] == env.mover, 1, -1)
-            if env.broken is not None:
-                broken[t] = env.broken
+            if env.valid is not None:
+                valid[t] = env.valid
             if env.episode_done is not None:
                 episode_dones[t] = env.episode_done
-            if env.skipped is not None:
-                skipped[t] = env.skipped
-                if memory is not None:
-                    memory[env.skipped] = 0
             # count_nonzero takes a third of the time of any().
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 done = terminated | truncated
@@ -237,6 +237,8 @@ class RolloutCollector(Collector):
                 observation = raw
             else:
                 (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
+            if memory is not None and env.valid is not None:
+                memory[~valid[t]] = 0
         self._observation = observation
         self._evaluated = log_prob is not None
         return ends
@@ -274,14 +276,6 @@ class RolloutCollector(Collector):
         if normalizer is None or moments is None:
             return batches
         return normalizer.normalize_arrays(moments, batches, update=not self.deterministic)
-
-    def _scaled(self, rewards: np.ndarray, dones: np.ndarray, counted: np.ndarray | None) -> np.ndarray:
-        if self.reward_scaler is None:
-            return rewards
-        moments = self.reward_scaler.arrays()
-        scaled = self.reward_scaler.scale_array(moments, rewards, dones, self._sums["discounted"], counted)
-        self.reward_scaler.store(moments)
-        return scaled
 
     def _evaluate(self) -> None:
         with self.precision():

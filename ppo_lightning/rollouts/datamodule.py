@@ -99,7 +99,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             None: a twentieth of the run; more if ``eval_episodes`` is None and evaluations of two episodes
             could take more than a tenth of the steps. A resumed run keeps the number.
         env_kwargs: Passed to the backend's own ``make``, for example ``max_episode_steps``, or to the
-            function.
+            function. With ``backend: gymnasium``, ``max_restarts`` is how often each environment may fail:
+            see :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv`.
         transforms: TorchRL transforms to apply. Each step then takes longer, see ``TensorCollector``.
         eval_episodes: Episodes to play in each validation or test. None: 10, in ``fit`` only as many as take
             a tenth of the run's steps if all reach their time limit (1000 steps if unknown), at least 2. An
@@ -107,9 +108,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
             None: never. Time during which the process is stopped does not count. A step that holds the
             interpreter lock (GIL) terminates the process after ten times this time.
-        max_restarts: Number of restarts on each rank: an environment that raises an exception, or returns a
-            non-finite observation or reward, is recreated, and the update leaves the steps of its episode
-            out. With ``backend: gymnasium``.
         num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
             this process. The number must divide the environments of a rank. The episodes do not depend on it.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
@@ -134,7 +132,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         transforms: list[Transform] | None = None,
         eval_episodes: Annotated[int | None, Range(1, 100_000)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 10_000_000)] = 600.0,
-        max_restarts: Annotated[int, Range(0)] = 0,
         num_workers: Annotated[int, Range(0, 1024)] = 0,
         overlap: bool = False,
     ) -> None:
@@ -153,7 +150,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
         self.step_timeout = step_timeout
-        self.max_restarts = max_restarts
         self.overlap = overlap
         self.num_envs = num_envs
         self.frames_per_rollout = num_envs * num_steps  # of all ranks together
@@ -215,7 +211,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         """This rank's training environments, created at first use.
 
         Raises:
-            ConfigError: ``num_envs`` cannot be divided among the ranks, or the backend has no restarts.
+            ConfigError: ``num_envs`` cannot be divided among the ranks.
         """
         if self._env is None:
             self._env = self.make_env(self.shard)
@@ -230,22 +226,12 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         Raises:
             ConfigError: As for :attr:`env`.
         """
-        env = self.factory.make(shard.count, shard.seed, shard.first)
-        if self.max_restarts:
-            if not (isinstance(env, BatchedEnv) and env.can_restart):
-                env.close()
-                raise ConfigError(
-                    "data.max_restarts needs the backend 'gymnasium' (and no game of Atari or VectorEnv),"
-                    " without data.transforms."
-                )
-            env.max_restarts = self.max_restarts
-        return env
+        return self.factory.make(shard.count, shard.seed, shard.first)
 
     @property
-    def may_invalidate_steps(self) -> bool:
-        """Whether rollouts may have invalid steps; what the environments say counts once they exist."""
-        env = self._env
-        return self.max_restarts > 0 or (isinstance(env, BatchedEnv) and env.may_invalidate_steps)
+    def has_valid(self) -> bool:
+        """Whether the environments, once they exist, flag steps that do not count."""
+        return isinstance(self._env, BatchedEnv) and self._env.valid is not None
 
     @property
     def shard(self) -> Shard:

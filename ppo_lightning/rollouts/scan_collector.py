@@ -11,8 +11,7 @@ from torch.utils._pytree import tree_map
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
-from ppo_lightning.models.normalizers import EPSILON
-from ppo_lightning.models.tensor_statistics import merged, stacked, store, summary_of
+from ppo_lightning.models.normalizers import deviation, merged, summary_of
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.compiler import compile_scan, scan_in_python
 
@@ -51,7 +50,7 @@ class ScanCollector(TensorCollector):
         env = self.env
         statistics: tuple[Tensor, ...] = ()
         if self.agent.normalizer is not None and not self.deterministic:
-            statistics = (stacked(self.agent.normalizer),)
+            statistics = (self.agent.normalizer.summary,)
         if self._observation is None:
             first = env.rows(env.reset_tensors(None))
             statistics = tuple(merged(old, summary_of(first)) for old in statistics)
@@ -74,7 +73,7 @@ class ScanCollector(TensorCollector):
         if normalized is not None:
             rollout["next", "observation"] = normalized
         if self.agent.normalizer is not None and statistics:
-            store(self.agent.normalizer, statistics[0])
+            self.agent.normalizer.store(statistics[0])
         self._add_episodes(rollout["next"])
         self.rollouts_done += 1
         return rollout
@@ -138,7 +137,7 @@ class ScanCollector(TensorCollector):
         if not statistics or self.agent.normalizer is None:
             return self.agent.normalize(observation)
         count, mean, m2 = statistics[0].unbind()
-        return self.agent.normalizer.normalize_by(mean, (m2 / count + EPSILON).sqrt(), observation)
+        return self.agent.normalizer.normalize_by(mean, deviation(count, m2), observation)
 
     def _steps(self, carry: Carry, noise: Tensor) -> Step:
         return scan(self._step, carry, noise)

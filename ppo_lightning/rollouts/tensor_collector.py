@@ -9,7 +9,7 @@ from torch import Tensor
 from torchrl.data import Bounded
 
 from ppo_lightning.envs.answers import blame_env
-from ppo_lightning.models.tensor_statistics import TensorMoments, scale
+from ppo_lightning.models.normalizers import TensorMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import discounted_sum
@@ -102,10 +102,7 @@ class TensorCollector(Collector):
         if self._observation is None:
             self._carrier = self.env.reset()
             first = self._carrier["observation"]
-            if moments is None:
-                self._observation = self._normalize(first)
-            else:
-                (self._observation,) = moments.update_and_normalize([first.to(agent.device)])
+            (self._observation,) = self._update_and_normalize(moments, [first])
         noise = None if self.deterministic else self.draw_noise().to(agent.device)
         for t in range(self.num_steps):
             self._watch.step_begins()
@@ -131,15 +128,28 @@ class TensorCollector(Collector):
                 raise
             steps.append(step)
             done = step["next", "done"].reshape(-1)
+            fresh = self._carrier["observation"]
             if moments is None:
-                self._observation = self._normalize(self._carrier["observation"])
+                self._observation = self._normalize(fresh)
             else:
-                raw = step["next", "observation"].to(agent.device)
-                fresh = self._carrier["observation"].to(agent.device)
-                self._observation, output["next", "observation"] = _normalize_step(moments, raw, fresh, done)
+                # First the statistics of all observations, then of those after resets, as in
+                # `RolloutCollector`.
+                raw = step["next", "observation"]
+                batches = [raw, fresh[done]] if done.any() else [raw]
+                following, *begun = self._update_and_normalize(moments, batches)
+                output["next", "observation"] = self._observation = following
+                if begun:
+                    self._observation = following.clone()
+                    self._observation[done.to(following.device)] = begun[0]
             if memory is not None:
                 self._memory = memory.masked_fill(done[:, None].to(memory.device), 0)
         return outputs
+
+    def _update_and_normalize(self, moments: TensorMoments | None, batches: list[Tensor]) -> list[Tensor]:
+        """Merge batches into the statistics, if there are some, and normalize them on the agent's device."""
+        if moments is None:
+            return [self._normalize(batch) for batch in batches]
+        return moments.update_and_normalize([batch.to(self.agent.device) for batch in batches])
 
     def _normalize(self, observation: Tensor) -> Tensor:
         return self.agent.normalize(observation.to(self.agent.device))
@@ -179,7 +189,7 @@ class TensorCollector(Collector):
             sums = discounted_sum(increments, done, self._sums[key])
             following[key] = sums.T.reshape(shape).to(dtype).to(self._device)
         if self.reward_scaler is not None:
-            scaled = scale(self.reward_scaler, reward, done, self._sums["discounted"])
+            scaled = self.reward_scaler.scale(reward, done, self._sums["discounted"])
             following["reward"] = scaled.T.reshape(shape).float().to(self._device)
 
     def state_dict(self) -> OrderedDict:
@@ -190,31 +200,6 @@ class TensorCollector(Collector):
         """Restore what :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
         self.env.load_state_dict(state_dict["env"])
-
-
-def _normalize_step(
-    moments: TensorMoments, raw: Tensor, fresh: Tensor, done: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Normalize the observations of a step by the statistics up to that step.
-
-    Args:
-        moments: Statistics, updated in place: first by all observations of the step, then by those after
-            resets, as in :class:`RolloutCollector`.
-        raw: Next observations, final ones included, [N, ...].
-        fresh: The same with the first observations of new episodes, [N, ...].
-        done: Which environments were reset, [N] bool.
-
-    Returns:
-        Both normalized, each [N, ...]: the observations to act on, and the next observations.
-    """
-    if not done.any():
-        (normalized,) = moments.update_and_normalize([raw])
-        return normalized, normalized
-    done = done.to(raw.device)
-    following, begun = moments.update_and_normalize([raw, fresh[done]])
-    observation = following.clone()
-    observation[done] = begun
-    return observation, following
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -26,27 +26,6 @@ def add_following(sums: Rows, weight: Rows) -> None:
         shift *= 2
 
 
-def running_sum(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.ndarray:
-    """Compute the cumulative sum over time, restarted after each episode end.
-
-    Args:
-        steps: Increment of each step, [T, N].
-        done: Whether the episode ends at each step, [T, N] bool.
-        carry: Sum before the first step, [N]; overwritten with the sum to pass to the next call.
-
-    Returns:
-        Sum up to and including each step, [T, N].
-    """
-    total = np.cumsum(steps, axis=0, dtype=np.float64) + carry
-    ends = np.maximum.accumulate(np.where(done, np.arange(len(done))[:, None], -1), axis=0)
-    last_end = np.concatenate(
-        [np.full((1, len(carry)), -1), ends[:-1]]
-    )  # the last episode end before each step
-    total -= np.where(last_end < 0, 0, np.take_along_axis(total, last_end, axis=0))
-    carry[:] = np.where(done[-1], 0, total[-1])
-    return total
-
-
 def discounted_sum(steps: Tensor, done: Tensor, carry: Tensor, gamma: float = 1.0) -> Tensor:
     """Compute the discounted sum over past steps, restarted after each episode end.
 
@@ -69,22 +48,6 @@ def discounted_sum(steps: Tensor, done: Tensor, carry: Tensor, gamma: float = 1.
     sums = backwards.flip(0)
     carry.copy_(sums[-1].masked_fill(done[-1], 0))
     return sums
-
-
-def before_breaks(broken: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """Mark the steps of episodes that end in a failure, up to and including the failed step.
-
-    Args:
-        broken: Whether each step failed, [T, N] bool.
-        done: Whether the episode ends at each step, failures included, [T, N] bool.
-
-    Returns:
-        Whether each step belongs to an episode that fails in this rollout, [T, N] bool.
-    """
-    marked = broken.copy()
-    for t in range(len(marked) - 2, -1, -1):
-        marked[t] |= marked[t + 1] & ~done[t]
-    return marked
 
 
 class LinearRecurrence(torch.autograd.Function):

@@ -59,7 +59,7 @@ class Recorded:
             with torch.no_grad():
                 self.agent.critic.bias += 1e-6
         first_env = self.global_rank * len(rollout)
-        if options["invalid"]:  # as with `data.max_restarts`, every rank has the key
+        if options["invalid"]:  # as with restarts of environments, every rank has the key
             rollout["valid"] = torch.ones(rollout.batch_size, dtype=torch.bool)
         for env, steps in options["invalid"]:
             if 0 <= env - first_env < len(rollout):

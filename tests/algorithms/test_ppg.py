@@ -271,14 +271,14 @@ def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
     }
     valid = torch.tensor([True, False, True, True, False, True])
     alone = by_hand.auxiliary_loss({key: tensor[valid] for key, tensor in minibatch.items()})
-    weighted = by_hand.auxiliary_loss(minibatch | {"weight": valid * (6 / 4)})
+    weighted = by_hand.auxiliary_loss(minibatch | {"valid": valid * (6 / 4)})
     torch.testing.assert_close(weighted, alone, atol=1e-12, rtol=0)
 
 
 def test_steps_that_only_reset_do_not_enter_the_auxiliary_phase(fit):
     data = DATA | {"env_id": "tests.environments.NextStepVector", "env_kwargs": {"env_id": "Hopper-v5"}}
     module = fit(data, MODEL, ppo=Traced)
-    weights = [m["weight"] for phase, *_, m in module.updates if phase == "auxiliary"]
+    weights = [m["valid"] for phase, *_, m in module.updates if phase == "auxiliary"]
     assert any((weight == 0).any() for weight in weights)
     for weight in weights:
         assert weight.mean().item() == pytest.approx(1, abs=1e-6)

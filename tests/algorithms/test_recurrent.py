@@ -281,18 +281,18 @@ def test_invalid_steps_do_not_count_in_the_loss():
     losses = []
     for advantage in (0.0, 1e6):
         poisoned = minibatch | {
-            "advantage": minibatch["advantage"].masked_fill((minibatch["weight"] == 0)[..., None], advantage)
+            "advantage": minibatch["advantage"].masked_fill((minibatch["valid"] == 0)[..., None], advantage)
         }
         losses.append(module.loss(poisoned)[0])
     assert losses[0] == losses[1]
-    assert losses[0] != module.loss({key: tensor for key, tensor in minibatch.items() if key != "weight"})[0]
+    assert losses[0] != module.loss({key: tensor for key, tensor in minibatch.items() if key != "valid"})[0]
 
 
 def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
     """A whole sequence may be left out, and sequences are differentiated one by one."""
     kwargs = {"kind": "raises", "env": Trouble.made + 1, "at": 32}  # the last step of the first rollout
-    trouble = {"env_id": "Trouble-v0", "env_kwargs": kwargs, "max_restarts": 1}
-    with pytest.warns(UserWarning, match="it is recreated"):
+    trouble = {"env_id": "Trouble-v0", "env_kwargs": kwargs | {"max_restarts": 1}}
+    with pytest.warns(UserWarning, match="it is made anew"):
         model = fit(tmp_path, lstm(), model={"microbatch_size": 32}, **trouble)
     assert all(parameter.isfinite().all() for parameter in model.agent.parameters())
 

@@ -397,8 +397,8 @@ def test_pictures_are_seen_as_their_last_frame_and_stay_bytes(fit):
 
 def test_the_steps_of_environments_that_failed_do_not_count(fit):
     kwargs = {"kind": "raises", "env": Trouble.made, "at": 5}
-    data = SMALL | {"env_id": "Trouble-v0", "env_kwargs": kwargs, "max_restarts": 1000}
-    with pytest.warns(UserWarning, match="it is recreated"):
+    data = SMALL | {"env_id": "Trouble-v0", "env_kwargs": kwargs | {"max_restarts": 1000}}
+    with pytest.warns(UserWarning, match="it is made anew"):
         module = fit(data, MODEL, ppo=Recorder, callbacks=[NonFiniteGuard()])
     rollout = module.rollouts[0]
     assert not rollout["valid"].all()

@@ -100,7 +100,6 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "update_epochs": 10,
         "ent_coef": 0.0,
         "norm_reward": True,
-        "clip_reward": 10.0,
     }
     best = continuous | {"clip_vloss": False}
     procgen = reference | {
@@ -110,7 +109,6 @@ def test_the_recipes_have_the_reference_hyperparameters():
         "num_minibatches": 8,
         "update_epochs": 3,
         "norm_reward": True,
-        "clip_reward": 10.0,
     }
     expected = {
         "classic": (reference, (4, 128, 500_000)),
@@ -238,7 +236,6 @@ def test_the_recipes_have_the_reference_hyperparameters():
                 "shared": False,
                 "head": "gaussian",
                 "norm_obs": True,
-                "clip_obs": 10.0,
             }
             defaults = {name: value.default for name, value in inspect.signature(MLPAgent).parameters.items()}
             made = defaults | model["agent"]["init_args"]

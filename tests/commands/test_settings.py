@@ -63,7 +63,6 @@ def test_a_setting_that_cannot_learn_is_refused(name, value):
         ("num_steps", 1_000_000_000),
         ("eval_episodes", 1_000_000_000),
         ("total_timesteps", -512),
-        ("max_restarts", -1),
         ("step_timeout", math.inf),
         ("backend", None),
     ],
@@ -83,7 +82,6 @@ def test_what_means_no_limit_is_allowed():
     PPO(
         max_grad_norm=math.inf,
         clip_coef=math.inf,
-        clip_reward=math.inf,
         target_kl=None,
         ent_coef=-0.01,
         vf_coef=0,

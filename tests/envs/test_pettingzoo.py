@@ -334,7 +334,7 @@ def test_a_truncated_turn_based_game_has_a_usable_mask():
     ("moves", "last", "message"),
     [
         ([(0, (1, 0))], "terminated", "do not sum to 0"),
-        ([(0, (0, 0))], "one player", "'player_0' ended in the middle"),
+        ([(0, (0, 0))], "one player", "one player ended before the other"),
     ],
 )
 def test_turn_based_games_are_zero_sum_and_end_for_both(moves, last, message):
@@ -354,9 +354,7 @@ class Unmasked(Script):
     [
         (simple_spread_v3.parallel_env, 4, {}, "not a multiple of the 3 players"),
         (simple_tag_v3.parallel_env, 4, {}, "different spaces.*'adversary_0'.*'agent_0'"),
-        (lambda: turn_based_aec_to_parallel(connect_four_v3.env()), 2, {}, "TurnBasedGamesEnv.*AECEnv"),
-        (rps_v2.env, 2, {}, "act at once: let env_id make a ParallelEnv"),
-        (lambda: parallel_to_aec(Mortals((1, 2))), 2, {}, "act at once"),
+        (lambda: turn_based_aec_to_parallel(connect_four_v3.env()), 2, {}, "turn-based game.*AECEnv"),
         (lambda: Script([(0, (0, 0, 0))], players=3), 2, {}, "3 players"),
         (lambda: Unmasked([(0, (0, 0))]), 2, {}, "'action_mask'"),
         (lambda: Mortals((1, 2)), 2, {"state": True}, "has no state"),
@@ -372,11 +370,11 @@ def test_wrong_settings(make, num_envs, options, message):
         make_env(make, num_envs, "pettingzoo", env_kwargs=options)
 
 
-def test_a_turn_based_game_does_not_pass_the_simultaneous_adapter():
-    with pytest.raises(ConfigError, match="turn-based game and needs the adapter TurnBasedGamesEnv"):
-        ParallelGamesEnv(tictactoe_v3.env, [1, 2])
-    with pytest.raises(ConfigError, match="need ParallelGamesEnv"):
-        TurnBasedGamesEnv(simple_spread_v3.parallel_env, [1, 2])
+@pytest.mark.parametrize("make", [rps_v2.env, lambda: parallel_to_aec(Mortals((1, 2)))])
+def test_an_aec_env_whose_players_act_at_once_is_parallel(make):
+    env = make_env(make, 2, "pettingzoo")
+    assert isinstance(env, ParallelGamesEnv)
+    assert collect(env, 20)["next", "done"].any()
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):

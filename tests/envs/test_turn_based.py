@@ -6,7 +6,9 @@ import torch
 
 from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, make_env
 from ppo_lightning.algorithms import losses
+from ppo_lightning.envs import EnvFactory
 from ppo_lightning.rollouts import RolloutCollector
+from ppo_lightning.utils.seeding import Shard
 
 GAMES = [
     "TicTacToe-v1",
@@ -38,8 +40,8 @@ def test_random_games_end_with_opposite_returns(game):
         returns[np.arange(3), mover] += reward
         done = terminated | truncated
         games += done.sum()
-        assert not (env.skipped & done).any()
-        assert not reward[env.skipped].any()
+        assert not (~env.valid & done).any()
+        assert not reward[~env.valid].any()
         assert set(env.mover.tolist()) <= {0, 1}
     assert games
     assert returns.any()
@@ -169,7 +171,7 @@ def test_ranks_have_the_openings_of_one_rank():
         env = make_env("TicTacToe-v1", num_envs, "envpool", seed=1, **options)
         torch.manual_seed(1)
         agent = MLPAgent(*env.agent_specs, hidden_sizes=(8,))
-        return RolloutCollector(env, agent, 16, seed=1, first_env=first_env, total_envs=8).rollout()
+        return RolloutCollector(env, agent, 16, shard=Shard(1, first_env, num_envs, 8)).rollout()
 
     whole, first, second = rollout(8, 0), rollout(4, 0), rollout(4, 4)
     assert not whole["valid"].all()
@@ -195,3 +197,8 @@ def test_a_picture_shows_the_stones():
 def test_wrong_openings(moves):
     with pytest.raises(ConfigError, match="opening_moves"):
         make_env("TicTacToe-v1", 2, "envpool", env_kwargs={"opening_moves": moves})
+
+
+def test_a_board_game_has_no_time_limit():
+    factory = EnvFactory("ConnectFour-v1", "envpool")
+    assert factory.time_limit(factory.make(2)) is None

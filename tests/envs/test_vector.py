@@ -220,8 +220,8 @@ def test_environments_that_reset_at_the_next_step_train(fit, ppo, env_id, recwar
     agent = functools.partial(MLPAgent, norm_obs=True, memory=memory, shared=memory is not None)
     model = {"agent": agent, "norm_reward": True, "num_minibatches": 2, "update_epochs": 2}
     module = fit(SMALL | {"env_id": next_step(env_id)}, model, ppo=Watch, limit_val_batches=1)
-    assert all((minibatch["weight"] == 0).any() for minibatch in minibatches)
-    assert all(minibatch["weight"].mean() == pytest.approx(1) for minibatch in minibatches)
+    assert all((minibatch["valid"] == 0).any() for minibatch in minibatches)
+    assert all(minibatch["valid"].mean() == pytest.approx(1) for minibatch in minibatches)
     assert not [warning for warning in recwarn if "log-probabilities" in str(warning.message)]
     results = module.trainer.callback_metrics
     assert results["charts/episodic_length"] <= 6, "the lengths of Script and Parts"
@@ -255,8 +255,6 @@ def test_an_id_of_vectorized_environments_only_trains(fit):
     assert module.trainer.callback_metrics["charts/episodic_length"] <= 20
     with pytest.raises(ConfigError, match=r"data.env_kwargs does not fit env_id 'OnlyVector-v0'.*'wind'"):
         make_env("OnlyVector-v0", 2, env_kwargs={"wind": 1})
-    with pytest.raises(ConfigError, match=r"max_restarts needs the backend 'gymnasium'.*VectorEnv"):
-        fit(SMALL | {"env_id": "OnlyVector-v0", "max_restarts": 1})
 
 
 def test_a_function_gets_what_its_parameters_name():

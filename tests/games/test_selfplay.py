@@ -174,7 +174,7 @@ def test_the_tictactoe_recipe_does_not_lose_against_perfect_play(tmp_path):
     recipe = yaml.safe_load((ROOT / "configs/selfplay/tictactoe.yaml").read_text())
     settings = recipe["model"]["init_args"]
     settings |= {"agent": functools.partial(MLPAgent, **settings["agent"]["init_args"])}
-    data = {name: recipe["data"][name] for name in ("num_envs", "num_steps", "rollouts_per_epoch")}
+    data = {name: recipe["data"][name] for name in ("num_envs", "num_steps")} | {"rollouts_per_epoch": 1000}
     module, _ = fit(tmp_path, rollouts=recipe["data"]["total_timesteps"] // (8 * 16), data=data, **settings)
     factory = EnvFactory("TicTacToe-v1", "envpool")
     perfect = make_player("minimax:9", "TicTacToe-v1", probe_game(factory))

@@ -68,11 +68,14 @@ def test_the_rules_of_minimax_are_those_of_the_game():
             stones = observation[:, -2 * cells :].reshape(64, cells, 2) > 0
             expected = []
             for game in range(64):
-                own, other = (sum(1 << int(c) for c in np.flatnonzero(stones[game, :, i])) for i in (0, 1))
+                own, other = (
+                    sum(board.bit(*divmod(int(cell), board.columns)) for cell in np.flatnonzero(plane))
+                    for plane in stones[game].T
+                )
                 value = values(board, own, other, 1).get(int(action[game]))
                 expected.append(value == 1)
             observation, reward, *_ = env.step_arrays(action)
-            counts = ~env.skipped
+            counts = env.valid
             np.testing.assert_array_equal(reward[counts] == 1, np.array(expected)[counts])
             wins += (reward == 1).sum()
         assert wins > 50

@@ -14,7 +14,12 @@ from torchrl.envs.libs.gym import GymEnv
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
-from ppo_lightning.models.normalizers import ObservationNormalizer, RewardScaler
+from ppo_lightning.models.normalizers import (
+    ArrayMoments,
+    ObservationNormalizer,
+    RewardScaler,
+    summarize_array,
+)
 from ppo_lightning.rollouts.make_collector import make_collector
 
 VECTOR, ACTIONS = Unbounded(shape=(4,)), Bounded(-0.5, 0.5, shape=(2,), dtype=torch.float32)
@@ -144,10 +149,10 @@ def test_actions_that_a_gaussian_cannot_draw_are_refused(spec, sentence, head):
 def test_moments_of_batches_are_those_of_the_data_together():
     data = np.random.default_rng(0).normal(1e4, 1e-2, (1000, 3))
     normalizer = ObservationNormalizer((3,))
-    moments = normalizer.arrays()
+    moments = ArrayMoments(normalizer)
     for batch in np.split(data, [1, 2, 50, 400]):
-        moments.update(batch)
-    normalizer.store(moments)
+        moments.merge(*summarize_array(batch))
+    moments.store()
     np.testing.assert_allclose(normalizer.mean, data.mean(0), rtol=1e-12)
     np.testing.assert_allclose((normalizer.m2 / normalizer.count).numpy(), data.var(0), rtol=1e-6)
     np.testing.assert_allclose(normalizer.std, np.sqrt(data.var(0) + 1e-8), rtol=1e-6)
@@ -165,10 +170,8 @@ def test_statistics_keep_their_precision_and_change_nothing_before_any_data():
 @pytest.mark.detail("29")
 def test_observations_are_normalized_by_the_statistics_up_to_each_step_and_clipped():
     """The reference is the moments of all observations so far, resets and final observations included."""
-    agent, plain = (
-        agent_for(norm_obs=True, clip_obs=1.5),
-        make_collector(reach(), agent_for(), 40, deterministic=True),
-    )
+    agent, plain = agent_for(norm_obs=True), make_collector(reach(), agent_for(), 40, deterministic=True)
+    agent.normalizer.clip = 1.5
     with torch.no_grad():  # actions independent of the observation
         for policy in (agent, plain.agent):
             policy.head.linear.weight.zero_()
@@ -359,7 +362,6 @@ torch.save((model.predict(observation), episodes), {str(tmp_path / "out")!r})
     [
         {"norm_reward": False},
         {"agent": lambda o, a: MLPAgent(o, a)},
-        {"agent": lambda o, a: MLPAgent(o, a, clip_obs=5)},
     ],
 )
 def test_a_checkpoint_with_other_statistics_is_refused(fit, tmp_path, change):

@@ -6,10 +6,9 @@ import torch
 from torchrl.data import Categorical, Composite, Unbounded
 
 from ppo_lightning import CNNAgent, ConfigError, MLPAgent
-from ppo_lightning.models import tensor_statistics
+from ppo_lightning.models import normalizers
 from ppo_lightning.models.curiosity import Curiosity
-from ppo_lightning.models.normalizers import Moments
-from ppo_lightning.models.tensor_statistics import merge_rows
+from ppo_lightning.models.normalizers import Moments, merge_rows
 
 ACTIONS = Categorical(3, shape=())
 PICTURE = Unbounded((4, 36, 36), dtype=torch.uint8)
@@ -75,7 +74,7 @@ def test_networks_for_rows_bend_away_from_the_mean():
 @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
 @pytest.mark.parametrize("part", [1, 7, 1000])
 def test_rows_are_merged_part_by_part(monkeypatch, shape, part):
-    monkeypatch.setattr(tensor_statistics, "PART", part)
+    monkeypatch.setattr(normalizers, "PART", part)
     rows = torch.randn(23, *shape) * 5 + 3
     moments = Moments(shape)
     for rows_of_rollout in rows.split([10, 0, 13]):

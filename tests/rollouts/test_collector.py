@@ -1,6 +1,5 @@
 """Rollouts: the three kinds of episode end, through both collectors and both backends."""
 
-import numpy as np
 import pytest
 import torch
 from torchrl.collectors import BaseCollector
@@ -10,7 +9,6 @@ from torchrl.envs.libs.gym import GymEnv
 from ppo_lightning import MLPAgent, RolloutCollector, make_env
 from ppo_lightning.models import MLP, ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.utils.scans import running_sum
 from ppo_lightning.utils.seeding import Shard
 
 
@@ -190,15 +188,3 @@ def test_a_collector_without_an_end_has_no_length():
     collector = make_collector(make_env("CartPole-v1", 1), build(make_env("CartPole-v1", 1), MLPAgent), 4)
     with pytest.raises(RuntimeError, match="length"):
         len(collector)
-
-
-def test_running_sum_starts_again_after_each_end():
-    rng = np.random.default_rng(0)
-    steps, done, carry = rng.normal(size=(4, 50)), rng.random((4, 50)) < 0.2, rng.normal(size=4)
-    expected, total = np.zeros_like(steps), carry.copy()
-    for t in range(50):
-        total = total + steps[:, t]
-        expected[:, t] = total
-        total = np.where(done[:, t], 0, total)
-    np.testing.assert_allclose(running_sum(steps.T, done.T, carry), expected.T, atol=1e-12)
-    np.testing.assert_allclose(carry, total, atol=1e-12)

@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torchrl.envs import StepCounter
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
 from ppo_lightning.algorithms import losses
@@ -244,11 +246,8 @@ def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
 
 def troubled(kind, num_envs=3, at=20, **options):
     """Make environments of which the second fails at step ``at``; other episodes have 24 steps."""
-    env = make_env(
-        "tests.environments:Trouble-v0",
-        num_envs,
-        env_kwargs={"kind": kind, "at": at, "env": Trouble.made + 1, "max_episode_steps": 24},
-    )
+    kwargs = {"kind": kind, "at": at, "env": Trouble.made + 1, "max_episode_steps": 24, "max_restarts": 1}
+    env = make_env("tests.environments:Trouble-v0", num_envs, env_kwargs=kwargs)
     agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched, **options)
     return env, agent
 
@@ -261,34 +260,38 @@ def troubled(kind, num_envs=3, at=20, **options):
         ("nan", "non-finite"),
     ],
 )
-def test_an_environment_that_fails_is_restarted_and_its_episode_left_out(kind, said):
-    env, agent = troubled(kind, norm_obs=True)
-    env.max_restarts = 1
-    collector = make_collector(env, agent, 8, reward_scaler=RewardScaler(0.99))
+def test_an_environment_that_fails_is_made_anew_and_the_failed_step_does_not_count(kind, said):
+    env, agent = troubled(kind, norm_obs=kind == "nan")
+    scaler = RewardScaler(0.99)
+    collector = make_collector(env, agent, 8, reward_scaler=scaler)
     with pytest.warns(UserWarning, match=f"Environment 1 .*{said}.*restart 1 of 1"):
         rollouts = [collector.rollout().clone() for _ in range(4)]
     assert [bool(rollout["valid"].all()) for rollout in rollouts] == [True, True, False, True]
-    left_out = ~rollouts[2]["valid"]
-    assert left_out.nonzero().tolist() == [[1, t] for t in range(4)], (
-        "steps 17 to 20, which this rollout has of the episode"
-    )
-    assert rollouts[2]["next", "done"][1, 3]
-    assert not rollouts[2]["next", "episode_done"][1].any(), "not an episode that counts"
-    counts = rollouts[2]["next", "step_count"][..., 0]
-    assert counts[1].tolist() == [17, 18, 19, 20, 1, 2, 3, 4], "and a new one begins"
+    assert (~rollouts[2]["valid"]).nonzero().tolist() == [[1, 3]], "step 20"
+    following = rollouts[2]["next"]
+    assert following["truncated"][1, 3] and not following["terminated"][1, 3]
+    if agent.normalizer is None:
+        assert torch.equal(following["observation"][1, 3], following["observation"][1, 2])
+    assert not following["episode_done"][1].any(), "not an episode that counts"
+    counts = following["step_count"][..., 0]
+    assert counts[1].tolist() == [17, 18, 19, 19, 1, 2, 3, 4], "and a new one begins"
+    assert scaler.count == 4 * 8 * 3 - 1
     assert counts[0].tolist() == [17, 18, 19, 20, 21, 22, 23, 24]
     assert all(value.isfinite().all() for rollout in rollouts for value in rollout.values(True, True))
     collector.shutdown()
 
 
-def test_the_run_ends_after_max_restarts():
-    env, agent = troubled("raises")
-    env.max_restarts = 1
-    for single in env.envs:
-        single.unwrapped.mine = True
-    collector = make_collector(env, agent, 24)
+class FailsAgain(Trouble):
+    def __init__(self):
+        super().__init__("raises", at=10)
+        self.mine = True
+
+
+def test_the_run_ends_where_an_environment_fails_once_more_than_max_restarts():
+    env = make_env(FailsAgain, 2, env_kwargs={"max_restarts": 1})
+    collector = make_collector(env, MLPAgent(*env.agent_specs), 24)
     with (
-        pytest.warns(UserWarning, match="Environment 0 .*restart 1 of 1"),
+        pytest.warns(UserWarning, match="Environment 1 .*restart 1 of 1"),
         pytest.raises(RuntimeError, match="simulator is broken"),
     ):
         collector.rollout()
@@ -318,14 +321,14 @@ def test_the_update_uses_every_valid_step(fit, options):
         "num_steps": 8,
         "total_timesteps": 24 * 3,
     }
-    data["env_kwargs"] = {"kind": "raises", "at": 20, "env": Trouble.made + 1}
+    data["env_kwargs"] = {"kind": "raises", "at": 20, "env": Trouble.made + 1, "max_restarts": 2}
     model = {"update_epochs": 2, "num_minibatches": 2} | options
     with pytest.warns(UserWarning, match="restart 1 of 2"):
-        module = fit(data | {"max_restarts": 2}, model, ppo=Watch)
-    assert sum(int((minibatch["weight"] > 0).sum()) for minibatch in minibatches) == 2 * (24 - 4)
-    assert all(minibatch["weight"].mean() == pytest.approx(1) for minibatch in minibatches)
+        module = fit(data, model, ppo=Watch)
+    assert sum(int((minibatch["valid"] > 0).sum()) for minibatch in minibatches) == 2 * (24 - 1)
+    assert all(minibatch["valid"].mean() == pytest.approx(1) for minibatch in minibatches)
     kept = module.rollout["observation"][module.rollout["valid"]].flatten().sort().values
-    valid = [{key: value[batch["weight"] > 0] for key, value in batch.items()} for batch in minibatches]
+    valid = [{key: value[batch["valid"] > 0] for key, value in batch.items()} for batch in minibatches]
     for epoch in (valid[:2], valid[2:]):
         assert torch.equal(torch.cat([batch["observation"] for batch in epoch]).flatten().sort().values, kept)
     if options.get("norm_adv", True):
@@ -333,6 +336,12 @@ def test_the_update_uses_every_valid_step(fit, options):
             abs(batch["advantage"].mean()) < 1e-5 and abs(batch["advantage"].std() - 1) < 1e-3
             for batch in valid
         )
+
+
+@pytest.mark.parametrize("number", [-1, 0.5, "often"])
+def test_a_number_of_restarts_that_makes_no_sense_is_refused(number):
+    with pytest.raises(ConfigError, match=r"max_restarts is .*whole number"):
+        make_env("CartPole-v1", env_kwargs={"max_restarts": number})
 
 
 def test_explained_variance_leaves_out_invalid_steps(fit):
@@ -349,9 +358,17 @@ def test_explained_variance_leaves_out_invalid_steps(fit):
     torch.testing.assert_close(module.trainer.callback_metrics["losses/explained_variance"], expected)
 
 
-def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit):
-    with pytest.raises(ConfigError, match=r"data.max_restarts needs the backend 'gymnasium'"):
-        fit({"env_id": "CartPole-v1", "backend": "envpool", "max_restarts": 1})
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"backend": "envpool"},
+        {"env_id": lambda: gymnasium.make_vec("CartPole-v1", num_envs=4)},
+        {"transforms": [StepCounter(10)]},
+    ],
+)
+def test_restarts_are_for_environments_that_are_stepped_one_by_one(fit, data):
+    with pytest.raises(ConfigError, match=r"data.env_kwargs.*max_restarts"):
+        fit(data | {"env_kwargs": {"max_restarts": 1}})
 
 
 @pytest.mark.integration
@@ -359,8 +376,7 @@ def test_all_ranks_continue_after_a_restart_on_one_rank(tmp_path):
     """The other rank leaves out no step and does not wait."""
     data = {
         "env_id": "tests.environments:Trouble-v0",
-        "env_kwargs": {"kind": "raises", "at": 20},
-        "max_restarts": 1,
+        "env_kwargs": {"kind": "raises", "at": 20, "max_restarts": 1},
     }
     code, errors = finish(start(tmp_path / "run", 2, data=data, rollouts=4, trouble_on=1, check_every=1))
     assert code == 0, errors

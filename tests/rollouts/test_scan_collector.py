@@ -10,7 +10,6 @@ from ppo_lightning import PPO, MLPAgent, RecurrentPPO
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.models.tensor_statistics import stacked
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
@@ -94,7 +93,7 @@ def test_no_step_moves_numbers_to_python(monkeypatch, agent):
 
     noise = collector.agent.noise((16, 3))
     memory = () if collector._memory is None else (collector._memory,)
-    statistics = () if collector.agent.normalizer is None else (stacked(collector.agent.normalizer),)
+    statistics = () if collector.agent.normalizer is None else (collector.agent.normalizer.summary,)
     for name in ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__"):
         monkeypatch.setattr(Tensor, name, forbidden)
     with torch.no_grad():

@@ -9,11 +9,9 @@ from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, 
 
 from ppo_lightning import MLPAgent, make_env
 from ppo_lightning.errors import NonFiniteError
-from ppo_lightning.models.normalizers import ArrayMoments, Moments, ObservationNormalizer, RewardScaler
-from ppo_lightning.models.tensor_statistics import TensorMoments, scale, update_each
+from ppo_lightning.models.normalizers import ArrayMoments, ObservationNormalizer, RewardScaler, TensorMoments
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
-from ppo_lightning.utils.scans import discounted_sum, running_sum
 from ppo_lightning.utils.seeding import Shard
 
 
@@ -73,7 +71,7 @@ def collector_of(env, num_steps=16, **options):
 def test_tensors_and_arrays_normalize_alike():
     rng = np.random.default_rng(0)
     normalizer = ObservationNormalizer((3,), clip=2.0, leave=[slice(2, 3)])
-    tensors, arrays = TensorMoments(normalizer), normalizer.arrays()
+    tensors, arrays = TensorMoments(normalizer), ArrayMoments(normalizer)
     for size in (4, 0, 1, 4, 3):
         batches = [rng.normal(5, 3, (4, 3)).astype(np.float32)]
         if size:
@@ -88,42 +86,36 @@ def test_tensors_and_arrays_normalize_alike():
     np.testing.assert_allclose(tensors.m2, arrays.m2, rtol=1e-13)
     assert normalizer.count == 0, "the module changes only with store"
     tensors.store()
-    observation = torch.randn(5, 3)
-    torch.testing.assert_close(normalizer(observation), tensors.normalize(observation))
+    observation = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
+    (expected,) = normalizer.normalize_arrays(arrays, [observation], update=False)
+    torch.testing.assert_close(normalizer(torch.from_numpy(observation)), torch.from_numpy(expected).float())
 
 
-def test_tensors_and_arrays_scale_rewards_alike():
+@pytest.mark.parametrize("num_envs", [1, 4])
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_rewards_are_scaled_by_the_returns_up_to_their_step(num_envs, share):
+    """The reference merges step by step all rewards, or a share of them, none at the first steps."""
     rng = np.random.default_rng(0)
-    scaler = RewardScaler(gamma=0.8, clip=1.5)
-    arrays, running = scaler.arrays(), np.zeros(4)
-    discounted = torch.zeros(4, dtype=torch.float64)
-    for _ in range(3):
-        reward, done = rng.normal(1, 2, (16, 4)), rng.random((16, 4)) < 0.2
-        got = scale(scaler, torch.from_numpy(reward), torch.from_numpy(done), discounted)
-        np.testing.assert_allclose(got, scaler.scale_array(arrays, reward, done, running), rtol=1e-12)
+    scaler = RewardScaler(gamma=0.8, clip=1.0)
+    discounted = torch.zeros(num_envs, dtype=torch.float64)
+    running, returns = np.zeros(num_envs), []
+    for part in range(3):
+        reward, done = rng.normal(1, 2, (16, num_envs)), rng.random((16, num_envs)) < 0.2
+        valid = np.ones(reward.shape, bool) if share is None else rng.random(reward.shape) < share
+        valid[: 2 * (share is not None and part == 0)] = False
+        arguments = [torch.from_numpy(array) for array in (reward, done)]
+        counted = None if share is None else torch.from_numpy(valid)
+        got = scaler.scale(*arguments, discounted, counted)
+        for t in range(16):
+            running = 0.8 * running + reward[t]
+            returns.extend(running[valid[t]])
+            std = np.sqrt(np.var(returns) + 1e-8) if returns else 1.0
+            np.testing.assert_allclose(got[t], np.clip(reward[t] / std, -1, 1), rtol=1e-9)
+            running = np.where(done[t], 0, running)
         np.testing.assert_allclose(discounted, running, rtol=1e-12)
-    assert (got.abs() == 1.5).any()
-    assert scaler.count == arrays.count
-    np.testing.assert_allclose(scaler.m2, arrays.m2, rtol=1e-12)
-
-
-def test_tensors_and_arrays_update_alike_from_a_single_environment():
-    batches = np.random.default_rng(0).normal(size=(9, 1))
-    moments, arrays = Moments(()), ArrayMoments(0.0, np.zeros(()), np.zeros(()))
-    np.testing.assert_allclose(
-        update_each(moments, torch.from_numpy(batches)), arrays.update_each(batches), rtol=1e-12
-    )
-
-
-@pytest.mark.parametrize("num_steps", [1, 2, 50])
-def test_the_discounted_sum_without_a_discount_is_the_running_sum(num_steps):
-    rng = np.random.default_rng(0)
-    steps, done = rng.normal(size=(num_steps, 4)), rng.random((num_steps, 4)) < 0.2
-    carry = rng.normal(size=4)
-    tensor_carry = torch.from_numpy(carry.copy())
-    sums = discounted_sum(torch.from_numpy(steps), torch.from_numpy(done), tensor_carry)
-    np.testing.assert_allclose(sums, running_sum(steps, done, carry), atol=1e-12)
-    np.testing.assert_allclose(tensor_carry, carry, atol=1e-12)
+    assert (got.abs() == 1).any()
+    assert scaler.count == len(returns)
+    np.testing.assert_allclose(scaler.m2, np.var(returns) * len(returns), rtol=1e-10)
 
 
 # Rollouts

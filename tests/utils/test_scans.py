@@ -3,9 +3,23 @@
 import pytest
 import torch
 
-from ppo_lightning.utils.scans import LinearRecurrence
+from ppo_lightning.utils.scans import LinearRecurrence, discounted_sum
 
 STEPS = pytest.mark.parametrize("num_steps", [1, 2, 5, 8, 33])
+
+
+@STEPS
+@pytest.mark.parametrize("gamma", [1.0, 0.8])
+def test_a_discounted_sum_starts_again_after_each_end(num_steps, gamma):
+    torch.manual_seed(0)
+    steps, done = torch.randn(num_steps, 4, dtype=torch.float64), torch.rand(num_steps, 4) < 0.2
+    carry = torch.randn(4, dtype=torch.float64)
+    total = carry.clone()
+    for step, end, found in zip(steps, done, discounted_sum(steps, done, carry, gamma), strict=True):
+        total = gamma * total + step
+        torch.testing.assert_close(found, total, atol=1e-12, rtol=0)
+        total = total.masked_fill(end, 0)
+    torch.testing.assert_close(carry, total, atol=1e-12, rtol=0)
 
 
 @STEPS
