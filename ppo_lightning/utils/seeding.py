@@ -1,6 +1,7 @@
 """Seeds of a run, derived from one seed, and initial weights that do not depend on the machine's cores."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
@@ -22,22 +23,21 @@ Stream = Literal[
 ]
 
 
-def derive_seed(seed: int, stream: Stream, *numbers: int) -> int:
-    """Derive the seed of one source of randomness.
+def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
+    """Derive the seed of an environment, or of a run within the run.
 
-    Two sources share a seed only with a probability of 2^-31. With ``seed + index`` instead, environment 1
-    of seed 1 would repeat the episodes of environment 0 of seed 2.
+    Two environments share a seed only with a probability of 2^-31. With ``seed + index`` instead, environment
+    1 of seed 1 would repeat the episodes of environment 0 of seed 2.
 
     Args:
         seed: Seed of the run.
         stream: Use of the seed.
-        *numbers: Global index of the environment, or number of the rollout and of the draw in it. A stream
-            always has the same number of numbers.
+        index: Global index of the environment, the same on any number of ranks.
 
     Returns:
         Seed below 2^31.
     """
-    entropy = (seed, get_args(Stream).index(stream), *numbers)
+    entropy = (seed, get_args(Stream).index(stream), index)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
@@ -80,8 +80,16 @@ class Shard:
         return slice(self.first, self.first + self.count)
 
     def generator(self, stream: Stream, *numbers: int) -> torch.Generator:
-        """Return a new generator, the same on all ranks, see :func:`derive_seed`."""
-        return torch.Generator().manual_seed(derive_seed(self.seed, stream, *numbers))
+        """Return a new generator, the same on all ranks.
+
+        Args:
+            stream: Use of the random numbers.
+            *numbers: Number of the rollout and, if there are several, of the draw in it.
+        """
+        # A SeedSequence of NumPy takes as long as the shuffle that the generator is for.
+        name = repr((self.seed, stream, *numbers)).encode()
+        digest = hashlib.blake2b(name, digest_size=4).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 @contextlib.contextmanager

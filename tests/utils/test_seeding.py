@@ -1,5 +1,6 @@
 """Random numbers as functions of seed, stream and number."""
 
+import itertools
 from collections import Counter
 from typing import get_args
 
@@ -13,15 +14,12 @@ DATA = {"num_envs": 2, "num_steps": 8, "total_timesteps": 64}
 
 
 def test_nothing_random_shares_a_seed_within_or_between_runs():
-    numbers = [(number,) for number in range(50)] + [(number, 1) for number in range(50)]
-    seeds = [
-        derive_seed(run, stream, *each)
-        for run in range(20)
-        for stream in get_args(Stream)
-        for each in numbers
-    ]
+    seeds = [derive_seed(*each) for each in itertools.product(range(20), get_args(Stream), range(50))]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)
+    draws = itertools.product(range(20), get_args(Stream), range(30), range(2))
+    generators = [Shard.whole(1, run).generator(*draw) for run, *draw in draws]
+    assert len({generator.initial_seed() for generator in generators}) == len(generators)
 
 
 @pytest.fixture
