@@ -98,7 +98,8 @@ def main() -> None:
     parser.add_argument(
         "--details", nargs="+", required=True, help="numbers of the details, see ppo-lightning details"
     )
-    benchmark.add_shared_arguments(parser, "runs/ablation")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds (default: 1 2 3)")
+    benchmark.add_runner_arguments(parser, "runs/ablation")
     options, flags = parser.parse_known_args()
     jobs = jobs_without(options.config, options.seeds, options.details, tuple(flags))
     try:

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 
-from benchmarks.candidate_table import row
-from ppo_lightning.commands.compare import probability_of_improvement
+from benchmarks.candidate_table import probability_of_improvement, row
 from ppo_lightning.commands.curves import decorate, plot_mean
 from ppo_lightning.commands.report import interquartile_mean, interval, published, read_csv
 

@@ -11,12 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_lightning.commands.compare import (
-    format_difference,
-    p_worse,
-    probability_of_improvement,
-    read_runs,
-)
+from ppo_lightning.commands.compare import format_difference, p_worse, read_runs
 from ppo_lightning.utils.rounding import decimals
 
 RESULTS = Path(__file__).parent / "results/candidates"
@@ -36,9 +31,15 @@ def returns_of(folder: str) -> dict[str, list[float]]:
     """Return the returns of the runs in a folder by environment."""
     returns: dict[str, list[float]] = {}
     for path in sorted((RESULTS / folder).glob("*/runs.csv")):
-        for env_id, runs in read_runs(path, "episodic_return", "env_id").items():
+        for env_id, runs in read_runs(path, "env_id").items():
             returns.setdefault(env_id, []).extend(runs.values())
     return returns
+
+
+def probability_of_improvement(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the share of pairs in which the run of ``after`` is better. A tie counts half."""
+    pairs = np.asarray(after)[:, None] - np.asarray(before)[None]
+    return float((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
 
 
 def row(label: str, before: Sequence[float], after: Sequence[float]) -> str:

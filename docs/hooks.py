@@ -1,6 +1,8 @@
-"""Hooks of the documentation site: README as first page, the table of details, and a page per linked file."""
+"""Hooks of the documentation site: README as first page, details, code, and a page for each linked file."""
 
+import ast
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ LANGUAGES = {
     ".sh": "bash",
 }
 MANIFEST = ROOT / "ppo_lightning/algorithms/manifest.py"
+IMAGES = (".png", ".gif", ".svg")
+CODE = re.compile(r"^\[`([\w.]+)`\]\(source/([\w/]+\.py)\.md\)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -43,7 +47,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
-    """Point links to files to the pages of the files; links to folders and notebooks become plain text."""
+    """Include code, and point links to files to the pages of the files.
+
+    A line that is only a link to a function becomes the code of the function. Links to folders and notebooks
+    become plain text.
+    """
     uri = page.file.src_uri
     if uri.startswith("source/") or uri == "details.md":
         return markdown
@@ -56,13 +64,29 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
             return "](details.md)"  # the table that is generated from the manifest
         if ":" in target or not path.is_relative_to(ROOT):
             return match.group(0)
-        if path.suffix in (".md", ".png") and path.is_relative_to(ROOT / "docs"):
+        if path.suffix in (".md", *IMAGES) and path.is_relative_to(ROOT / "docs"):
             return f"]({path.relative_to(ROOT / 'docs')}{anchor})"
         if path.suffix in LANGUAGES and path.is_file():
             return f"](source/{path.relative_to(ROOT)}.md)"
         return "](#)" if path.exists() else match.group(0)
 
-    return LINK.sub(replace, markdown)
+    markdown = LINK.sub(replace, markdown)
+    return CODE.sub(lambda match: f"{match[0]}\n\n{code_block(ROOT / match[2], match[1])}", markdown)
+
+
+def code_block(path: Path, name: str) -> str:
+    """Return the code of a function, ``function`` or ``Class.method``, without its docstring."""
+    source = path.read_text()
+    node: Any = ast.parse(source)
+    for part in name.split("."):
+        node = next((child for child in node.body if getattr(child, "name", None) == part), None)
+        assert node is not None, f"{path} has no {name}, which a page of the documentation shows"
+    lines = source.splitlines()
+    if ast.get_docstring(node):
+        for number in range(node.body[0].lineno - 1, node.body[0].end_lineno):
+            lines[number] = ""
+    code = textwrap.dedent("\n".join(line for line in lines[node.lineno - 1 : node.end_lineno] if line))
+    return f"```python\n{code}\n```"
 
 
 def _targets(text: str, folder: Path) -> list[Path]:

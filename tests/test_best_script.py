@@ -21,6 +21,12 @@ def test_twice_the_reference_is_2():
     assert low < 2 < high, "the reference of the first task is resampled"
 
 
+def test_the_probability_of_improvement():
+    assert best.probability_of_improvement([1, 2], [3, 4]) == 1
+    assert best.probability_of_improvement([1, 2], [1, 2]) == 0.5
+    assert best.probability_of_improvement([3, 3], [1, 4]) == 0.5
+
+
 def test_the_shaded_interval_is_that_of_the_seeds_with_a_value():
     axis = Figure().subplots()
     curves = np.ma.masked_invalid([[0.0, 1.0, np.nan], [2.0, 1.0, 3.0], [7.0, 1.0, 4.0]])

@@ -91,7 +91,7 @@ def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
     [
         (CARTPOLE, MLPAgent),
         (REACH, MLPAgent),
-        (CARTPOLE | {"env_id": "ALE/Breakout-v5", "backend": "ale"}, CNNAgent),
+        (CARTPOLE | {"env_id": "ALE/Breakout-v5", "backend": "envpool"}, CNNAgent),
     ],
     ids=["cartpole", "reach", "breakout"],
 )

@@ -33,7 +33,28 @@ def test_every_detail_links_to_its_line(site):
 
 
 def test_the_first_page_is_the_readme_and_the_api_has_docstrings(site):
-    assert "Faithful" in (site / "index.html").read_text()
+    first = (site / "index.html").read_text()
+    assert "Faithful" in first
+    navigation = first.split("md-nav--primary")[1]
+    titles = re.findall(r'<span class="md-ellipsis">\s*(.*?)\s*<', navigation)
+    assert "Home" in titles
+    assert "ppo_lightning" not in titles, "which stands above the navigation"
     api = (site / "api" / "index.html").read_text()
     assert "Weight of longer returns in the advantage estimate" in api
     assert api.count("doc-function") > 20
+
+
+def test_every_picture_of_a_page_exists(site):
+    pictures = 0
+    for page in site.rglob("index.html"):
+        for source in re.findall(r'<img[^>]* src="([^":]+)"', page.read_text()):
+            assert (page.parent / source).resolve().is_file(), (page, source)
+            pictures += 1
+    assert pictures > 5
+
+
+def test_the_page_of_an_iteration_contains_the_code(site):
+    page = (site / "iteration" / "index.html").read_text()
+    code = re.sub(r"<[^>]+>", "", page)
+    assert "def training_step(self, rollout" in code
+    assert "def gae(" in code

@@ -21,7 +21,7 @@ QUICK = {
     "4_benchmark.ipynb": (
         {'TOTAL = "20000"': 'TOTAL = "1024"'},
         1,
-        "smallest detectable difference",
+        "difference [95 %]",
     ),
     "5_use_an_agent.ipynb": ({"TOTAL = 40_000": "TOTAL = 1_024"}, 1, "onnxruntime:"),
 }

@@ -6,7 +6,7 @@ from ppo_lightning.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from ppo_lightning.callbacks.doctor import Doctor
-    from ppo_lightning.callbacks.live import LivePlot, TerminalPanel
+    from ppo_lightning.callbacks.live import LivePlot
     from ppo_lightning.callbacks.preemption import Preemption
     from ppo_lightning.callbacks.progress import RolloutProgressBar
     from ppo_lightning.callbacks.summary import RunSummary
@@ -20,7 +20,6 @@ __all__ = [
     "Preemption",
     "RolloutProgressBar",
     "RunSummary",
-    "TerminalPanel",
     "Threads",
 ]
 __getattr__ = lazy_exports(__name__, __file__)

@@ -13,26 +13,10 @@ from ppo_lightning.commands.runner import Runner
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the arguments of the runner, which ``benchmark`` and ``tune`` share.
-
-    Args:
-        parser: Parser of the command.
-        output: Default folder for the results.
-    """
+    """Add the arguments of the runner, with a default folder for the results."""
     parser.add_argument("--workers", type=int, default=1, help="number of runs at a time (default: 1)")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch threads per run (default: 1)")
     parser.add_argument("--output", type=Path, default=Path(output), help=f"folder (default: {output})")
-
-
-def add_shared_arguments(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add the arguments that ``benchmark`` and ``benchmarks/ablate.py`` share.
-
-    Args:
-        parser: Parser of the command.
-        output: Default folder for the results.
-    """
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds (default: 1 2 3)")
-    add_runner_arguments(parser, output)
 
 
 def main(args: Sequence[str]) -> None:
@@ -55,7 +39,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "--env_ids", nargs="+", default=[], help="train each recipe in each of these environments"
     )
-    add_shared_arguments(parser, "runs/benchmark")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds (default: 1 2 3)")
+    add_runner_arguments(parser, "runs/benchmark")
     options, flags = parser.parse_known_args(args)
     jobs = jobs_of(options.recipes, options.seeds, options.env_ids, tuple(flags))
     run(options, jobs, ["ppo-lightning", "benchmark", *args])
@@ -65,7 +50,7 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
     """Train, write the report and print the table.
 
     Args:
-        options: Values of the arguments of :func:`add_shared_arguments`.
+        options: Values of the arguments of :func:`add_runner_arguments`.
         jobs: Runs to train.
         command: The command line, for the report.
 

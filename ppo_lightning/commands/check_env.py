@@ -1,20 +1,14 @@
 """``ppo-lightning check-env``: report what in an environment would break or bias training."""
 
-import contextlib
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import Any
 
 from jsonargparse import ArgumentParser
+from tensordict import TensorDictBase
 
-from ppo_lightning.callbacks.speed import GAIN
-from ppo_lightning.envs.examination import SEVERITIES, check_environment
-from ppo_lightning.envs.factory import BACKENDS, Backend, EnvFactory
-from ppo_lightning.envs.recording import Recording, episodes_of, record
+from ppo_lightning.envs.conformance import SEVERITIES, check_environment, episodes_of
+from ppo_lightning.envs.factory import BACKENDS
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
-
-TIMED_STEPS = 200  # to compare backends
-TIMED_SECONDS = 1.0
 
 
 def main(args: Sequence[str]) -> None:
@@ -45,75 +39,33 @@ def main(args: Sequence[str]) -> None:
         "--seconds", type=float, default=10.0, help="longest random play, for slow environments"
     )
     options = parser.parse_args(list(args))
-    data = RolloutDataModule(
-        options.env_id, options.backend, options.num_envs, 1, env_kwargs=dict(options.env_kwargs)
+    env_kwargs = dict(options.env_kwargs)
+    data = RolloutDataModule(options.env_id, options.backend, options.num_envs, 1, env_kwargs=env_kwargs)
+    findings, rollout, seconds = check_environment(
+        data.factory, options.num_envs, options.steps, options.seconds
     )
-    factory = data.factory
-    findings, recording = check_environment(factory, options.num_envs, options.steps, options.seconds)
-    print(f"{options.env_id}, backend {options.backend}: {_played(recording)}")
+    print(f"{options.env_id}, backend {options.backend}: {_describe(rollout)}")
     for finding in findings:
         print(f"\n{finding.severity}: {finding.what}\n    {finding.remedy} [{finding.check}]")
-    if recording is not None:
-        times = step_times(factory, options.num_envs, recording.seconds)
-        described = ", ".join(f"{1e6 * seconds:.0f} µs with {name}" for name, seconds in times.items())
-        print(f"\nA step of one environment takes {described}.")
-        print(fastest_setting(times, options.backend, options.num_envs))
+    if rollout is not None:
+        print(f"\nA step of one environment takes {1e6 * seconds:.0f} µs.")
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
     print(", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()) + ".")
     if counts["error"]:
         raise SystemExit(1)
 
 
-def _played(recording: Recording | None) -> str:
-    if recording is None:
+def _describe(rollout: TensorDictBase | None) -> str:
+    if rollout is None:
         return "random play ended with an error."
-    num_steps, num_envs = recording.over.shape
-    text = f"{num_envs} environments played {num_steps} steps each at random"
-    episodes = episodes_of(recording)
-    if not len(episodes.length):
+    text = f"{rollout.shape[0]} environments played {rollout.shape[1]} steps each at random"
+    env, start, end = episodes_of(rollout)
+    if not len(env):
         return f"{text}, no whole episode."
-    low, high = (f"{value:.4g}" for value in (episodes.total.min(), episodes.total.max()))
-    lengths = f"{episodes.length.min()} to {episodes.length.max()}"
-    return f"{text}, {len(episodes.length)} episodes, length {lengths}, return {low} to {high}."
-
-
-def step_times(factory: EnvFactory, num_envs: int, seconds: float) -> dict[str, float]:
-    """Measure a step with each backend that has the environment.
-
-    Args:
-        factory: Makes the environments.
-        num_envs: Number of environments.
-        seconds: Estimated duration of a step of one environment, seconds.
-
-    Returns:
-        Seconds per step of one environment by backend, the factory's own first.
-    """
-    num_steps = max(1, min(TIMED_STEPS, int(TIMED_SECONDS / (seconds * num_envs))))
-    others = [name for name in get_args(Backend) if name != factory.backend]
-    backends = [factory.backend, *others]
-    times: dict[str, float] = {}
-    for backend in backends if isinstance(factory.env_id, str) else backends[:1]:
-        with contextlib.suppress(Exception):  # most backends lack most environments
-            env = dataclasses.replace(factory, backend=backend).make(num_envs)
-            try:
-                record(env, max(1, num_steps // 10))  # the first steps are slower
-                times[backend] = record(env, num_steps).seconds
-            finally:
-                env.close(raise_if_closed=False)
-    return times
-
-
-def fastest_setting(times: Mapping[str, float], backend: str, num_envs: int) -> str:
-    """Return a sentence that names the fastest setting.
-
-    Args:
-        times: Seconds per step of one environment by backend.
-        backend: Backend in use.
-        num_envs: Number of environments.
-    """
-    if not times:
-        return "No setting could be timed."
-    fastest = min(times, key=lambda name: times[name])
-    if fastest != backend and GAIN * times[fastest] < times.get(backend, float("inf")):
-        return f"With {num_envs} environments, data.backend {fastest!r} is the fastest."
-    return "No other setting is faster by more than 10 %."
+    lengths = end - start + 1
+    rewards = rollout["next", "reward"].reshape(rollout.shape)
+    totals = [rewards[e, s : t + 1].sum().item() for e, s, t in zip(env, start, end, strict=True)]
+    return (
+        f"{text}, {len(env)} episodes, length {lengths.min()} to {lengths.max()}, return {min(totals):.4g} to"
+        f" {max(totals):.4g}."
+    )

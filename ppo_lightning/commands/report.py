@@ -2,9 +2,9 @@
 
 import csv
 import json
-import math
 import re
 import statistics
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,13 @@ from ppo_lightning.commands.runner import DONE, Runner, metrics_of
 from ppo_lightning.errors import import_extra
 from ppo_lightning.utils.rounding import decimals
 
-CONFIDENCE = 0.95
 PUBLISHED = Path(__file__).with_name("published.csv")
 
 
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
     """Compute the mean without the lowest and the highest quarter, both rounded down to whole runs.
 
-    For three runs this is the mean.
-
-    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021),
-    as implemented in ``rliable``.
+    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021).
     """
     return import_extra("scipy.stats", extra="report").trim_mean(values, 0.25, axis=axis)
 
@@ -46,67 +42,15 @@ def interval(runs: Sequence[float], reference: Sequence[float] | None = None) ->
     Returns:
         Lower and upper bound, NaN if a sample has fewer than two runs.
     """
-    samples = [np.asarray(sample, float) for sample in (runs, reference) if sample is not None]
-    if any(len(sample) < 2 for sample in samples):
-        return float("nan"), float("nan")
-    middle = samples[0].mean() - (0.0 if reference is None else samples[1].mean())
-    errors = [sample.var(ddof=1) / len(sample) for sample in samples]  # squared standard errors
-    if not (total := sum(errors)):
-        return float(middle), float(middle)
-    shares = [error**2 / (len(sample) - 1) for error, sample in zip(errors, samples, strict=True)]
-    freedom = total**2 / sum(shares)
-    half = import_extra("scipy.stats", extra="report").t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(total)
-    return float(middle - half), float(middle + half)
-
-
-def results_of(job: Job, folder: Path, sources: Sequence[Row]) -> tuple[Row, list[Row]]:
-    """Read the results of a finished run.
-
-    Args:
-        job: The run.
-        folder: Folder of the run.
-        sources: Provenance that the run recorded at its start and at each resume.
-
-    Returns:
-        Row of the run in ``runs.csv``, and its rows in ``curves.csv``.
-
-    Raises:
-        FileNotFoundError: The run left no checkpoint.
-    """
-    checkpoints = sorted(
-        folder.glob("runs/*/version_*/checkpoints/*.ckpt"), key=lambda path: path.stat().st_mtime
-    )
-    if not checkpoints:
-        raise FileNotFoundError(f"{folder} has no checkpoint.")
-    checkpoint = read_checkpoint(str(checkpoints[-1]))
-    metrics = list(metrics_of(folder))
-    evaluations = [float(row["eval/episodic_return"]) for row in metrics if row.get("eval/episodic_return")]
-    row = {
-        "recipe": job.label,
-        "env_id": job.settings["env_id"],
-        "seed": job.seed,
-        "env_steps": checkpoint["env_steps"],
-        "episodic_return": _mean(checkpoint["episode_returns"]),
-        "eval_return": evaluations[-1] if evaluations else float("nan"),
-        "wall_seconds": json.loads((folder / DONE).read_text())["wall_seconds"],
-        "commit": " + ".join(dict.fromkeys(source["commit"] for source in sources)),
-    }
-    curve = [
-        {
-            "recipe": job.label,
-            "seed": job.seed,
-            "env_steps": int(point["step"]),
-            "seconds": float(point["seconds"]),
-            "episodic_return": round(float(point["charts/episodic_return"]), 4),
-        }
-        for point in metrics
-        if point.get("charts/episodic_return")
-    ]
-    return row, curve
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(statistics.fmean(values), 4) if values else float("nan")
+    stats = import_extra("scipy.stats", extra="report")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SciPy warns of equal runs and of single ones
+        if reference is None:
+            test = stats.ttest_1samp(runs, 0.0)
+        else:
+            test = stats.ttest_ind(runs, reference, equal_var=False)
+        low, high = test.confidence_interval(0.95)
+    return float(low), float(high)
 
 
 def published(env_id: str, family: str) -> Row | None:
@@ -118,13 +62,9 @@ def published(env_id: str, family: str) -> Row | None:
 
     Source: ``published.csv``, which names the source of each figure.
     """
-    rows = [
-        row
-        for row in read_csv(PUBLISHED)
-        if row["metric"] == "episodic_return" and "CleanRL" in row["source"]
-    ]
-    rows = [row for row in rows if common_id(row["env_id"]) == common_id(env_id)]
-    return next((row for row in rows if row["recipe"] == family), rows[0] if rows else None)
+    rows = [row for row in read_csv(PUBLISHED) if common_id(row["env_id"]) == common_id(env_id)]
+    rows = [row for row in rows if row["metric"] == "episodic_return" and "CleanRL" in row["source"]]
+    return min(rows, key=lambda row: row["recipe"] != family, default=None)
 
 
 def common_id(env_id: str) -> str:
@@ -151,6 +91,28 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
+def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
+    """Return the row of a finished run in ``runs.csv``, and its rows in ``curves.csv``."""
+    folder = runner.folder_of(job)
+    paths = folder.glob("runs/*/version_*/checkpoints/*.ckpt")
+    checkpoint = read_checkpoint(str(max(paths, key=lambda path: path.stat().st_mtime)))
+    metrics = list(metrics_of(folder))
+    evaluations = [float(row["eval/episodic_return"]) for row in metrics if row.get("eval/episodic_return")]
+    shared = {"recipe": job.label, "seed": job.seed}
+    run = shared | {
+        "env_id": job.settings["env_id"],
+        "env_steps": checkpoint["env_steps"],
+        "episodic_return": round(float(np.mean(checkpoint["episode_returns"] or [np.nan])), 4),
+        "eval_return": evaluations[-1] if evaluations else float("nan"),
+        "wall_seconds": json.loads((folder / DONE).read_text())["wall_seconds"],
+        "commit": " + ".join(dict.fromkeys(source["commit"] for source in runner.record_of(job)["sources"])),
+    }
+    names = {"env_steps": "step", "seconds": "seconds", "episodic_return": "charts/episodic_return"}
+    points = [point for point in metrics if point.get("charts/episodic_return")]
+    curve = [shared | {name: point[column] for name, column in names.items()} for point in points]
+    return run, curve
+
+
 def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) -> str:
     """Write runs.csv, curves.csv, report.md and the figures to the folder of the benchmark.
 
@@ -162,78 +124,61 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
     Returns:
         The table of results in Markdown.
     """
-    finished = [job for job in jobs if (runner.folder_of(job) / DONE).exists()]
+    finished = [job for job in jobs if runner.is_done(job)]
     if not finished:
         return "No run has finished."
-    results = [results_of(job, runner.folder_of(job), runner.record_of(job)["sources"]) for job in finished]
-    runs = [row for row, _ in results]
+    results = [results_of(runner, job) for job in finished]
+    runs = [run for run, _ in results]
     curves = [point for _, points in results for point in points]
+    known = {
+        job.label: published(job.settings["env_id"], job.recipe.resolve().parent.name) for job in finished
+    }
+    text = table(runs, known)
+    sources = dict.fromkeys(
+        f"- commit {source['commit']}; {source['versions']}; {source['machine']}"
+        for job in finished
+        for source in runner.record_of(job)["sources"]
+    )
+    lines = [
+        f"{text}\n\n{len(finished)} of {len(jobs)} runs have finished.",
+        "Return over the last 100 training episodes: mean ± sample standard deviation over seeds.\n",
+        f"- `{' '.join(command)}`",
+        f"- runs at a time: {runner.workers}; PyTorch threads of each run: {runner.threads}",
+        *sources,
+    ]
+    (runner.folder / "report.md").write_text("\n".join(lines) + "\n")
     write_csv(runner.folder / "runs.csv", runs)
-    families = {job.label: job.recipe.resolve().parent.name for job in jobs}
-    text = table(runs, families)
-    num_unfinished = len(jobs) - len(finished)
-    unfinished = [f"\n{num_unfinished} of {len(jobs)} runs have not finished.\n"] if num_unfinished else []
-    sections = [text, *unfinished, describe_sources(command, runner, finished), ""]
-    (runner.folder / "report.md").write_text("\n".join(sections))
     if curves:
         write_csv(runner.folder / "curves.csv", curves)
-        known = {run["recipe"]: published(run["env_id"], families[run["recipe"]]) for run in runs}
-        lines = {label: float(result["mean"]) for label, result in known.items() if result}
+        means = {label: float(result["mean"]) for label, result in known.items() if result}
         for x in ("env_steps", "seconds"):
-            draw(curves, x, lines, runner.folder / f"curves_{x}")
+            draw(curves, x, means, runner.folder / f"curves_{x}")
     return text
 
 
-def table(runs: Sequence[Row], families: dict[str, str]) -> str:
-    """Return the results as a Markdown table with one line per recipe."""
+def table(runs: Sequence[Row], known: dict[str, Row | None]) -> str:
+    """Return the results and the published ones as a Markdown table with one line per recipe."""
     lines = [
         "| recipe | environment | seeds | steps | return, mean ± std [95 % of the mean] | interquartile mean"
         " | CleanRL | wall time |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for label in dict.fromkeys(run["recipe"] for run in runs):
+    for label, reference in known.items():
         seeds = [run for run in runs if run["recipe"] == label]
-        env_id = seeds[0]["env_id"]
+        steps = int(seeds[0]["env_steps"])
         returns = [float(run["episodic_return"]) for run in seeds]
-        mean = statistics.fmean(returns)
-        spread = ""
-        spec = decimals(mean)
+        spec = decimals(statistics.fmean(returns))
+        shown = f"{statistics.fmean(returns):{spec}}"
         if len(returns) > 1:
             low, high = interval(returns)
-            spread = f" ± {statistics.stdev(returns):{spec}} [{low:{spec}}, {high:{spec}}]"
-        reference = published(env_id, families[label])
+            shown += f" ± {statistics.stdev(returns):{spec}} [{low:{spec}}, {high:{spec}}]"
         cleanrl = ""
         if reference is not None:
             cleanrl = f"{float(reference['mean']):{spec}} ± {float(reference['std']):{spec}}"
-            if int(reference["env_steps"] or 0) > 1.1 * int(seeds[0]["env_steps"]):
+            if int(reference["env_steps"] or 0) > 1.1 * steps:
                 cleanrl += f" ({int(reference['env_steps']):_} steps)".replace("_", " ")
-        steps = f"{int(seeds[0]['env_steps']):_}".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in seeds)
-        lines.append(
-            f"| {label} | {env_id} | {len(seeds)} | {steps} | {mean:{spec}}{spread}"
-            f" | {float(interquartile_mean(np.array(returns))):{spec}} | {cleanrl} | {seconds:.0f} s |"
-        )
+        cells = [label, seeds[0]["env_id"], str(len(seeds)), f"{steps:_}".replace("_", " "), shown]
+        cells += [f"{float(interquartile_mean(np.array(returns))):{spec}}", cleanrl, f"{seconds:.0f} s"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def describe_sources(command: Sequence[str], runner: Runner, finished: Sequence[Job]) -> str:
-    """Return the provenance of the results in Markdown: command, commits, versions, machines and recipes."""
-    records = {job: runner.record_of(job) for job in finished}
-    names: dict[str, list[str]] = {}
-    for job, record in records.items():
-        for source in record["sources"]:
-            runs = "1 run" if source["workers"] == 1 else f"{source['workers']} runs"
-            text = f"commit {source['commit']}; {source['versions']}; {source['machine']}; {runs} at a time"
-            names.setdefault(text, []).append(job.name)
-    one_source = len(names) == 1
-    sources = [f"- {text}" if one_source else f"- {', '.join(runs)}: {text}" for text, runs in names.items()]
-    recipes = {f"{job.label} {record['recipe_sha256'][:10]}": None for job, record in records.items()}
-    return "\n".join(
-        [
-            "\nReturn over the last 100 training episodes: mean ± sample standard deviation over seeds.",
-            "",
-            f"- `{' '.join(command)}`",
-            f"- SHA-256 of the recipes: {', '.join(recipes)}; PyTorch threads of each run: {runner.threads}",
-            *sources,
-        ]
-    )

@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -11,15 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tqdm import tqdm
 
 from ppo_lightning.commands import provenance
 from ppo_lightning.commands.jobs import Job
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.utils.watch import end_with_the_parent
 
 DONE = "done.json"  # written when a run has finished
@@ -47,56 +48,47 @@ class Runner:
         self.folder = folder
         self.workers = workers
         self.threads = threads
-        self.failed: dict[Job, int] = {}  # with the code of the process
-        self.display = Display(sys.stderr.isatty())
+        self.failed: list[Job] = []
         self._running: dict[Job, tuple[subprocess.Popen, float]] = {}
 
-    @property
-    def running(self) -> list[Job]:
-        """Jobs whose process was started and has not been reaped."""
-        return list(self._running)
-
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Job], report: Callable[[], None] = lambda: None) -> None:
         """Run the jobs in order. A failed job is put into ``failed``; the others still run.
 
         If this process is interrupted (SIGINT, SIGTERM) or killed, running jobs save a checkpoint and end.
+
+        Args:
+            jobs: The jobs. Finished ones are skipped.
+            report: Called every second and when a job ends. An exception ends the running jobs.
         """
         waiting = [job for job in jobs if not self.is_done(job)]
-        finished = len(jobs) - len(waiting)
+        bar = tqdm(total=len(jobs), initial=len(jobs) - len(waiting), unit="run", disable=None, leave=False)
+        last_report = 0.0
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < self.workers:
                     self.start(waiting.pop(0))
                 time.sleep(0.2)
-                finished += sum(job not in self.failed for job in self.poll())
-                failed = f", {len(self.failed)} failed" if self.failed else ""
-                self.display.show(f"{finished} of {len(jobs)} runs done{failed}", self.progress())
+                ended = [job for job, (process, _) in self._running.items() if process.poll() is not None]
+                for job in ended:
+                    self._end(job)
+                    bar.update()
+                if ended or time.monotonic() > last_report + 1:
+                    if not bar.disable:
+                        running = [progress(job, self.folder_of(job)) for job in self._running]
+                        bar.set_postfix_str(", ".join(running))
+                    report()
+                    last_report = time.monotonic()
+            report()  # also if all runs finished earlier
         finally:
-            self.stop(self.running)
-            self.display.close()
-
-    def poll(self) -> list[Job]:
-        """Return the jobs that have ended since the last call."""
-        ended = [job for job, (process, _) in self._running.items() if process.poll() is not None]
-        for job in ended:
-            self._end(job)
-        return ended
-
-    def stop(self, jobs: Sequence[Job]) -> None:
-        """Let running jobs save a checkpoint and end, and wait for them."""
-        for job in jobs:
-            self._running[job][0].terminate()
-        for job in jobs:
-            self._end(job)
+            for process, _ in self._running.values():
+                process.terminate()
+            for job in list(self._running):
+                self._end(job)
+            bar.close()
 
     def is_done(self, job: Job) -> bool:
         """Return whether a job has finished, now or in an earlier process."""
         return (self.folder_of(job) / DONE).exists()
-
-    def progress(self) -> Iterator[str]:
-        """Yield a line about each running job."""
-        for job in self._running:
-            yield f"  {job.name:40.40} {progress(job, self.folder_of(job))}"
 
     def folder_of(self, job: Job) -> Path:
         """Return the folder of a job."""
@@ -134,14 +126,11 @@ class Runner:
         return json.loads((self.folder_of(job) / RECORD).read_text())
 
     def record(self, job: Job) -> None:
-        """Write the settings of a job and the hash of its recipe, and add the provenance of this attempt."""
+        """Write the settings of a job, and add the provenance of this attempt."""
         path = self.folder_of(job) / RECORD
-        source = provenance.source() | {"workers": self.workers}
-        if path.exists():
-            record = self.record_of(job)
-        else:
-            digest = hashlib.sha256(job.recipe.read_bytes()).hexdigest()
-            record = {"settings": self.settings_of(job), "recipe_sha256": digest, "sources": []}
+        source = provenance.source()
+        new: dict[str, Any] = {"settings": self.settings_of(job), "sources": []}
+        record = self.record_of(job) if path.exists() else new
         if source not in record["sources"]:
             record["sources"].append(source)
         part = path.with_suffix(".part")
@@ -173,14 +162,15 @@ class Runner:
         with (folder / TRIES).open("a") as file:
             file.write(f"{time.perf_counter() - started:.1f}\n")
         if code == 0:
+            say(f"{job.name} has finished")
             seconds = sum(map(float, (folder / TRIES).read_text().split()))
             (folder / DONE).write_text(
                 json.dumps({"label": job.label, "seed": job.seed, "wall_seconds": round(seconds, 1)})
             )
         elif code not in (143, -signal.SIGTERM):  # preempted, or ended by the signal during start or end
-            self.failed[job] = code
+            self.failed.append(job)
             last = (folder / "log.txt").read_text().strip().splitlines()[-1:]
-            self.display.say(f"{job.name} failed with code {code}: {' '.join(last)} ({folder / 'log.txt'})")
+            say(f"{job.name} failed with code {code}: {' '.join(last)} ({folder / 'log.txt'})")
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -222,59 +212,16 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
         steps_before = last
 
 
-class Display:
-    """Progress display: changing lines on a terminal, otherwise one line per finished run.
-
-    Args:
-        terminal: Whether standard error is a terminal.
-    """
-
-    def __init__(self, terminal: bool) -> None:
-        self.terminal = terminal
-        self._lines = 0
-        self._last_shown = 0.0
-        self._summary = ""
-
-    def show(self, summary: str, lines: Iterable[str]) -> None:
-        """Show a summary and lines about running jobs, at most once per second.
-
-        Without a terminal, only a summary that has changed is printed.
-        """
-        if not self.terminal:
-            if summary != self._summary:
-                self._summary = summary
-                self.say(summary)
-            return
-        if time.monotonic() - self._last_shown < 1:
-            return
-        self._last_shown = time.monotonic()
-        text = [summary, *lines]
-        self._clear()
-        print("\n".join(text), file=sys.stderr, flush=True)
-        self._lines = len(text)
-
-    def say(self, line: str) -> None:
-        """Print a permanent line."""
-        self._clear()
-        print(line, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Remove the changing lines."""
-        self._clear()
-
-    def _clear(self) -> None:
-        if self._lines:
-            print(f"\x1b[{self._lines}A\x1b[J", end="", file=sys.stderr)
-        self._lines = 0
+def say(line: str) -> None:
+    """Print a line above the progress bar."""
+    tqdm.write(line, file=sys.stderr)
 
 
 def progress(job: Job, folder: Path) -> str:
     """Describe the progress of a run by its metrics, which are written every ten seconds."""
     rows = [row for row in metrics_of(folder) if row.get("charts/episodic_return")]
     if not rows:
-        return "starting"
-    last = rows[-1]
-    share = int(last["step"]) / job.settings["total_timesteps"]
-    mean_return = float(last["charts/episodic_return"])
-    sps = float(last["charts/SPS"])
-    return f"{100 * share:5.1f} %   return {mean_return:10.1f}   {sps:8.0f} steps per second"
+        return f"{job.name} starting"
+    share = int(rows[-1]["step"]) / job.settings["total_timesteps"]
+    mean = float(rows[-1]["charts/episodic_return"])
+    return f"{job.name} {share:.0%} return {mean:{decimals(mean)}}"

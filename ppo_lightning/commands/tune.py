@@ -1,117 +1,268 @@
-"""``ppo-lightning tune``: search hyperparameters on Optuna, with runs in processes that resume."""
+"""``ppo-lightning tune``: search hyperparameters with Optuna, over several recipes, seeds and processes.
+
+Optuna keeps the study in a database, chooses the parameters and prunes. A process works on one trial at a
+time: it trains every recipe with every seed, and reports the mean score after each quarter of a seed.
+
+Takeover: a trial has a heartbeat every 30 seconds. If its process is killed, the trial is stale 60 seconds
+after the last heartbeat. Another process then queues it again: before its next trial, or within five seconds
+if it waits for the last trials. The runs resume from their checkpoints.
+"""
 
 import argparse
 import contextlib
+import fcntl
 import io
+import json
+import math
 import shlex
+import time
+import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ppo_lightning.commands import study as studies
-from ppo_lightning.commands.benchmark import add_runner_arguments, exit_on_signals
+from ppo_lightning.commands import benchmark
 from ppo_lightning.commands.compare import compare
-from ppo_lightning.commands.jobs import jobs_of
-from ppo_lightning.commands.report import write_report
-from ppo_lightning.commands.runner import Runner
-from ppo_lightning.commands.search_space import Space, flags_of, read_space, values_of_flags, with_values
-from ppo_lightning.commands.tuner import AGGREGATES, SHARES, Tuner
+from ppo_lightning.commands.config_files import read_yaml
+from ppo_lightning.commands.jobs import Job, jobs_of
+from ppo_lightning.commands.runner import Runner, metrics_of
 from ppo_lightning.errors import ConfigError, import_extra
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+HEARTBEAT = 30  # seconds between two heartbeats of a trial, which is stale after two of them
+SHARES = 4  # scores that the pruner sees of each seed, after equal shares of data.total_timesteps
+FRESH_SEEDS = 5  # seeds of the comparison, which no trial has used
+Targets = dict[str, tuple[float, float]]  # environment -> returns with the scores 0 and 1
 
 
-def check_flags(recipes: Sequence[Path], flags: tuple[str, ...], space: Space) -> None:
-    """Parse the recipes with a value of each parameter, before trials fail one by one.
+class Unfinished(BaseException):
+    """End of a trial without a result. Optuna would log a traceback for an ``Exception``."""
+
+
+def read_space(path: Path) -> tuple[dict[str, Any], Targets]:
+    """Read a search space: Optuna's distribution of each parameter, and the targets.
 
     Raises:
-        SystemExit: With code 2, after a sentence about the wrong key or value.
+        ConfigError: The file is not a search space.
+    """
+    content = read_yaml(str(path), "--space")
+    name = "parameters"
+    space = {}
+    targets = {}
+    try:
+        for name, entry in content["parameters"].items():
+            space[name] = _distribution(entry)
+        for name, (low, high) in content.get("targets", {}).items():
+            targets[name] = float(low), float(high)
+            if float(low) >= float(high):
+                raise ValueError(f"{low} is not below {high}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        advice = "parameters need choices, or low and high (with log: true or step); targets need two returns"
+        raise ConfigError(f"--space {path}: {name}: {advice} ({error}).") from error
+    return space, targets
+
+
+def _distribution(entry: dict[str, Any]) -> Any:
+    distributions = import_extra("optuna", extra="tune").distributions
+    if "choices" in entry:  # as flags of fit, because Optuna stores scalars only
+        choices = [choice if isinstance(choice, str) else json.dumps(choice) for choice in entry["choices"]]
+        return distributions.CategoricalDistribution(**entry | {"choices": choices})
+    # YAML 1.1 reads 1e-4 as a string.
+    entry = {key: float(value) if isinstance(value, str) else value for key, value in entry.items()}
+    integers = isinstance(entry["low"], int) and isinstance(entry["high"], int)
+    return (distributions.IntDistribution if integers else distributions.FloatDistribution)(**entry)
+
+
+def resolved(recipe: Path, flags: Sequence[str]) -> str:
+    """Return a recipe with flags of ``fit`` and all defaults, in YAML.
+
+    Raises:
+        SystemExit: With code 2, after a sentence about the wrong flag or value.
     """
     from ppo_lightning.commands import cli
 
-    values = {entry.name: entry.choices[0] if entry.choices else entry.low for entry in space.parameters}
-    for recipe in recipes:
-        args = ["fit", "--config", str(recipe), *flags, *flags_of(values), "--print_config"]
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                cli.run([], args, save_config=False)
-        except SystemExit as end:
-            if end.code:
-                raise
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output):
+            cli.run([], ["fit", "--config", str(recipe), *flags, "--print_config"], save_config=False)
+    except SystemExit as end:
+        if end.code:
+            raise
+    return output.getvalue()
 
 
-def write_best(
-    study: Any, space: Space, recipes: Sequence[Path], flags: tuple[str, ...], folder: Path
-) -> list[Path]:
-    """Write the recipe of the best trial: ``best.yaml``, or ``best_NAME.yaml`` for each of several recipes.
-
-    Returns:
-        The files.
-    """
-    best = study.best_trial
-    values = values_of_flags(flags) | best_values(best, space)
-    paths = []
-    for recipe in recipes:
-        path = folder / ("best.yaml" if len(recipes) == 1 else f"best_{recipe.stem}.yaml")
-        content = with_values(yaml.safe_load(recipe.read_text()), values)
-        source = f"trial {best.number} of ppo-lightning tune, score {best.value:.4f}"
-        head = f"# {recipe.name} with the values of {source}.\n"
-        path.write_text(head + yaml.safe_dump(content, sort_keys=False))
-        paths.append(path)
-    return paths
-
-
-def best_values(trial: Any, space: Space) -> dict[str, Any]:
-    """Return the values of a finished trial by flag of ``fit``; none for the recipes as they are."""
-    if "start" in trial.user_attrs:
-        return {}
-    optuna = import_extra("optuna", extra="tune")
-    return space.suggest(optuna.trial.FixedTrial(trial.params))
-
-
-def compare_with_start(
-    recipes: Sequence[Path],
-    flags: tuple[str, ...],
-    best: dict[str, Any],
-    seeds: Sequence[int],
-    runner: Runner,
-) -> str:
-    """Train the recipes as they are and with the best values on fresh seeds, and compare them.
+class Tuner:
+    """The part of a study that one process does.
 
     Args:
-        recipes: YAML files.
+        options: Arguments of the command.
         flags: Flags of ``fit`` for all runs.
-        best: Values of the best trial.
-        seeds: Seeds that no trial has used.
-        runner: Runner of the study.
+        space: Distribution of each parameter.
+        targets: Returns with the scores 0 and 1 of each environment.
 
-    Returns:
-        The table of ``ppo-lightning compare``.
+    Raises:
+        ConfigError: The study exists and has other settings, or the storage cannot be opened.
     """
-    folders = []
-    for name, values in (("start", {}), ("best", best)):
-        side = Runner(runner.folder / "comparison" / name, runner.workers, runner.threads)
-        jobs = jobs_of(recipes, seeds, [], (*flags, *flags_of(values)))
-        side.require_same_settings(jobs)
-        runner.display.say(f"comparison on fresh seeds: {name}")
-        side.run(jobs)
-        words = ["ppo-lightning", "benchmark", "--recipes", *map(str, recipes), "--seeds", *map(str, seeds)]
-        write_report(side, jobs, [*words, *flags, *flags_of(values)])
-        folders.append(side.folder)
-    return compare(folders[0], folders[1])[0]
+
+    def __init__(
+        self, options: argparse.Namespace, flags: tuple[str, ...], space: dict[str, Any], targets: Targets
+    ) -> None:
+        self.options = options
+        self.flags = flags
+        self.space = space
+        self.targets = targets
+        self.optuna = import_extra("optuna", extra="tune")
+        warnings.filterwarnings("ignore", category=self.optuna.exceptions.ExperimentalWarning)
+        url = options.storage or f"sqlite:///{options.output}/study.db"
+        engine = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # for its lock
+        retry = self.optuna.storages.RetryHeartbeatStaleTrialCallback()
+        try:
+            self.study = self.optuna.create_study(
+                storage=self.optuna.storages.RDBStorage(
+                    url, engine, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry
+                ),
+                study_name=options.study,
+                sampler=self.optuna.samplers.TPESampler(group=True),  # the first trial has no parameters
+                pruner=self.optuna.pruners.MedianPruner(),
+                direction="maximize",
+                load_if_exists=True,
+            )
+        except (ImportError, import_extra("sqlalchemy.exc", extra="tune").SQLAlchemyError) as error:
+            raise ConfigError(f"--storage {url} cannot be opened: {' '.join(str(error).split())}") from error
+        files = {path.name: path.read_text() for path in [*options.recipes, options.space]}
+        settings = files | {"seeds": options.seeds, "flags": shlex.join(flags)}
+        old = self.study.user_attrs.get("settings", settings)
+        if changed := [key for key in {**old, **settings} if settings.get(key) != old.get(key)]:
+            advice = "choose another --study and --output"
+            raise ConfigError(f"Study {options.study} has other settings ({', '.join(changed)}): {advice}.")
+        self.study.set_user_attr("settings", settings)
+
+    def run(self) -> None:
+        """Run trials until the study has all of them, in this process and in others.
+
+        Raises:
+            ConfigError: The recipes fail as they are, or the folder has runs with other settings.
+        """
+        if not any("start" in trial.user_attrs for trial in self.study.trials):
+            self.study.enqueue_trial({}, user_attrs={"start": True})
+        while True:
+            counts = Counter(trial.state.name for trial in self.study.trials)
+            missing = self.options.trials - counts["COMPLETE"] - counts["PRUNED"]
+            if missing <= 0:
+                return
+            if not counts["WAITING"] and counts["RUNNING"] >= missing:
+                time.sleep(HEARTBEAT / 6)  # other processes train the last trials
+                self.optuna.storages.fail_stale_trials(self.study)
+                continue
+            try:
+                self.study.optimize(self.objective, n_trials=1)
+            except Unfinished as end:
+                if isinstance(end.__cause__, ConfigError):
+                    raise end.__cause__ from None
+
+    def objective(self, trial: Any) -> float:
+        """Train the runs of a trial and return its score. If interrupted, the trial gets stale."""
+        try:
+            return self.train(trial)
+        except (ConfigError, self.optuna.exceptions.UpdateFinishedTrialError) as error:
+            raise Unfinished from error  # this machine was suspended, and another process has the trial
+
+    def train(self, trial: Any) -> float:
+        """Train every recipe with every seed, and report the mean score after each share of a seed."""
+        options = self.options
+        is_start = "start" in trial.user_attrs
+        number = trial.user_attrs.get("runs", trial.number)
+        trial.set_user_attr("runs", number)  # for a later attempt, which continues these runs
+        folder = options.output / f"trials/{number}"
+        flags = self.flags_of(trial)
+        seeds = [jobs_of(options.recipes, [seed], [], flags) for seed in range(1, options.seeds + 1)]
+        jobs = [job for seed in seeds for job in seed]
+        runner = Runner(folder, options.workers, options.threads)
+        runner.require_same_settings(jobs)
+        means: list[float] = []
+
+        def report() -> None:
+            """Report the scores that are new, and end the trial if it is hopeless or has failed."""
+            problem = f"{runner.failed[0].name} failed" if runner.failed else ""
+            while not problem and len(means) < SHARES * options.seeds:
+                seed, share = divmod(len(means), SHARES)
+                scores = [self.score(runner, job, 1.0) for past in seeds[:seed] for job in past]
+                scores += [self.score(runner, job, (share + 1) / SHARES) for job in seeds[seed]]
+                if None in scores:
+                    return
+                means.append(sum(scores) / len(scores))
+                if math.isfinite(means[-1]):
+                    trial.report(means[-1], len(means))
+                    if not is_start and trial.should_prune():
+                        raise self.optuna.TrialPruned
+                elif share == SHARES - 1:
+                    problem = "no episode ended"
+            if problem and is_start:
+                raise ConfigError(f"The recipes fail as they are ({problem}; see log.txt in {folder}).")
+            if problem:  # pruned, so that the sampler avoids these parameters
+                raise self.optuna.TrialPruned(problem)
+
+        runner.run(jobs, report)
+        return means[-1]
+
+    def flags_of(self, trial: Any) -> tuple[str, ...]:
+        """Return the flags of ``fit`` of a trial: those of all runs, and the values that Optuna samples."""
+        flags = self.flags
+        for name, entry in () if "start" in trial.user_attrs else self.space.items():
+            if hasattr(entry, "choices"):
+                value = trial.suggest_categorical(name, entry.choices)
+            else:
+                method = trial.suggest_int if isinstance(entry.low, int) else trial.suggest_float
+                value = method(name, entry.low, entry.high, step=entry.step, log=entry.log)
+            flags += f"--{name}", str(value)
+        return flags
+
+    def score(self, runner: Runner, job: Job, share: float) -> Any:
+        """Return the score of a run after a share of its steps, None if it has not come so far.
+
+        It is NaN before an episode ends. All trials have the training return after the same steps.
+        """
+        rows = list(metrics_of(runner.folder_of(job)))
+        steps = share * job.settings["total_timesteps"]
+        if not runner.is_done(job) and (share == 1.0 or not rows or int(rows[-1]["step"]) < steps):
+            return None
+        rows = [row for row in rows if row.get("charts/episodic_return") and int(row["step"]) <= steps]
+        low, high = self.targets.get(job.settings["env_id"], (0.0, 1.0))
+        return (float(rows[-1]["charts/episodic_return"]) - low) / (high - low) if rows else math.nan
+
+    def write_results(self) -> None:
+        """Write the recipes of the best trial, and compare them with the start on fresh seeds."""
+        options = self.options
+        best = self.study.best_trial
+        start = next(trial for trial in self.study.trials if trial.values and "start" in trial.user_attrs)
+        flags = self.flags_of(best)
+        (options.output / "best").mkdir(exist_ok=True)
+        for recipe in options.recipes:
+            text = f"# {recipe.name} with {shlex.join(flags)}\n{resolved(recipe, flags)}"
+            (options.output / "best" / recipe.name).write_text(text)
+        print(f"Best trial: {best.number} ({best.value:.4f}); the recipes as they are: {start.value:.4f}.")
+        if best.number == start.number:
+            print("No trial is better than the recipes as they are.")
+            return
+        folders = [options.output / "comparison" / name for name in ("start", "best")]
+        seeds = map(str, range(options.seeds + 1, options.seeds + 1 + FRESH_SEEDS))
+        shared = ["--recipes", *map(str, options.recipes), "--seeds", *seeds]
+        shared += ["--workers", str(options.workers), "--threads", str(options.threads)]
+        for trial, folder in zip((start, best), folders, strict=True):
+            benchmark.main([*shared, "--output", str(folder), *self.flags_of(trial)])
+        print(f"\nRecipes as they are (before) and best trial (after):\n\n{compare(*folders)[0]}")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+def main(args: Sequence[str]) -> None:
+    """Run ``ppo-lightning tune``; unknown arguments are passed to ``fit``.
+
+    Raises:
+        ConfigError: A setting is invalid.
+    """
     parser = argparse.ArgumentParser(
         "ppo-lightning tune",
-        description="Search hyperparameters with Optuna. Each trial trains all recipes, seed by seed, and is"
-        " pruned early. The same command resumes the study, and on another machine joins it.",
+        description="Search hyperparameters with Optuna. Each trial trains all recipes with several seeds."
+        " The same command resumes the study, and a second one joins it.",
         epilog="All other arguments are passed to fit: --data.total_timesteps 100000 ...",
         allow_abbrev=False,
     )
@@ -119,91 +270,31 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--space", type=Path, required=True, help="search space, a YAML file")
     parser.add_argument("--trials", type=int, default=100, help="trials of the study (default: 100)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each trial, from 1 (default: 3)")
-    parser.add_argument("--fresh_seeds", type=int, default=5, help="seeds of the comparison (default: 5)")
-    add_runner_arguments(parser, "runs/tune")
-    parser.add_argument(
-        "--storage", help="file, or URL of a database (default: study.journal in the folder of --output)"
-    )
+    benchmark.add_runner_arguments(parser, "runs/tune")
+    parser.add_argument("--storage", help="URL of a database (default: study.db in --output)")
     parser.add_argument("--study", default="tune", help="name of the study in the storage (default: tune)")
-    parser.add_argument("--pruner", choices=["median", "hyperband", "none"], default="median")
-    parser.add_argument("--aggregate", choices=list(AGGREGATES), default="mean", help="of the scores")
-    return parser
-
-
-def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning tune``.
-
-    Args:
-        args: Arguments of the command. Unknown ones are passed to ``fit``.
-
-    Raises:
-        ConfigError: A setting is invalid.
-    """
-    options, unknown = parser().parse_known_args(args)
-    flags = tuple(unknown)
-    values_of_flags(flags)
-    for name in ("trials", "seeds", "workers", "threads"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name} ({getattr(options, name)}) must be at least 1.")
-    space = read_space(options.space)
-    jobs = jobs_of(options.recipes, [1], [], flags)
-    env_ids = [str(job.settings["env_id"]) for job in jobs]
-    if len(set(env_ids)) > 1 and (missing := [env_id for env_id in env_ids if env_id not in space.targets]):
+    options, flags = parser.parse_known_args(args)
+    if min(options.trials, options.seeds, options.workers, options.threads) < 1:
+        raise ConfigError("--trials, --seeds, --workers and --threads must be at least 1.")
+    space, targets = read_space(options.space)
+    for flag in [*flags, *(f"--{name}" for name in space)]:
+        if flag.startswith("--") and not flag.startswith(("--model.", "--data.", "--trainer.")):
+            raise ConfigError(f"{flag}: only flags --model.*, --data.* and --trainer.* may be tuned or set.")
+    env_ids = {str(job.settings["env_id"]) for job in jobs_of(options.recipes, [1], [], tuple(flags))}
+    if len(env_ids) > 1 and (missing := sorted(env_ids - set(targets))):
         raise ConfigError(f"--space {options.space}: several environments need targets; add {missing[0]}.")
-    optuna = import_extra("optuna", extra="tune")
-    check_flags(options.recipes, flags, space)
-    pruners = {
-        "median": optuna.pruners.MedianPruner,
-        "hyperband": lambda: optuna.pruners.HyperbandPruner(max_resource=SHARES * options.seeds),
-        "none": optuna.pruners.NopPruner,
-    }
-    shared = {
-        "recipes": {recipe.stem: yaml.safe_load(recipe.read_text()) for recipe in options.recipes},
-        "space": yaml.safe_load(options.space.read_text()),
-        **{name: getattr(options, name) for name in ("seeds", "threads", "pruner", "aggregate")},
-        "flags": shlex.join(flags),
-    }
+    for name, entry in space.items():  # before trials fail one by one
+        value = entry.choices[0] if hasattr(entry, "choices") else entry.low
+        for recipe in options.recipes:
+            resolved(recipe, [*flags, f"--{name}", str(value)])
     options.output.mkdir(parents=True, exist_ok=True)
-    storage = options.storage or str(options.output / "study.journal")
-    study = studies.open_study(storage, options.study, pruners[options.pruner](), shared)
-    runner = Runner(options.output, options.workers, options.threads)
-    tuner = Tuner(
-        study, runner, space, options.recipes, flags, options.seeds, options.trials, options.aggregate
-    )
-    exit_on_signals()
-    was_finished = len(tuner.finished()) >= options.trials
-    tuner.enqueue_start()
+    tuner = Tuner(options, tuple(flags), space, targets)
+    benchmark.exit_on_signals()
     try:
         tuner.run()
     except SystemExit:
-        print(f"Interrupted after {len(tuner.finished())} trials: the same command resumes the study.")
+        print(f"Interrupted: the same command resumes the study, and this trial after {2 * HEARTBEAT} s.")
         raise
-    last = max(tuner.finished(), key=lambda trial: (trial.datetime_complete, trial.number))
     with (options.output / "results.lock").open("w") as lock:
-        try:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            was_finished = False
-        if was_finished or last.user_attrs["owner"] == tuner.owner:
-            write_results(tuner, options, flags)
-        else:
-            print("The study is complete. The process that finished its last trial writes the results.")
-
-
-def write_results(tuner: Tuner, options: argparse.Namespace, flags: tuple[str, ...]) -> None:
-    """Write the recipe of the best trial, plots and the comparison with the start."""
-    study, space, folder = tuner.study, tuner.space, options.output
-    paths = write_best(study, space, options.recipes, flags, folder)
-    drawn = [f"{name}.{suffix}" for name in studies.draw(study, folder) for suffix in ("png", "html")]
-    start = next(trial for trial in tuner.finished() if "start" in trial.user_attrs)
-    best = study.best_trial
-    print(f"Best trial: {best.number}, score {best.value:.4f}; the recipes as they are: {start.value:.4f}.")
-    print(f"{folder}: {', '.join([*(path.name for path in paths), *drawn])}")
-    if best.number == start.number:
-        print("No trial is better than the recipes as they are.")
-    elif options.fresh_seeds > 0:
-        seeds = range(options.seeds + 1, options.seeds + 1 + options.fresh_seeds)
-        text = compare_with_start(options.recipes, flags, best_values(best, space), seeds, tuner.runner)
-        (folder / "comparison.md").write_text(text + "\n")
-        print(f"\nRecipes as they are (before) and best trial (after), {len(seeds)} fresh seeds:\n\n{text}")
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits, and finds all runs finished
+        tuner.write_results()

@@ -6,7 +6,7 @@ from ppo_lightning.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from ppo_lightning.envs.batched import BatchedEnv
-    from ppo_lightning.envs.examination import check_environment
+    from ppo_lightning.envs.conformance import check_environment
     from ppo_lightning.envs.factory import EnvFactory, make_env
 
 __all__ = ["BatchedEnv", "EnvFactory", "check_environment", "make_env"]

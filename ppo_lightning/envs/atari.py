@@ -1,4 +1,4 @@
-"""Atari games with the preprocessing of Mnih et al. (2015), identical on three backends.
+"""Atari games with the preprocessing of Mnih et al. (2015), identical on two backends.
 
 A backend steps games and returns single frames. :class:`AtariEnv` adds what all backends share: lives, the
 frame stack and reward clipping. An id only selects the game, so ``ALE/Breakout-v5`` and
@@ -22,10 +22,9 @@ ATARI_ID = re.compile(r"ALE/(\w+)-v5|(\w+)NoFrameskip-v4")
 class AtariEnv(BatchedEnv):
     """N copies of an Atari game.
 
-    Observations are bytes [frame_stack, 84, 84] with the newest frame last (color: three times as many
-    channels). With ``episodic_life``, ``terminated`` is also true at the loss of a life, while
-    ``episode_done`` marks the end of the game. Resetting a finished environment starts the next life or the
-    next game.
+    Observations are bytes [frame_stack, 84, 84] with the newest frame last. With ``episodic_life``,
+    ``terminated`` is also true at the loss of a life, while ``episode_done`` marks the end of the game.
+    Resetting a finished environment starts the next life or the next game.
 
     Args:
         env_id: ``ALE/Game-v5`` or ``GameNoFrameskip-v4``.
@@ -34,17 +33,13 @@ class AtariEnv(BatchedEnv):
         frame_skip: Frames per action. An observation is the pixelwise maximum of the last two.
         episodic_life: Treat the loss of a life as termination.
         fire_reset: Press FIRE at the start of a game that has this button, and at the start of the next life.
-            The backend ``ale`` cannot step one game alone, so there the agent presses FIRE after the loss of
-            a life.
         screen_size: Height and width of the pictures, pixels.
-        grayscale: Use one channel per frame.
         clip_reward: Train on the sign of the reward.
         frame_stack: Frames per observation.
         repeat_action_probability: Probability, at each frame, of repeating the previous action (sticky
             actions).
-        full_action_space: Use all 18 actions instead of the minimal set of the game.
         max_episode_frames: Time limit of a game in frames, rounded down to a multiple of ``frame_skip``.
-        num_threads: Threads of the backends ``envpool`` and ``ale``. 0 lets the backend choose.
+        num_threads: Threads of the backend ``envpool``. 0 lets it choose.
 
     Raises:
         ConfigError: The game does not exist, an option is out of range, or the backend's package is missing.
@@ -70,11 +65,9 @@ class AtariEnv(BatchedEnv):
         episodic_life: bool = True,
         fire_reset: bool = True,
         screen_size: int = 84,
-        grayscale: bool = True,
         clip_reward: bool = True,
         frame_stack: int = 4,
         repeat_action_probability: float = 0.0,
-        full_action_space: bool = False,
         max_episode_frames: int = 108_000,
         num_threads: int = 0,
     ) -> None:
@@ -102,18 +95,15 @@ class AtariEnv(BatchedEnv):
         self.fire_reset = fire_reset
         # detail 18
         self.screen_size = screen_size
-        self.grayscale = grayscale
         self.episodic_life = episodic_life
         self.clip_reward = clip_reward
         self.repeat_action_probability = repeat_action_probability
-        self.full_action_space = full_action_space
         self.max_episode_frames = max_episode_frames // frame_skip * frame_skip
         self.num_threads = min(num_threads, len(seeds))
         self.render_fps = 60 / frame_skip
-        self.channels = 1 if grayscale else 3
         self.frame_stack = frame_stack
         count = len(seeds)
-        picture = (self.channels * frame_stack, screen_size, screen_size)
+        picture = (frame_stack, screen_size, screen_size)
         self._stack = np.zeros((count, *picture), np.uint8)
         self._lives = np.zeros(count, np.int64)
         super().__init__(spaces.Box(0, 255, picture, np.uint8), spaces.Discrete(self._make()), self.seeds)
@@ -147,15 +137,11 @@ class AtariEnv(BatchedEnv):
 
     @abstractmethod
     def _new_games(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start new games in the environments ``rows`` [K]. Return frames [K, C, H, W] and lives [K]."""
+        """Start new games in the environments ``rows`` [K]. Return frames [K, 1, H, W] and lives [K]."""
 
-    def _next_lives(self, rows: np.ndarray) -> np.ndarray | None:
-        """Start the next lives in the environments ``rows`` [K].
-
-        Returns:
-            Frames [K, C, H, W], or None if the game continues unchanged.
-        """
-        return None
+    @abstractmethod
+    def _next_lives(self, rows: np.ndarray) -> np.ndarray:
+        """Start the next lives in the environments ``rows`` [K]. Return frames [K, 1, H, W]."""
 
     @abstractmethod
     def _step_games(
@@ -164,7 +150,7 @@ class AtariEnv(BatchedEnv):
         """Step all games.
 
         Returns:
-            Frames [N, C, H, W], rewards [N], ``terminated`` [N], ``truncated`` [N] and lives [N].
+            Frames [N, 1, H, W], rewards [N], ``terminated`` [N], ``truncated`` [N] and lives [N].
         """
 
     def reseed(self, seeds: list[int]) -> None:
@@ -182,19 +168,19 @@ class AtariEnv(BatchedEnv):
             frames, self._lives[new_game_rows] = self._new_games(new_game_rows)
             self._fill_stack(new_game_rows, frames)
         next_life_rows = np.flatnonzero(~all_rows if mask is None else mask & ~self.episode_done)
-        if len(next_life_rows) and (next_frames := self._next_lives(next_life_rows)) is not None:
-            self._fill_stack(next_life_rows, next_frames)
+        if len(next_life_rows):
+            self._fill_stack(next_life_rows, self._next_lives(next_life_rows))
         return self._stack
 
     def _fill_stack(self, rows: np.ndarray, frames: np.ndarray) -> None:
         # detail 20
-        self._stack[rows] = np.tile(frames, (1, self._stack.shape[1] // self.channels, 1, 1))
+        self._stack[rows] = frames
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all games, see :meth:`BatchedEnv._step_arrays`."""
         frames, reward, terminated, truncated, lives = self._step_games(action)
-        self._stack[:, : -self.channels] = self._stack[:, self.channels :]
-        self._stack[:, -self.channels :] = frames
+        self._stack[:, :-1] = self._stack[:, 1:]
+        self._stack[:, -1:] = frames
         self.episode_done = terminated | truncated
         if self.episodic_life:
             # detail 16

@@ -1,4 +1,4 @@
-"""Atari backends: EnvPool, ``ale_py`` and Gymnasium."""
+"""Atari backends: EnvPool and Gymnasium."""
 
 from typing import Any
 
@@ -17,8 +17,7 @@ class EnvPoolAtari(AtariEnv):
 
     EnvPool's reset always starts a new game, even if the current one is not over. The next life begins with a
     step whose action EnvPool ignores. This class makes that step for the affected environments only, outside
-    the
-    rollout.
+    the rollout.
     """
 
     def _make(self) -> int:
@@ -35,11 +34,9 @@ class EnvPoolAtari(AtariEnv):
             use_fire_reset=self.fire_reset,
             img_height=self.screen_size,
             img_width=self.screen_size,
-            gray_scale=self.grayscale,
             stack_num=1,
             reward_clip=False,
             repeat_action_probability=self.repeat_action_probability,
-            full_action_space=self.full_action_space,
             max_episode_steps=self.max_episode_frames // self.frame_skip,
         )
         return int(self.envs.action_space.n)
@@ -60,50 +57,6 @@ class EnvPoolAtari(AtariEnv):
         return frames, reward, info["terminated"].astype(bool), truncated, info["lives"]
 
 
-class AleAtari(AtariEnv):
-    """Atari games stepped by the vector environment of ``ale_py``."""
-
-    def _make(self) -> int:
-        ale_py = import_extra("ale_py.vector_env", extra="atari")
-        self.envs = ale_py.AtariVectorEnv(
-            self.rom,
-            len(self.seeds),
-            num_threads=self.num_threads,
-            max_num_frames_per_episode=self.max_episode_frames,
-            repeat_action_probability=self.repeat_action_probability,
-            full_action_space=self.full_action_space,
-            img_height=self.screen_size,
-            img_width=self.screen_size,
-            grayscale=self.grayscale,
-            stack_num=1,
-            frameskip=self.frame_skip,
-            noop_max=self.noop_max,
-            episodic_life=False,  # ale_py would start a new game instead of the next life
-            reward_clipping=False,
-            use_fire_reset=self.fire_reset,
-        )
-        self._seeds_to_use: np.ndarray | None = np.array(self.seeds)
-        return int(self.envs.single_action_space.n)
-
-    def _new_games(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        seeds, self._seeds_to_use = self._seeds_to_use, None
-        mask = np.zeros(len(self.seeds), bool)
-        mask[rows] = True
-        # An explicit reset replaces the autoreset, whose step would ignore the action.
-        frames, info = self.envs.reset(seed=seeds, options=None if mask.all() else {"reset_mask": mask})
-        return self._channels_first(frames)[rows], info["lives"][rows]
-
-    def _step_games(
-        self, action: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        frames, reward, terminated, truncated, info = self.envs.step(action.astype(np.int64))
-        return self._channels_first(frames), reward.astype(np.float64), terminated, truncated, info["lives"]
-
-    def _channels_first(self, frames: np.ndarray) -> np.ndarray:
-        """Convert [N, 1, H, W] or [N, 1, H, W, 3] to [N, C, H, W]."""
-        return frames if self.grayscale else frames[:, 0].transpose(0, 3, 1, 2)
-
-
 class GymnasiumAtari(AtariEnv):
     """Atari games in Gymnasium's ``AtariPreprocessing``, stepped one after the other.
 
@@ -120,7 +73,6 @@ class GymnasiumAtari(AtariEnv):
                     f"ALE/{self.game}-v5",
                     frameskip=1,
                     repeat_action_probability=self.repeat_action_probability,
-                    full_action_space=self.full_action_space,
                     # No limit, because ALE also counts the frames before the first step.
                     max_num_frames_per_episode=0,
                 ),
@@ -128,7 +80,6 @@ class GymnasiumAtari(AtariEnv):
                 frame_skip=self.frame_skip,
                 screen_size=self.screen_size,
                 terminal_on_life_loss=False,
-                grayscale_obs=self.grayscale,
             )
             for _ in self.seeds
         ]
@@ -192,13 +143,10 @@ class GymnasiumAtari(AtariEnv):
             set_wrapper_attributes(game, saved["wrappers"])
 
     def _frame(self, game: Any) -> np.ndarray:
-        """Return the current screen, [C, H, W]."""
-        screen = game.ale.getScreenGrayscale() if self.grayscale else game.ale.getScreenRGB()
+        """Return the current screen, [1, H, W]."""
         size = (self.screen_size, self.screen_size)
-        return self._channels_first(self._cv2.resize(screen, size, interpolation=self._cv2.INTER_AREA))
-
-    def _channels_first(self, frame: np.ndarray) -> np.ndarray:
-        return frame[None] if self.grayscale else frame.transpose(2, 0, 1)
+        screen = game.ale.getScreenGrayscale()
+        return self._cv2.resize(screen, size, interpolation=self._cv2.INTER_AREA)[None]
 
     def _step_games(
         self, action: np.ndarray
@@ -208,5 +156,5 @@ class GymnasiumAtari(AtariEnv):
         self._frames_played += self.frame_skip
         truncated = self._frames_played >= self.max_episode_frames
         lives = np.array([info["lives"] for info in infos])
-        pictures = np.stack([self._channels_first(frame) for frame in frames])
+        pictures = np.stack(frames)[:, None]
         return pictures, np.array(rewards, np.float64), np.array(terminated), truncated, lives

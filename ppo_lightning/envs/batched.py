@@ -11,7 +11,8 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from ppo_lightning.spaces.specs import row_spec, spec_from_space, stored
+from ppo_lightning.envs.minigrid import cells_as_choices
+from ppo_lightning.spaces.specs import join_vectors, row_spec, spec_from_space, stored
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -24,7 +25,7 @@ class BatchedEnv(EnvBase):
     exception are environments with ``resets_late``.
 
     Args:
-        observation_space: Observation space of one environment.
+        observation_space: Observation space of one environment. A dictionary or tuple becomes one row.
         action_space: Action space of one environment.
         seeds: One seed per environment, N in total.
 
@@ -54,7 +55,9 @@ class BatchedEnv(EnvBase):
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
-        self.spaces = observation_space, action_space
+        # Space of an observation as the environment returns it, and spaces of its row and of the actions.
+        self.unjoined_space: Any = cells_as_choices(observation_space)
+        self.spaces = join_vectors(self.unjoined_space), action_space
         # TorchRL sets this flag only at the first reset, and `close` skips a closed environment.
         self.is_closed = False
         self.num_envs = len(seeds)

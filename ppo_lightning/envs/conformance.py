@@ -1,21 +1,35 @@
-"""Checks of recorded play: what in an environment would break or bias training.
+"""Checks of environments: what in their random play would break or bias training."""
 
-Each check is a function of arrays and yields findings.
-"""
-
-from collections.abc import Iterator
+import contextlib
+import functools
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from torchrl.data import Bounded, TensorSpec
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, TensorSpec
+from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 
-from ppo_lightning.envs.recording import REACHED, Recording, StepPastEnd, episodes_of
-from ppo_lightning.spaces.specs import columns
+from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.factory import EnvFactory, specs_of
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.spaces.rows import to_row
+from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns
+from ppo_lightning.utils.watch import StepWatch
 
 LARGE_REWARD = 100.0  # root mean square; the value function would dominate the loss
-SMALL_REWARD = 1e-5  # root mean square of the non-zero rewards
+REACHED = 10.0  # largest bound that a policy with standard deviation 1 may reach
 NARROW_ACTION = 0.1  # width of a range that a policy with standard deviation 1 nearly always leaves
 SHORT_EPISODE = 10  # steps; shorter tasks often have a fixed length
+REPLAYED_STEPS = 100  # steps that are repeated with the same seed, with other actions and another seed
+SEVERITIES = ("error", "warning", "note")
 
 
 class Finding(NamedTuple):
@@ -45,206 +59,312 @@ class Finding(NamedTuple):
 Findings = Iterator[Finding]
 
 
-def check_finite(recording: Recording) -> Findings:
-    """Check for NaN and infinity."""
-    for name, values in (("observation", recording.observation), ("reward", recording.reward)):
-        finite = np.isfinite(values) if values.dtype.kind == "f" else np.ones(1, bool)
-        if not finite.all():
-            step, env = np.argwhere(~finite)[0][:2]
-            yield Finding(
-                "error",
-                "non-finite",
-                f"The {name} of environment {env} is not finite at its step {step}.",
-                "A run ends there. Find the cause, or restart with data.env_kwargs.max_restarts.",
-            )
+class Examination(NamedTuple):
+    """Result of :func:`check_environment`.
+
+    Attributes:
+        findings: All findings, errors first.
+        rollout: Random play [N, T], None if it ended with an error.
+        seconds: Duration of a step of one environment, resets included, seconds.
+    """
+
+    findings: list[Finding]
+    rollout: TensorDictBase | None = None
+    seconds: float = math.nan
 
 
-def check_rewards(recording: Recording) -> Findings:
-    """Check the scale of the rewards, and whether random play changes the return."""
-    rewards = recording.reward
-    if not np.isfinite(rewards).all():
-        return
-    if not rewards.any():
-        yield Finding(
-            "note",
-            "reward",
-            f"All {rewards.size} rewards of random play are 0.",
-            "PPO learns nothing before it finds a reward. A sparse task may need many steps.",
-        )
-        return
-    scale = float(np.sqrt(np.mean(np.square(rewards[rewards != 0], dtype=np.float64))))
-    total = episodes_of(recording).total
-    remedy = "Set model.norm_reward to true, or scale the rewards to about 1."
-    if scale > LARGE_REWARD:
-        what = f"The rewards are large: their root mean square is {scale:.2g}."
-        yield Finding("warning", "reward", what, remedy)
-    elif scale < SMALL_REWARD:  # they may grow with skill
-        what = f"The rewards of random play are small: their root mean square is {scale:.2g}."
-        yield Finding("note", "reward", what, remedy)
-    elif len(total) > 2 and np.ptp(total) == 0:
-        yield Finding(
-            "note",
-            "reward",
-            f"All {len(total)} episodes of random play have the return {total[0]:g}.",
-            "PPO learns nothing before the returns of two episodes differ.",
-        )
-
-
-def check_episode_ends(recording: Recording, limit: int | None = None, planned: int = 0) -> Findings:
-    """Check that episodes end.
+def check_environment(
+    factory: EnvFactory, num_envs: int = 4, num_steps: int = 1200, seconds: float = 10.0
+) -> Examination:
+    """Play at random as the collectors do, and check the environments.
 
     Args:
-        recording: Random play.
-        limit: Known time limit, steps.
-        planned: Requested number of steps. With fewer steps the check is inconclusive.
+        factory: Makes the environments.
+        num_envs: Number of environments N.
+        num_steps: Steps of each environment.
+        seconds: Longest time of random play, seconds. Slow environments make fewer steps.
+
+    Raises:
+        ConfigError: The environments cannot be made, as in ``fit``.
+
+    Example:
+        >>> check_environment(EnvFactory("CartPole-v1"), num_steps=100).findings
+        []
     """
-    num_steps = len(recording.over)
-    if recording.over.any() or (limit is not None and limit > num_steps):
-        return
-    what = f"No episode ended within {num_steps} steps."
-    if num_steps < planned:
-        yield Finding("note", "endless", what, "Raise --seconds to see whether episodes end.")
-        return
-    yield Finding(
-        "warning",
-        "endless",
-        what,
-        "Validation plays whole episodes and would not end. Set data.env_kwargs.max_episode_steps."
-        " If episodes are longer, raise --steps.",
-    )
+    env = factory.make(num_envs)
+    watch = StepWatch(factory.step_timeout)
+
+    def play(num_steps: int, seconds: float, seed: int = 1, action_seed: int = 0) -> TensorDictBase:
+        # Closed at once, because some environments need a port or a license.
+        with contextlib.closing(factory.make(num_envs, seed)) as twin:
+            return random_play(twin, num_steps, action_seed, seconds, watch)[0]
+
+    try:
+        with warnings.catch_warnings(), contextlib.closing(env):
+            warnings.simplefilter("ignore")
+            rollout, step_seconds = random_play(env, num_steps, 0, seconds, watch)
+            replay = functools.partial(play, min(REPLAYED_STEPS, rollout.shape[1]), seconds / 10)
+            limit = factory.time_limit(env) if rollout.shape[1] == num_steps else math.inf
+            flags_time_limits = getattr(env, "flags_time_limits", True)
+            findings = [
+                *check_finite(rollout),
+                *check_space(rollout, env),
+                *check_episode_ends(rollout, limit),
+                *check_rollout(rollout, specs_of(env).action, flags_time_limits),
+                *check_replays(rollout, replay),
+                *check_interface(env),
+            ]
+    except (Exception, SystemExit) as error:
+        notes = " ".join(getattr(error, "__notes__", []))
+        what = f"{type(error).__name__}: {first_line(error).rstrip('.')}. {notes}".rstrip()
+        what = str(error) if isinstance(error, ConfigError) else what
+        return Examination([Finding("error", "exception", what, "A run would end there.")])
+    finally:
+        watch.stop()
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Examination(findings, rollout, step_seconds)
 
 
-def check_time_limits(recording: Recording, flags_time_limits: bool = True) -> Findings:
+def random_play(
+    env: EnvBase, num_steps: int, seed: int = 0, seconds: float = math.inf, watch: StepWatch | None = None
+) -> tuple[TensorDictBase, float]:
+    """Step environments as the collectors do, with random actions that masks allow.
+
+    Args:
+        env: Environments of batch size [N]. They are reset first.
+        num_steps: T.
+        seed: Seed of the actions.
+        seconds: Time after which the play ends, seconds. TorchRL environments ignore it.
+        watch: Ends the process if a step hangs.
+
+    Returns:
+        A rollout [N, T] with the keys of the collectors, and the duration of a step of one environment,
+        resets included, seconds.
+    """
+    watch = watch or StepWatch(None)
+    watch.step_begins()
+    start = time.perf_counter()
+    if not isinstance(env, BatchedEnv):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            rollout = env.rollout(num_steps, break_when_any_done=False)
+        return rollout, (time.perf_counter() - start) / rollout.numel()
+    env.spaces[1].seed(seed)
+    observation = env.reset_arrays()
+    elapsed = time.perf_counter() - start  # inside of the environments
+    steps: list[TensorDict] = []
+    while len(steps) < num_steps and (elapsed < seconds or not steps):
+        before = torch.tensor(observation)
+        action = random_action(env, observation)
+        watch.step_begins()
+        start = time.perf_counter()
+        observation, reward, terminated, truncated = env.step_arrays(action)
+        elapsed += time.perf_counter() - start
+        done = terminated | truncated
+        valid = np.ones_like(done) if env.valid is None else env.valid.copy()
+        following = {
+            "observation": torch.tensor(observation),
+            "reward": torch.tensor(reward, dtype=torch.float64),
+            "terminated": torch.tensor(terminated),
+            "done": torch.from_numpy(done | ~valid),  # a step that does not count ends no episode
+            "episode_done": torch.from_numpy(env.episodes_over(done) & valid),
+        }
+        step = {"observation": before, "valid": torch.from_numpy(valid), "next": following}
+        steps.append(TensorDict(step, [env.num_envs]))
+        if done.any():
+            start = time.perf_counter()
+            observation = env.reset_arrays(done)
+            elapsed += time.perf_counter() - start
+    played: Any = torch.stack(steps, 1)
+    rewards = env.learning_reward(played["next", "reward"].T.numpy())
+    played["next", "reward"] = torch.from_numpy(rewards).T
+    return played, elapsed / played.numel()
+
+
+def random_action(env: BatchedEnv, observation: np.ndarray) -> np.ndarray:
+    """Draw actions [N, ...] that the masks in the observations [N, ...] allow."""
+    observation_spec, action_spec = env.agent_specs
+    space = env.spaces[1]
+    mask = mask_columns(observation_spec)
+    ends = np.cumsum(choice_counts(action_spec))[:-1]
+    actions = []
+    for row in observation:
+        allowed = None if mask is None else iter(np.split((row[mask] > 0).astype(np.int8), ends))
+        action = space.sample(None if allowed is None else _sample_mask(space, allowed))
+        actions.append(to_row(space, action))
+    return np.stack(actions).reshape(env.num_envs, *env.action_spec_unbatched.shape)
+
+
+def _sample_mask(space: spaces.Space, allowed: Iterator[np.ndarray]) -> Any:
+    """Return the mask for the ``sample`` of a space from the masks of its components."""
+    if isinstance(space, spaces.Dict):
+        return {name: _sample_mask(part, allowed) for name, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_sample_mask(part, allowed) for part in space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(next(allowed) for _ in space.nvec)
+    return next(allowed) if isinstance(space, spaces.Discrete) else None
+
+
+def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the environments, first steps and last steps of the E whole episodes of a rollout, [E] each.
+
+    Args:
+        rollout: Rollout [N, T] of a collector, of :func:`random_play` or of TorchRL, from the first step of
+            the environments on.
+    """
+    done = rollout["next", "done"].reshape(rollout.shape)
+    over = rollout["next"].get("episode_done", done).reshape(rollout.shape)
+    # Between two episodes, an environment may fail or only reset, and a player may be dead.
+    skipped = ~rollout.get("valid", torch.ones_like(done)) & done & ~over
+    env, end = (over | skipped).nonzero(as_tuple=True)
+    start = torch.where(env == env.roll(1), end.roll(1) + 1, 0)
+    start[:1] = 0
+    whole = over[env, end]
+    return env[whole], start[whole], end[whole]
+
+
+def check_rollout(
+    rollout: TensorDictBase, action_spec: TensorSpec, flags_time_limits: bool = True
+) -> Findings:
+    """Run the checks that need no more than the first rollout of a run.
+
+    Args:
+        rollout: The rollout [N, T], whose episodes all begin in it.
+        action_spec: Action spec of one environment.
+        flags_time_limits: Whether the environments can tell time limits from terminations.
+    """
+    yield from check_action_bounds(action_spec)
+    yield from check_rewards(rollout)
+    yield from check_autoreset(rollout)
+    if flags_time_limits:
+        yield from check_time_limits(rollout)
+
+
+def check_interface(env: EnvBase) -> Findings:
+    """Run Gymnasium's or TorchRL's own checker."""
+    from gymnasium.utils.env_checker import check_env  # here, because `fit` imports this module
+    from torchrl.envs.utils import check_env_specs
+
+    base: Any = env.base_env if isinstance(env, TransformedEnv) else env
+    try:
+        if isinstance(base, GymnasiumEnv):
+            check_env(base.envs[0], skip_render_check=True, skip_close_check=True)
+        elif not isinstance(base, BatchedEnv):
+            check_env_specs(base.create_env_fn[0]() if isinstance(base, SerialEnv) else base)
+    except (Exception, SystemExit) as error:
+        said = first_line(error).rstrip(".")
+        if isinstance(base, GymnasiumEnv):
+            what = f"Gymnasium's check_env says: {said}."
+            yield Finding("note", "gymnasium", what, "This package needs no more. Other libraries may.")
+        else:
+            what = f"TorchRL's check_env_specs says: {said}."
+            yield Finding("warning", "specs", what, "Make the specs agree with what reset and step return.")
+
+
+def check_finite(rollout: TensorDictBase) -> Findings:
+    """Check for NaN and infinity."""
+    for name, values in (("observation", rollout["observation"]), ("reward", rollout["next", "reward"])):
+        if not values.isfinite().all():
+            env, step = (~values.isfinite()).nonzero()[0, :2].tolist()
+            what = f"The {name} of environment {env} is not finite at its step {step}."
+            remedy = "A run ends there. Find the cause, or restart with data.env_kwargs.max_restarts."
+            yield Finding("error", "non-finite", what, remedy)
+
+
+def check_space(rollout: TensorDictBase, env: EnvBase) -> Findings:
+    """Check that observations lie in the declared space of the environments."""
+    spec = env.observation_spec_unbatched["observation"]
+    observation = rollout["observation"]
+    if not isinstance(spec, Bounded):
+        return
+    outside = (observation < spec.space.low) | (observation > spec.space.high)
+    if not outside.any():
+        return
+    value = observation[outside][0].item()
+    what = f"The observation leaves the bounds of its space, for example with {value:g}."
+    by_column = outside.reshape(-1, spec.shape.numel()).any(dim=0)
+    parts = columns(specs_of(env).observation)
+    if any(isinstance(part, Categorical) and by_column[place].any() for _, part, place in parts):
+        yield Finding("error", "space", what, "Discrete observations select a weight: correct the space.")
+    else:
+        yield Finding("note", "space", what, "This package ignores these bounds. Other libraries do not.")
+
+
+def check_rewards(rollout: TensorDictBase) -> Findings:
+    """Check the scale of the rewards."""
+    rewards = rollout["next", "reward"].double()
+    if not rewards.any():
+        what = f"All {rewards.numel()} rewards of random play are 0."
+        remedy = "PPO learns nothing before it finds a reward. A sparse task may need many steps."
+        yield Finding("note", "reward", what, remedy)
+        return
+    scale = rewards[rewards != 0].square().mean().sqrt().item()
+    if scale > LARGE_REWARD:
+        what = f"The rewards are large: their root mean square is {scale:.2g}."
+        remedy = "Set model.norm_reward to true, or scale the rewards to about 1."
+        yield Finding("warning", "reward", what, remedy)
+
+
+def check_episode_ends(rollout: TensorDictBase, limit: float | None) -> Findings:
+    """Check that episodes end, unless their known time limit is longer than the rollout."""
+    num_steps = rollout.shape[1]
+    if not rollout["next", "done"].any() and (limit is None or limit <= num_steps):
+        yield Finding(
+            "warning",
+            "endless",
+            f"No episode ended within {num_steps} steps.",
+            "Validation plays whole episodes and would not end. Set data.env_kwargs.max_episode_steps."
+            " If episodes are longer, raise --steps.",
+        )
+
+
+def check_time_limits(rollout: TensorDictBase) -> Findings:
     """Check whether a time limit is flagged as a termination.
 
     The finding requires that all of the longest episodes have the same length and terminate. It is omitted
     if the observation has a clock, from which the agent can predict the end.
-
-    Args:
-        recording: Random play.
-        flags_time_limits: Whether the adapter can tell time limits from terminations.
     """
-    episodes = episodes_of(recording)
-    if len(episodes.length) < 3:
+    env, start, end = episodes_of(rollout)
+    length = end - start + 1
+    if len(length) < 3:
         return
-    longest = episodes.length.max()
-    at_limit = episodes.length == longest
-    count = int(at_limit.sum())
-    few = count < max(3, 0.1 * len(at_limit))
-    if few or longest < SHORT_EPISODE or not episodes.terminated[at_limit].all():
+    at_limit = length == length.max()
+    env, end = env[at_limit], end[at_limit]
+    few = len(env) < max(3, 0.1 * len(length))
+    terminated = rollout["next"].get("terminated", rollout["next", "done"])[env, end]
+    if few or length.max() < SHORT_EPISODE or not terminated.all():
         return
-    last, final = (part[at_limit].reshape(count, -1) for part in (episodes.last, episodes.final))
-    same = (last == last[0]).all(axis=0) & (final == final[0]).all(axis=0)
+    last, final = rollout["observation"][env, end], rollout["next", "observation"][env, end]
+    same = (last == last[0]).all(dim=0) & (final == final[0]).all(dim=0)
     if (same & (last[0] != final[0])).any():
-        return
-    what = f"{count} of {len(at_limit)} episodes terminate at exactly step {longest}, and none is longer."
-    if not flags_time_limits:
-        yield Finding("note", "time limit", what, "This backend reports no time limits, by design.")
         return
     yield Finding(
         "warning",
         "time limit",
-        what,
+        f"{len(env)} of {len(length)} episodes terminate at exactly step {length.max()}, and none is longer.",
         "If this is a time limit, return truncated=True instead of terminated=True: otherwise the update"
         " takes the value of the final state as 0. If the task ends there, let observations show the time.",
     )
 
 
-def check_initial_observations(recording: Recording) -> Findings:
-    """Check that environments with different seeds have different episodes.
-
-    The players of a game may share its observations. The first player stands for the game.
-    """
-    players = slice(None, None, recording.rows_per_game)
-    is_first = recording.first[:, players]
-    num_envs = is_first.shape[1]
-    first = recording.observation[:, players][is_first]
-    rows = first.reshape(len(first), -1)
-    starts, later = rows[:num_envs], rows[num_envs:]
-    if num_envs < 2 or len(later) < 3 or not is_first[0].all() or (starts != starts[0]).any():
-        return
-    if (later != starts[0]).any(axis=1).mean() >= 0.9:
-        yield Finding(
-            "warning",
-            "seed",
-            f"All {num_envs} environments start with the same observation, and later episodes start with"
-            " others: the seed has no effect.",
-            "Call super().reset(seed=seed) and draw all random numbers from self.np_random.",
-        )
-
-
-def check_other_seed(recording: Recording, other: Recording) -> Findings:
-    """Check whether the seed has an effect. Many tasks are deterministic.
-
-    Args:
-        recording: Random play.
-        other: The same actions with another seed.
-    """
-    if first_difference(recording, other) is None:
-        yield Finding(
-            "note",
-            "seed",
-            f"Another seed gives the same {len(other.over)} steps: the environment seems deterministic.",
-            "If it should be random, draw from self.np_random after super().reset(seed=seed).",
-        )
-
-
-def check_repetition(recording: Recording, repetition: Recording) -> Findings:
-    """Check that the same seed and the same actions give the same episodes.
-
-    Args:
-        recording: Random play.
-        repetition: The first steps again, in new environments.
-    """
-    step = first_difference(recording, repetition)
-    if step is not None:
-        yield Finding(
-            "warning",
-            "seed",
-            f"The same seed and the same actions give other episodes from step {step} on.",
-            "Runs cannot be reproduced. Draw all random numbers from self.np_random, not from random,"
-            " numpy.random or the clock.",
-        )
-
-
-def check_actions_matter(recording: Recording, other: Recording) -> Findings:
-    """Check that actions have an effect.
-
-    Args:
-        recording: Random play.
-        other: The same seed with other actions.
-    """
-    if first_difference(recording, other) is None:
-        yield Finding(
-            "warning",
-            "action",
-            f"Other actions give the same observations and rewards for {len(other.over)} steps.",
-            "The actions seem to have no effect. Check that step() uses its argument.",
-        )
-
-
-def first_difference(one: Recording, other: Recording) -> int | None:
-    """Return the first step at which two recordings differ, over the length of the shorter one."""
-    num_steps = min(len(one.over), len(other.over))
-    for step in range(num_steps):
-        for name in ("observation", "reward", "terminated", "truncated"):
-            values, others = getattr(one, name)[step], getattr(other, name)[step]
-            if not np.array_equal(values, others, equal_nan=values.dtype.kind == "f"):
-                return step
-    return None
-
-
-def check_autoreset(recording: Recording) -> Findings:
+def check_autoreset(rollout: TensorDictBase) -> Findings:
     """Check whether final observations are first observations of the next episode.
 
     The finding requires final observations in the range of first observations, and preceding observations
     outside this range.
     """
-    episodes = episodes_of(recording)
-    inside = _range_of_starts(recording)
-    if inside is None or len(episodes.final) < 3:
+    env, start, end = episodes_of(rollout)
+    if len(env) < 6:
         return
-    if inside(episodes.final).all() and inside(episodes.last).mean() <= 0.5:
+    first, last = (rollout["observation"][env, step].flatten(1).double() for step in (start, end))
+    final = rollout["next", "observation"][env, end].flatten(1).double()
+    low, high = first.amin(dim=0), first.amax(dim=0)
+    margin = (high - low) / 2  # of a sample, which is narrower than the distribution
+    final_inside, last_inside = (
+        ((rows >= low - margin) & (rows <= high + margin)).all(dim=1) for rows in (final, last)
+    )
+    if final_inside.all() and last_inside.double().mean() <= 0.5:
         yield Finding(
             "warning",
             "autoreset",
@@ -254,50 +374,48 @@ def check_autoreset(recording: Recording) -> Findings:
         )
 
 
-def check_step_past_end(recording: Recording, past: StepPastEnd | None) -> Findings:
-    """Check whether a step after the end of an episode starts a new one.
+def check_replays(rollout: TensorDictBase, replay: Callable[..., TensorDictBase]) -> Findings:
+    """Check that the same seed and actions give the same episodes, other actions and other seeds do not.
 
     Args:
-        recording: Random play.
-        past: What such a step returned. None: no episode ended.
+        rollout: Random play.
+        replay: Plays in new environments with a ``seed`` and an ``action_seed``.
     """
-    inside = _range_of_starts(recording)
-    if past is None or inside is None or past.done:
-        return
-    if inside(past.following[None]).all() and not inside(past.final[None]).any():
+    step = first_difference(rollout, replay())
+    if step is not None:
         yield Finding(
-            "note",
-            "autoreset",
-            "A step after the end of an episode starts a new one, without a reset.",
-            "This package resets before that step and is not affected.",
+            "warning",
+            "seed",
+            f"The same seed and the same actions give other episodes from step {step} on.",
+            "Runs cannot be reproduced. Draw all random numbers from self.np_random, not from random,"
+            " numpy.random or the clock.",
         )
+        return
+    if first_difference(rollout, replay(action_seed=1)) is None:
+        what = "Other actions give the same observations and rewards."
+        remedy = "The actions seem to have no effect. Check that step() uses its argument."
+        yield Finding("warning", "action", what, remedy)
+    if first_difference(rollout, replay(seed=2)) is None:
+        env, start, _ = episodes_of(rollout)
+        starts = rollout["observation"][env, start]
+        is_random = (starts != starts[:1]).any()
+        what = "Another seed gives the same episodes."
+        remedy = "Draw from self.np_random after super().reset(seed=seed), unless the task is deterministic."
+        yield Finding("warning" if is_random else "note", "seed", what, remedy)
 
 
-def _range_of_starts(recording: Recording) -> Any:
-    """Return a function that tells which observations [K, ...] lie in the range of first observations.
-
-    None: there are too few first observations.
-    """
-    first = recording.observation[recording.first]
-    if len(first) < 6:
-        return None
-    flat = first.reshape(len(first), -1).astype(np.float64)
-    low, high = flat.min(axis=0), flat.max(axis=0)
-    margin = (high - low) / 2  # of a sample, which is narrower than the distribution
-
-    def inside(observation: np.ndarray) -> np.ndarray:
-        rows = observation.reshape(len(observation), -1).astype(np.float64)
-        return ((rows >= low - margin) & (rows <= high + margin)).all(axis=1)
-
-    return inside
+def first_difference(one: TensorDictBase, other: TensorDictBase) -> int | None:
+    """Return the first step at which two rollouts differ, over the length of the shorter one."""
+    shape = one.shape[0], min(one.shape[1], other.shape[1]), -1
+    steps = []
+    for key in ("observation", ("next", "observation"), ("next", "reward"), ("next", "done")):
+        a, b = (rollout[key][:, : shape[1]].reshape(shape).double().nan_to_num() for rollout in (one, other))
+        steps += (a != b).any(dim=2).any(dim=0).nonzero()[:1].flatten().tolist()
+    return min(steps, default=None)
 
 
 def check_action_bounds(spec: TensorSpec) -> Findings:
-    """Check that continuous actions have a range near [-1, 1], where the policy starts.
-
-    Args:
-        spec: Action spec of one environment.
-    """
+    """Check that the continuous actions of a spec have a range near [-1, 1], where the policy starts."""
     for name, part, _ in columns(spec):
         if not (isinstance(part, Bounded) and part.dtype.is_floating_point):
             continue
@@ -312,18 +430,3 @@ def check_action_bounds(spec: TensorSpec) -> Findings:
                 "A policy starts with the standard deviation 1. Rescale the actions:"
                 " gymnasium.wrappers.RescaleAction(env, -1, 1).",
             )
-
-
-def check_rollout(recording: Recording, action_spec: TensorSpec, flags_time_limits: bool = True) -> Findings:
-    """Run the checks that need no more than the first rollout of a run.
-
-    Args:
-        recording: The rollout, whose episodes all begin in it.
-        action_spec: Action spec of one environment.
-        flags_time_limits: As for :func:`check_time_limits`.
-    """
-    yield from check_action_bounds(action_spec)
-    yield from check_rewards(recording)
-    yield from check_time_limits(recording, flags_time_limits)
-    yield from check_initial_observations(recording)
-    yield from check_autoreset(recording)

@@ -11,9 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.spaces.specs import join_vectors
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -61,12 +59,12 @@ class EnvPoolEnv(BatchedEnv):
             )
         self._make = envpool_maker(env_id, num_threads, env_kwargs)
         self.envs = self._make(seeds)
-        space = cells_as_choices(self.envs.observation_space)
-        self._keys: list[str] | None = None
-        if isinstance(space, spaces.Dict):
+        space = self.envs.observation_space
+        has_parts = isinstance(space, spaces.Dict)
+        if has_parts:
             space = spaces.Dict({key: space[key] for key in sorted(space)})
-            self._keys = list(space)
-        super().__init__(join_vectors(space), self.envs.action_space, seeds)
+        super().__init__(space, self.envs.action_space, seeds)
+        self._keys = list(self.unjoined_space) if has_parts else None
         self._limit = env_kwargs.get("max_episode_steps")
         self._action_dtype = self.envs.action_space.dtype
 

@@ -11,7 +11,6 @@ import gymnasium
 import torch
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
-from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.envs.atari import ATARI_ID, check_options
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.specs import Specs, specs_of
@@ -19,30 +18,28 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
-Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "ale", "procgen", "pettingzoo"]
+Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
 
 
 class Adapter(NamedTuple):
     """Where to find the environments of a backend.
 
     Attributes:
-        path: Module and class, imported on first use, because EnvPool's import alone takes a second. None:
-            the backend has Atari games only.
+        path: Module and class, imported on first use, because EnvPool's import alone takes a second.
         render: Backend that renders environments of the same id.
         atari: Module and class of the Atari games. None: the backend has none.
     """
 
-    path: str | None
+    path: str
     render: str
     atari: str | None = None
 
 
 BACKENDS: dict[str, Adapter] = {
     "gymnasium": Adapter("gymnasium:GymnasiumEnv", "gymnasium", "atari_backends:GymnasiumAtari"),
-    "vectorized": Adapter("cartpole:CartPoleEnv", "gymnasium"),
+    "vectorized": Adapter("vector:make_vectorized", "vectorized"),
     "torch": Adapter("torch_env:TorchEnv", "gymnasium"),
     "envpool": Adapter("envpool:EnvPoolEnv", "gymnasium", "atari_backends:EnvPoolAtari"),
-    "ale": Adapter(None, "gymnasium", "atari_backends:AleAtari"),
     "procgen": Adapter("procgen:ProcgenEnv", "procgen"),
     "pettingzoo": Adapter("games:make_games", "pettingzoo"),
 }
@@ -162,7 +159,7 @@ class EnvFactory:
         env_kwargs = dict(self.env_kwargs)
         if render:
             adapter = BACKENDS[adapter.render]
-        if self.backend == "ale" or ATARI_ID.fullmatch(self.env_id):  # type: ignore[arg-type]
+        if ATARI_ID.fullmatch(self.env_id):  # type: ignore[arg-type]
             if adapter.atari is None:
                 raise ConfigError(
                     f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
@@ -170,19 +167,12 @@ class EnvFactory:
             self._refuse_workers("Atari games")
             check_options(env_kwargs)
             return _import_class(adapter.atari)(self.env_id, seeds, **env_kwargs)
-        assert adapter.path is not None
         if self.backend != "gymnasium":
             self._refuse_workers(f"the backend {self.backend!r}")
         if self.backend == "envpool" and _import_class("envpool:is_board_game")(self.env_id):
             return _import_class("turn_based:BoardGameEnv")(self.env_id, seeds, **env_kwargs)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
-        if self.backend == "gymnasium" and _import_class("registered:is_vector_only")(self.env_id):
-            self._refuse_workers("vectorized environments")
-            vector_env = _import_class("registered:make_registered_vector")(
-                self.env_id, len(seeds), **env_kwargs
-            )
-            return _import_class("vector:GymnasiumVectorEnv")(vector_env, seeds)
         if num_workers:
             return self._in_workers(num_workers, self.env_id, seeds, first_env, **env_kwargs)
         env_class = _import_class(adapter.path)
@@ -346,14 +336,17 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:
     try:
+        inspect.signature(function).bind(**env_kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"env_id must be callable with data.env_kwargs as its arguments: {error}."
+        ) from error
+    except ValueError:  # builtins have no signature
+        pass
+    try:
         return function(**env_kwargs)
     except SystemExit as error:
         raise RuntimeError(f"env_id, which makes the environment, raised {error!r}.") from error
     except Exception as error:
-        assert error.__traceback__ is not None
-        if isinstance(error, TypeError) and error.__traceback__.tb_next is None:  # the call itself
-            raise ConfigError(
-                f"env_id must be callable with data.env_kwargs as its arguments: {error}."
-            ) from error
-        blame_env(error, "env_id, which makes the environment, raised this.")
+        error.add_note("env_id, which makes the environment, raised this.")
         raise

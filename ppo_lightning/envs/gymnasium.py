@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -10,14 +11,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_observation, check_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.minigrid import cells_as_choices
-from ppo_lightning.envs.single import make_from_function, make_registered
 from ppo_lightning.envs.state import Row, read_state, restore_state
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.spaces.rows import from_row, to_row
-from ppo_lightning.spaces.specs import MASK, choice_counts, join_vectors, mask_columns, spec_from_space
+from ppo_lightning.spaces.specs import MASK, choice_counts, mask_columns, spec_from_space
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -81,7 +80,7 @@ class GymnasiumEnv(BatchedEnv):
         first = self.envs[0]
         name = type(first.unwrapped).__name__ if first.spec is None else first.spec.id
         self._env_id = env_id if isinstance(env_id, str) else name
-        space = cells_as_choices(first.observation_space)
+        space = first.observation_space
         actions = first.action_space
         count = sum(choice_counts(spec_from_space(actions)))
         # Source of masks that are not part of the observations.
@@ -92,21 +91,24 @@ class GymnasiumEnv(BatchedEnv):
         elif count and not (isinstance(space, spaces.Dict) and MASK in space.spaces):
             # Only a reset shows whether `info` has masks. Keep its result for the first reset of the run.
             try:
-                observation, info = first.reset(seed=seeds[0])
+                pending_resets = {0: self._reset_env(first, seeds[0])}
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(0), "reset")
-            pending_resets = {0: (observation, info)}
+            _, info = pending_resets[0]
             self._mask_source = "info" if isinstance(info, dict) and MASK in info else None
         if self._mask_source is not None:
             self._in_dict = isinstance(space, spaces.Dict)
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
             space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
-        self._space: Any = space
-        super().__init__(join_vectors(space), actions, seeds)
+        super().__init__(space, actions, seeds)
         observation_spec, action_spec = self.agent_specs
         self._observation = self.empty_rows()
         self._results = np.zeros(len(seeds)), np.zeros(len(seeds), bool), np.zeros(len(seeds), bool)
-        self._to_row = None if isinstance(self._space, spaces.Box) else functools.partial(to_row, self._space)
+        self._to_row = (
+            None
+            if isinstance(self.unjoined_space, spaces.Box)
+            else functools.partial(to_row, self.unjoined_space)
+        )
         is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
         self._from_row = None if is_simple else functools.partial(from_row, actions)
         self._mask = mask_columns(observation_spec)
@@ -139,11 +141,18 @@ class GymnasiumEnv(BatchedEnv):
         for i in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             try:
                 seed = None if seeds is None else seeds[i]
-                observation, info = self._pending_resets.pop(i, None) or self.envs[i].reset(seed=seed)
+                pending = self._pending_resets.pop(i, None)
+                observation, info = pending or self._reset_env(self.envs[i], seed)
                 self._store_observation(i, observation, info, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(i), "reset")
         return self._observation
+
+    @staticmethod
+    def _reset_env(env: gymnasium.Env, seed: int | None) -> tuple[Any, Any]:
+        answer = env.reset(seed=seed)
+        check_parts(answer, "reset", 2)
+        return answer
 
     def _location(self, i: int) -> str:
         return f"{self._env_id}, environment {self._first_env + i}"
@@ -166,7 +175,7 @@ class GymnasiumEnv(BatchedEnv):
         if self._mask_source is not None:
             observation = self._with_mask(i, observation, info, over)
         if check:
-            check_observation(observation, self._space)
+            check_observation(observation, self.unjoined_space)
         row = observation if self._to_row is None else self._to_row(observation)
         self._observation[i] = row
         if self._mask is not None and not over:
@@ -185,7 +194,7 @@ class GymnasiumEnv(BatchedEnv):
         elif MASK in info:
             masks = info[MASK]
         elif over:
-            masks = np.ones(self._space[MASK].shape, np.int8)
+            masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
         else:
             raise ConfigError(f"the info has no {MASK!r}, which it had at the first reset.")
         parts = observation if self._in_dict else {"observation": observation}
@@ -205,12 +214,13 @@ class GymnasiumEnv(BatchedEnv):
                     observation[i], reward[i], terminated[i], truncated[i], _ = env.step(chosen[i])
                 return observation, reward, terminated, truncated
             for i, env in enumerate(self.envs):
-                step = env.step(chosen[i]) if self.valid is None else self._step_or_restart(i, chosen[i])
+                restarts = self.valid is not None
+                step: Any = self._step_or_restart(i, chosen[i]) if restarts else env.step(chosen[i])
                 if self.valid is not None:
                     self.valid[i] = step is not None
-                if step is None:  # the row keeps its observation
-                    reward[i], terminated[i], truncated[i] = 0.0, False, True
-                    continue
+                    if step is None:  # the row keeps its observation
+                        reward[i], terminated[i], truncated[i] = 0.0, False, True
+                        continue
                 if not self._checked:
                     check_step(step)
                 value, reward[i], terminated[i], truncated[i], info = step
@@ -276,3 +286,63 @@ def _is_finite(value: Any) -> bool:
         return all(map(_is_finite, value))
     array = np.asarray(value)
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
+    """Make an environment from Gymnasium's registry.
+
+    Args:
+        env_id: Id of the environment.
+        **env_kwargs: Arguments of ``gymnasium.make``.
+
+    Raises:
+        ConfigError: The id is not registered, or the environment cannot be created.
+        RuntimeError: The environment raised ``SystemExit``, which would end the process with exit code 0,
+            like a complete run.
+    """
+    if env_id.startswith("dm_control/"):
+        import_extra("dm_control", extra="dm-control")
+        import_extra("shimmy", extra="dm-control")  # registers the ids at import
+    try:
+        return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise ConfigError(
+            f"env_id {env_id!r} needs a package that is missing: {first_line(error)}"
+        ) from error
+    except (TypeError, ValueError, AssertionError, OSError) as error:
+        raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
+    except SystemExit as error:
+        raise RuntimeError(f"The environment {env_id!r} raised {error!r} while it was made.") from error
+    except gymnasium.error.Error as error:
+        if re.fullmatch(r"\w+(\.[\w<>]+)+", env_id):
+            raise ConfigError(
+                f"env_id {env_id!r} is a function: give the id of a registered environment."
+            ) from error
+        if "entry_point is not specified" in str(error):
+            raise ConfigError(
+                f"env_id {env_id!r} has a vectorized environment only: set data.backend to 'vectorized'."
+            ) from error
+        hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
+        raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
+    except Exception as error:
+        error.add_note(f"{env_id}: the constructor raised this.")
+        raise
+
+
+def make_from_function(function: Callable[..., Any], **env_kwargs: Any) -> gymnasium.Env:
+    """Make an environment with a user's function.
+
+    Args:
+        function: Returns a new environment.
+        **env_kwargs: Arguments of the function.
+
+    Raises:
+        ConfigError: The function returns another type.
+    """
+    env = function(**env_kwargs)
+    if isinstance(env, gymnasium.Env):
+        return env
+    raise ConfigError(
+        f"env_id makes a {type(env).__name__}: it must make a Gymnasium environment, a vectorized environment"
+        " of Gymnasium or a TorchRL environment."
+    )

@@ -3,7 +3,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.spaces.specs import SMALLEST_PICTURE
+from ppo_lightning.spaces.specs import MASK, SMALLEST_PICTURE
 
 CELL = (11, 6, 3)  # numbers of objects, colors and states (minigrid/core/constants.py)
 
@@ -20,11 +20,12 @@ def cells_as_choices(space: spaces.Space) -> spaces.Space:
     Returns:
         A space with a ``MultiDiscrete`` image. Any space of another kind is returned unchanged.
     """
-    if not (isinstance(space, spaces.Dict) and set(space) == {"direction", "image", "mission"}):
+    if not (isinstance(space, spaces.Dict) and set(space) - {MASK} == {"direction", "image", "mission"}):
         return space
     shape = space["image"].shape or ()
     if (
         shape[2:] != (3,) or shape[0] >= SMALLEST_PICTURE
     ):  # a wrapper has rendered pixels or encoded the cells
         return space
-    return spaces.Dict(direction=space["direction"], image=spaces.MultiDiscrete(np.broadcast_to(CELL, shape)))
+    parts = {name: part for name, part in space.items() if name != "mission"}
+    return spaces.Dict({**parts, "image": spaces.MultiDiscrete(np.broadcast_to(CELL, shape))})

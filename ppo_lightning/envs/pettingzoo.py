@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_observation, check_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.rows import from_row, to_row
-from ppo_lightning.spaces.specs import MASK, join_vectors
+from ppo_lightning.spaces.specs import MASK
 from ppo_lightning.utils.seeding import derive_seed
 
 STATE = f"{PRIVILEGED}state"  # entry of the game's state
@@ -74,7 +74,7 @@ class ParallelGamesEnv(BatchedEnv):
             space = spaces.Dict({**parts, STATE: state_space(first, self._name)})
         self._space = space
         self.envs = distinct_games(first, make, num_games, self._name)
-        super().__init__(join_vectors(space), actions, seeds)
+        super().__init__(space, actions, seeds)
         self._to_row = None if isinstance(space, spaces.Box) else functools.partial(to_row, space)
         is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
         self._from_row = None if is_simple else functools.partial(from_row, actions)
@@ -121,7 +121,9 @@ class ParallelGamesEnv(BatchedEnv):
         """Start a game, and write the first observations to ``_fresh``."""
         env = self.envs[g]
         try:
-            observations, infos = env.reset(seed=seed)
+            answer = env.reset(seed=seed)
+            check_parts(answer, "reset", 2)
+            observations, infos = answer
             state = env.state() if self._has_state else None
             for row, player in enumerate(self._players, start=g * self.num_players):
                 self._alive[row] = player in observations and player in env.agents
@@ -195,7 +197,9 @@ class ParallelGamesEnv(BatchedEnv):
         env = self.envs[g]
         players = list(enumerate(self._players, start=g * self.num_players))
         chosen = {player: actions[row] for row, player in players if self._alive[row]}
-        observations, rewards, terminated, truncated, _ = env.step(chosen)
+        answer = env.step(chosen)
+        check_parts(answer, "step", 5)
+        observations, rewards, terminated, truncated, _ = answer
         state = env.state() if self._has_state else None
         for row, player in players:
             over = False

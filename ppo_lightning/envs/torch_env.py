@@ -1,14 +1,101 @@
-"""The backend ``torch``: classic control as tensors, with Gymnasium's episodes."""
+"""The backend ``torch``: CartPole and Pendulum as tensors, with Gymnasium's episodes.
 
-from typing import Any
+The equations and constants are those of ``gymnasium.envs.classic_control``. States are float64 as there, so
+that the episodes are Gymnasium's for the same initial states and actions.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 import gymnasium
 import torch
 from torch import Tensor
 
 from ppo_lightning.envs.tensor_env import State, TensorEnv, TensorStep
-from ppo_lightning.envs.torch_tasks import TASKS
 from ppo_lightning.errors import ConfigError
+
+
+class Task(ABC):
+    """Dynamics of N copies of a task.
+
+    Attributes:
+        low: Lower bounds of the initial state, one per number.
+        high: Upper bounds of the initial state.
+    """
+
+    low: ClassVar[tuple[float, ...]]
+    high: ClassVar[tuple[float, ...]]
+
+    @staticmethod
+    @abstractmethod
+    def step(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Step each copy once.
+
+        Args:
+            state: States, [N, S] float64.
+            action: Actions, [N] int64, or [N, 1] floats inside their bounds.
+
+        Returns:
+            Next states [N, S], rewards [N] and whether the episode terminated [N] bool.
+        """
+
+    @staticmethod
+    def observe(state: Tensor) -> Tensor:
+        """Return observations [N, ...] float64 of states [N, S]."""
+        return state
+
+
+class CartPole(Task):
+    """CartPole: cart position (m), velocity, pole angle (rad), angular velocity."""
+
+    low, high = (-0.05,) * 4, (0.05,) * 4
+
+    @staticmethod
+    def step(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Push the cart with 10 N to the left (0) or right (1) for 0.02 s, see :meth:`Task.step`."""
+        x, x_dot, theta, theta_dot = state.unbind(-1)
+        pole_mass, total_mass, half_length = 0.1, 1.1, 0.5
+        force = 20.0 * action - 10.0
+        sin, cos = theta.sin(), theta.cos()
+        push = (force + pole_mass * half_length * theta_dot**2 * sin) / total_mass
+        inertia = half_length * (4 / 3 - pole_mass * cos**2 / total_mass)
+        theta_acc = (9.8 * sin - cos * push) / inertia
+        x_acc = push - pole_mass * half_length * theta_acc * cos / total_mass
+        change = torch.stack([x_dot, x_acc, theta_dot, theta_acc], dim=-1)
+        following = state + 0.02 * change
+        out = (following[:, 0].abs() > 2.4) | (following[:, 2].abs() > 12 * math.pi / 180)
+        return following, torch.ones_like(x), out
+
+
+class Pendulum(Task):
+    """Pendulum: angle from upright (rad) and angular velocity (rad/s)."""
+
+    low, high = (-math.pi, -1.0), (math.pi, 1.0)
+
+    @staticmethod
+    def step(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Apply a torque for 0.05 s, see :meth:`Task.step`."""
+        theta, theta_dot = state.unbind(-1)
+        torque = action[:, 0]  # float32: Gymnasium rounds the products of the torque, too
+        angle = torch.remainder(theta + math.pi, 2 * math.pi) - math.pi
+        reward = -(angle**2 + 0.1 * theta_dot**2 + 0.001 * torque**2)
+        theta_dot = (theta_dot + (15.0 * theta.sin() + (3.0 * torque).to(state.dtype)) * 0.05).clamp(-8, 8)
+        theta = theta + theta_dot * 0.05
+        return torch.stack([theta, theta_dot], dim=-1), reward, torch.zeros_like(theta, dtype=torch.bool)
+
+    @staticmethod
+    def observe(state: Tensor) -> Tensor:
+        """Return cosine, sine and angular velocity, [N, 3]."""
+        theta, theta_dot = state.unbind(-1)
+        return torch.stack([theta.cos(), theta.sin(), theta_dot], dim=-1)
+
+
+TASKS: dict[str, type[Task]] = {
+    "CartPole-v0": CartPole,
+    "CartPole-v1": CartPole,
+    "Pendulum-v1": Pendulum,
+}
 
 
 class TorchEnv(TensorEnv):
@@ -20,7 +107,7 @@ class TorchEnv(TensorEnv):
     Select this class with ``data.backend: torch``.
 
     Args:
-        env_id: A key of :data:`~ppo_lightning.envs.torch_tasks.TASKS`.
+        env_id: A key of ``TASKS``.
         seeds: One seed per environment.
         device: Device of the states.
         **env_kwargs: Only ``max_episode_steps``.

@@ -52,9 +52,8 @@ class TurnBasedEnv(BatchedEnv):
         self._observation = self.empty_rows()
         self._generators = [np.random.default_rng(seed) for seed in seeds]
         self._opening_left = np.zeros(self.num_envs, np.int64)  # random moves left in the openings
-        self._opening_keys = np.zeros(
-            (self.num_envs, opening_moves, num_actions)
-        )  # the highest legal one moves
+        # Random keys of the actions, of which the highest legal one moves.
+        self._opening_keys = np.zeros((self.num_envs, opening_moves, num_actions))
 
     def start_openings(self, games: np.ndarray) -> None:
         """Draw the openings of games that start.

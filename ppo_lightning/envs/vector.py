@@ -4,17 +4,20 @@ import warnings
 import weakref
 from typing import Any
 
+import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ppo_lightning.envs.answers import check_observation, check_vector_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_vector_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.minigrid import cells_as_choices
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, first_line, nearest
 from ppo_lightning.spaces.rows import from_rows, to_row, to_rows
-from ppo_lightning.spaces.specs import MASK, choice_counts, join_vectors, mask_columns
+from ppo_lightning.spaces.specs import MASK, choice_counts, mask_columns
 from ppo_lightning.utils.seeding import derive_seed
 
 MODE = "autoreset_mode"  # key of the metadata
@@ -70,14 +73,12 @@ class GymnasiumVectorEnv(BatchedEnv):
         _adapted.add(envs.unwrapped)
         self.envs = envs
         self._mode = _mode(envs, self._name)
-        self._space = cells_as_choices(envs.single_observation_space)
-        actions = envs.single_action_space
-        super().__init__(join_vectors(self._space), actions, seeds)
+        super().__init__(envs.single_observation_space, envs.single_action_space, seeds)
         self.resets_late = self._mode is AutoresetMode.NEXT_STEP
         observation_spec, action_spec = self.agent_specs
-        self._is_box = isinstance(self._space, spaces.Box)
+        self._is_box = isinstance(self.unjoined_space, spaces.Box)
         self._observation = self.empty_rows()
-        self._batched_space = batch_space(self._space, num_envs)
+        self._batched_space = batch_space(self.unjoined_space, num_envs)
         self._mask = mask_columns(observation_spec)
         self._component_ends = np.cumsum(choice_counts(action_spec))[:-1]
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
@@ -108,7 +109,9 @@ class GymnasiumVectorEnv(BatchedEnv):
         """
         if mask is None:
             try:
-                observation, info = self._reset_all()
+                answer = self._reset_all()
+                check_parts(answer, "reset", 2)
+                observation, info = answer
                 self._store(observation, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
@@ -219,7 +222,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         if self._is_box:
             self._observation[:] = np.asarray(observation).reshape(self._observation.shape)
         else:
-            self._observation[:] = to_rows(self._space, observation, self.num_envs)
+            self._observation[:] = to_rows(self.unjoined_space, observation, self.num_envs)
         if self._mask is not None:
             masks = self._observation[:, self._mask]
             components = np.split(masks > 0, self._component_ends, axis=1)
@@ -247,12 +250,12 @@ class GymnasiumVectorEnv(BatchedEnv):
             raise ConfigError(f"info[{key!r}] lacks the environment {missing.argmax()}, which has finished.")
         if by_env:
             for i in np.flatnonzero(done):
-                check_observation(finals[i], self._space, f"info[{key!r}][{i}]")
-                row: Any = finals[i] if self._is_box else to_row(self._space, finals[i])
+                check_observation(finals[i], self.unjoined_space, f"info[{key!r}][{i}]")
+                row: Any = finals[i] if self._is_box else to_row(self.unjoined_space, finals[i])
                 self._observation[i] = np.asarray(row).reshape(self._observation.shape[1:])
             return
         check_observation(finals, self._batched_space, f"info[{key!r}]")
-        rows = np.asarray(finals) if self._is_box else to_rows(self._space, finals, self.num_envs)
+        rows = np.asarray(finals) if self._is_box else to_rows(self.unjoined_space, finals, self.num_envs)
         self._observation[done] = rows.reshape(self._observation.shape)[done]
 
     def render(self) -> np.ndarray | None:
@@ -285,3 +288,89 @@ def _mode(envs: VectorEnv, name: str) -> AutoresetMode:
     is_async = type(envs) is AsyncVectorEnv and envs.shared_memory and envs.worker is None
     by_mask = mode is AutoresetMode.NEXT_STEP and (is_sync or is_async)
     return AutoresetMode.DISABLED if by_mask else mode
+
+
+class CartPoleEnv(GymnasiumVectorEnv):
+    """N copies of CartPole with episodes bit-identical to those of N single environments.
+
+    Gymnasium's class draws all initial states from one generator and resets at the step after an episode end,
+    which would count for nothing. Here each copy has a generator of its own, seeded and used as in a single
+    environment, and the caller resets by mask.
+
+    Args:
+        envs: Gymnasium's vectorized environment.
+        seeds: One seed per environment.
+
+    Example:
+        >>> env = make_vectorized("CartPole-v1", [1, 2, 3])
+        >>> env.reset_arrays().shape
+        (3, 4)
+    """
+
+    envs: Any
+
+    def __init__(self, envs: VectorEnv, seeds: list[int]) -> None:
+        super().__init__(envs, seeds)
+        self.envs = envs.unwrapped
+        self.resets_late, self.valid = False, None
+        self.envs.reset()
+
+    def reseed(self, seeds: list[int]) -> None:
+        """Create one generator per seed, see :meth:`BatchedEnv.reseed`."""
+        self._generators = [np_random(seed)[0] for seed in seeds]
+
+    def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Draw initial states, see :meth:`BatchedEnv.reset_arrays`."""
+        for i in range(self.num_envs) if mask is None else np.flatnonzero(mask):
+            self.envs.state[:, i] = self._generators[i].uniform(self.envs.low, self.envs.high, 4)
+            self.envs.steps[i] = 0
+        return self.envs.state.T.astype(np.float32)
+
+    def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step all copies, see :meth:`BatchedEnv._step_arrays`."""
+        self.envs.prev_done[:] = False  # disables the autoreset
+        return self.envs.step(action)[:4]
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Return states, step counts and generators, see :meth:`BatchedEnv.get_state`."""
+        return [
+            {
+                "state": torch.from_numpy(self.envs.state[:, i].copy()),
+                "steps": int(self.envs.steps[i]),
+                "random": generator.bit_generator.state,
+            }
+            for i, generator in enumerate(self._generators)
+        ]
+
+    def set_state(self, states: list[dict[str, Any]]) -> None:
+        """Restore all copies, see :meth:`BatchedEnv.set_state`."""
+        for i, saved in enumerate(states):
+            self.envs.state[:, i] = saved["state"].numpy()
+            self.envs.steps[i] = saved["steps"]
+            self._generators[i].bit_generator.state = saved["random"]
+
+
+def make_vectorized(env_id: str, seeds: list[int], /, **env_kwargs: Any) -> GymnasiumVectorEnv:
+    """Make the vectorized environment that is registered for an id, for the backend ``vectorized``.
+
+    Args:
+        env_id: Id with a ``vector_entry_point``, optionally with a module to import.
+        seeds: One seed per environment.
+        **env_kwargs: Arguments of ``gymnasium.make_vec``.
+
+    Raises:
+        ConfigError: The id has no vectorized environment, or an option is wrong.
+    """
+    try:
+        envs = gymnasium.make_vec(env_id, len(seeds), "vector_entry_point", **env_kwargs)
+    except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
+        spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+        if spec is not None and spec.vector_entry_point is not None:
+            sentence = f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
+        else:
+            ids = [name for name, known in gymnasium.registry.items() if known.vector_entry_point]
+            hint = nearest(env_id, ids) or ": set data.backend to 'gymnasium'."
+            sentence = f"env_id {env_id!r} has no vectorized environment in Gymnasium{hint}"
+        raise ConfigError(sentence) from error
+    is_cartpole = type(envs.unwrapped) is CartPoleVectorEnv
+    return CartPoleEnv(envs, seeds) if is_cartpole else GymnasiumVectorEnv(envs, seeds)

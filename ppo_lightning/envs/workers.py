@@ -1,30 +1,34 @@
 """Gymnasium environments stepped in worker processes, for slow environments."""
 
 import contextlib
+import faulthandler
 import functools
+import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
 import os
 import pickle
+import random
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn, cast
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+import torch
+from gymnasium.vector.utils import CloudpickleWrapper
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import Row, pack, unpack
-from ppo_lightning.envs.worker_group import Group, Members, record_type
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils.watch import end_with_the_parent
 
 # Shares of `step_timeout`. A worker that does not answer for the first share is ended. The watchdog of the
 # run ends the whole process after 1 to 1.1, but only the worker's traceback shows where it hangs.
@@ -37,12 +41,27 @@ CLOSE_SECONDS = 5.0  # for the `close` methods of the environments, before the w
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
+class Request(NamedTuple):
+    """A message to a worker: a method of its environments, and the arguments."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+class Reply(NamedTuple):
+    """The answer of a worker: what the method returned and which steps count, or its error."""
+
+    value: Any = None
+    valid: np.ndarray | None = None
+    error: Any = None  # an exception that can be pickled
+
+
 class WorkerEnv(BatchedEnv):
     """N copies of a Gymnasium environment in W worker processes.
 
-    Gymnasium's ``AsyncVectorEnv`` runs the processes. Each worker steps N / W copies as
-    :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv` does, and writes the results to shared memory.
-    The episodes are the same as in one process, to the bit, for any number of workers.
+    Each worker steps N / W copies as :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv` does. For each
+    :class:`Request` it sends one :class:`Reply`. The episodes are the same as in one process, to the bit, for
+    any number of workers.
 
     On Linux, the workers end with the process that made them, even if that process is killed. They ignore
     SIGINT and SIGTERM, which schedulers send to all processes of a run: a run stops its own workers.
@@ -66,6 +85,8 @@ class WorkerEnv(BatchedEnv):
         >>> env.close()
     """
 
+    envs: list["Worker"]
+
     def __init__(
         self,
         num_workers: int,
@@ -83,132 +104,95 @@ class WorkerEnv(BatchedEnv):
         assert rest == 0
         # One copy in this process shows the spaces. The copies that are stepped exist in the workers only.
         sample = GymnasiumEnv(env_id, seeds[:1], first_env, **env_kwargs)
-        row = sample._observation[0]
         sample.close()
         super().__init__(*sample.spaces, seeds)
         self.step_timeout = step_timeout
         self.render_fps = sample.render_fps
         self._bounds = None  # the workers clip actions
-        groups = [slice(start, start + size) for start in range(0, num_envs, size)]
-        self._members = [range(first_env + rows.start, first_env + rows.stop) for rows in groups]
-        record = record_type(size, row)
-        results = spaces.Box(0, 255, (record.itemsize,), np.uint8)
-        actions = spaces.Box(0, 1, (size, *self.action_spec_unbatched.shape))
-        self._action_shape = num_workers, *actions.shape
-        makers = [
-            functools.partial(
-                Group,
-                functools.partial(Members, env_id, seeds[rows], first_env + rows.start, **env_kwargs),
-                rows,
-                results,
-                actions,
-            )
-            for rows in groups
-        ]
-        try:
-            self.envs = Workers(
-                makers,
-                context=START_METHOD,
-                autoreset_mode=AutoresetMode.DISABLED,
-                copy=False,
-                limit=LOADING_SHARE * (step_timeout or 0.0),
-            )
-        except (EOFError, OSError) as error:
-            raise RuntimeError(
-                f"A worker process ended or did not answer at its start ({error or type(error).__name__}):"
-                " start the run under `if __name__ == '__main__':`, or set data.num_workers to 0."
-            ) from error
-        # A view of the shared memory, which every step and reset overwrites: one record per worker, [W].
-        self._records = cast(np.ndarray, self.envs.observations).view(record)[:, 0]
-        self._row_shape = row.shape
+        self._first_env = first_env
+        self._observation = self.empty_rows()
+        self._results = np.zeros(num_envs), np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         if sample.valid is not None:
             self.valid = np.ones(num_envs, bool)
+        self._started = False
         self._waiting = False  # whether an exchange with the workers was interrupted
+        self.envs = []
+        for start in range(0, num_envs, size):
+            rows = slice(start, start + size)
+            make = functools.partial(Members, env_id, seeds[rows], first_env + start, **env_kwargs)
+            self.envs.append(Worker(rows, make))
+        # At exit, multiprocessing waits for its processes, which ignore its SIGTERM.
+        multiprocessing.util.Finalize(self, _kill, [self.envs], exitpriority=100)
         try:
-            self._read(self._ask(self.envs.call, "start", loading=True))
+            self._ask({worker: Request("start") for worker in self.envs}, loading=True)
         except BaseException:
             self.close()
             raise
+        self._started = True
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset in the workers, see :meth:`BatchedEnv.reset_arrays`."""
-        options: dict[str, Any] = {"mask": mask}
-        if mask is not None:
-            # Workers without a finished episode get no message.
-            options["reset_mask"] = mask.reshape(len(self._members), -1).any(axis=1)
-            if not options["reset_mask"].any():
-                return self._observation()
+        requests = {}
+        for worker in self.envs:  # those without a finished episode get no message
+            if mask is None or mask[worker.rows].any():
+                requests[worker] = Request("reset_arrays", (None if mask is None else mask[worker.rows],))
         # The first reset may load a simulator.
-        _, info = self._ask(self.envs.reset, options=options, loading=mask is None)
-        if info:
-            self._read(info["report"])
-        return self._observation()
-
-    def _observation(self) -> np.ndarray:
-        return self._records["observation"].reshape(self.num_envs, *self._row_shape)
+        for worker, reply in self._ask(requests, loading=mask is None).items():
+            self._observation[worker.rows] = reply.value
+        return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step in the workers, see :meth:`BatchedEnv._step_arrays`."""
-        info = self._ask(self.envs.step, action.reshape(self._action_shape))[-1]
-        if info:
-            self._read(info["report"])
-        reward, terminated, truncated, valid = (
-            self._records[name].reshape(self.num_envs)
-            for name in ("reward", "terminated", "truncated", "valid")
-        )
-        if self.valid is not None:
-            self.valid = valid
-        return self._observation(), reward, terminated, truncated
+        requests = {worker: Request("step_arrays", (action[worker.rows],)) for worker in self.envs}
+        for worker, reply in self._ask(requests).items():
+            arrays = self._observation, *self._results
+            for array, part in zip(arrays, reply.value, strict=True):
+                array[worker.rows] = part
+            if self.valid is not None:
+                self.valid[worker.rows] = reply.valid
+        return self._observation, *self._results
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
-        self._call("reseed", seeds)
+        self._ask({worker: Request("reseed", (seeds[worker.rows],)) for worker in self.envs})
 
     def get_state(self) -> list[Row] | None:
         """Return states as :class:`GymnasiumEnv` does, see :meth:`BatchedEnv.get_state`."""
-        groups = [unpack(data) for data in self._call("get_state")]
+        replies = self._ask({worker: Request("packed_state") for worker in self.envs})
+        groups = [unpack(reply.value) for reply in replies.values()]
         return None if None in groups else [row for rows in groups if rows for row in rows]
 
     def set_state(self, states: list[Row]) -> None:
         """Restore the environments, see :meth:`BatchedEnv.set_state`."""
-        groups = np.split(np.arange(self.num_envs), len(self._members))
-        self._ask(self.envs.set_attr, "states", [pack([states[i] for i in rows]) for rows in groups])
-        self._read(self._ask(self.envs.call, "set_state", loading=True))
+        packed = {worker: pack(states[worker.rows]) for worker in self.envs}
+        requests = {worker: Request("set_packed_state", (data,)) for worker, data in packed.items()}
+        self._ask(requests, loading=True)
 
-    def _call(self, name: str, *args: Any) -> list[Any]:
-        """Call a method of the groups and return the values, one per worker."""
-        return self._read(self._ask(self.envs.call, name, *args))
-
-    def _ask(self, request: Callable[..., Any], *args: Any, loading: bool = False, **kwargs: Any) -> Any:
-        """Exchange messages with the workers.
+    def _ask(self, requests: Mapping["Worker", Request], loading: bool = False) -> dict["Worker", Reply]:
+        """Send requests, and return the replies.
 
         Args:
-            request: Method of :class:`Workers`.
-            *args: Passed to the method.
+            requests: One request per worker.
             loading: Whether the workers may load environments, which takes longer than a step.
-            **kwargs: Passed to the method.
 
         Raises:
             RuntimeError: A worker ended, or did not answer in time.
+            Exception: The first error that a worker replied.
         """
         self._waiting = True
         share = LOADING_SHARE if loading else TIMEOUT_SHARE
-        self.envs.limit(share * (self.step_timeout or 0.0))
         try:
-            answer = request(*args, **kwargs)
-        except (EOFError, OSError):  # from the pipe of a dead worker, or of one that does not answer
+            for worker, request in requests.items():
+                worker.transport.limit(share * (self.step_timeout or 0.0))
+                worker.transport.send(request)
+            replies = {worker: worker.transport.receive() for worker in requests}
+        except (EOFError, OSError):  # the worker is dead or does not answer
             self._raise_death(share)
         self._waiting = False
-        return answer
-
-    def _read(self, reports: Any) -> list[Any]:
-        """Raise the first error that workers report, or return the values."""
-        read = [(None, None) if report is None else pickle.loads(report) for report in reports]
-        for _, error in read:
-            if error is not None:
-                error.user_frames = None  # those of the worker are in a note
-                raise error
-        return [value for value, _ in read]
+        for reply in replies.values():
+            if reply.error is not None:
+                raise reply.error
+        return replies
 
     def _raise_death(self, share: float) -> NoReturn:
         """Raise an error that names a worker that ended.
@@ -216,22 +200,20 @@ class WorkerEnv(BatchedEnv):
         Args:
             share: Share of ``step_timeout`` that the workers had.
         """
-        processes = self.envs.processes
-        sentinels = [process.sentinel for process in processes]
         timeout = self.step_timeout or 0.0
         limit = f"{share:g} * data.step_timeout = {share * timeout:g} s"
-        late = self.envs.late()
-        for index in late:
-            os.kill(processes[index].pid, signal.SIGALRM)
+        late = [worker for worker in self.envs if worker.transport.late]
+        for worker in late:
+            os.kill(worker.process.pid, signal.SIGALRM)
         seconds = min(CLOSE_SECONDS, ALARM_SHARE * timeout) if late else CLOSE_SECONDS
-        ended = multiprocessing.connection.wait(sentinels, seconds)
-        dead = [index for index, sentinel in enumerate(sentinels) if sentinel in ended]
+        ended = multiprocessing.connection.wait([worker.process.sentinel for worker in self.envs], seconds)
+        dead = [worker for worker in self.envs if worker.process.sentinel in ended]
         if not (dead or late):
             raise RuntimeError("A worker closed its pipe: set data.num_workers to 0 to see the reason.")
         worker = (dead or late)[0]
         if dead:
-            processes[worker].join()  # the exit code follows the sentinel
-        code = processes[worker].exitcode
+            worker.process.join()  # the exit code follows the sentinel
+        code = worker.process.exitcode
         if code is None:
             end = f"did not answer for {limit}, nor react to SIGALRM, as a process that is stopped (SIGSTOP)"
         elif code >= 0:
@@ -242,118 +224,161 @@ class WorkerEnv(BatchedEnv):
             end = f"was ended by {signal.Signals(-code).name}"
             if end.endswith("SIGKILL"):
                 end += ", as Linux does when memory runs out"
-        numbers = ", ".join(map(str, self._members[worker]))
+        rows = range(self.num_envs)[worker.rows]
+        numbers = ", ".join(str(self._first_env + row) for row in rows)
+        remedy = "resume from the last checkpoint with --auto_resume or ckpt_path"
+        if not self._started:
+            remedy = "start the run under `if __name__ == '__main__':`, or set data.num_workers to 0"
         raise RuntimeError(
-            f"Worker {worker} of {len(processes)} (environments {numbers}) {end}: resume from the last"
-            " checkpoint with --auto_resume or ckpt_path."
+            f"Worker {self.envs.index(worker)} of {len(self.envs)} (environments {numbers}) {end}: {remedy}."
         ) from None
 
     def _close_envs(self) -> None:
-        self.envs.close(terminate=self._waiting)
+        """Close the environments, unless an exchange was interrupted, and end the workers."""
+        if not self._waiting:
+            for worker in self.envs:
+                with contextlib.suppress(OSError):
+                    worker.transport.send(Request("close"))
+            deadline = time.monotonic() + CLOSE_SECONDS
+            for worker in self.envs:
+                worker.process.join(max(0, deadline - time.monotonic()))
+        _kill(self.envs)
+        for worker in self.envs:
+            worker.transport.close()
 
 
-class WorkerPipe(multiprocessing.connection.Connection):
-    """The main process's end of the pipe to a worker.
+class Transport(multiprocessing.connection.Connection):
+    """One end of the pipe between the main process and a worker. Another transport has the same methods.
 
-    ``send`` and ``recv`` raise ``BlockingIOError`` after a time limit. The kernel counts the time, and begins
-    again when this process is stopped and continued (``man 7 signal``): that time does not count.
+    ``send`` and ``receive`` raise ``BlockingIOError`` after a time limit. The kernel counts the time, and
+    begins again when this process is stopped and continued (``man 7 signal``): that time does not count.
     """
 
-    late = False  # whether the worker exceeded the limit
+    late = False  # whether the other end exceeded the limit
+    _seconds = 0.0
 
     def limit(self, seconds: float) -> None:
         """Set the time limit; 0: none."""
+        if seconds == self._seconds:
+            return
+        self._seconds = seconds
         interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         with socket.socket(fileno=os.dup(self.fileno())) as end:
             end.setblocking(True)  # whatever `socket.setdefaulttimeout` says
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 end.setsockopt(socket.SOL_SOCKET, option, interval)
 
-    def send(self, obj: Any) -> None:
-        """Send an object."""
+    def send(self, message: Any) -> None:
+        """Send a request or a reply."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)  # faster than multiprocessing's own
         try:
-            super().send(obj)
+            self.send_bytes(data)
         except BlockingIOError:
             self.late = True
             raise
 
-    def recv(self) -> Any:
-        """Receive an object."""
+    def receive(self) -> Any:
+        """Receive a request or a reply."""
         try:
-            return super().recv()
+            return pickle.loads(self.recv_bytes())
         except BlockingIOError:
             self.late = True
             raise
 
 
-class Workers(AsyncVectorEnv):
-    """Gymnasium's ``AsyncVectorEnv`` with a time limit for every answer and an end that never hangs.
+class Worker:
+    """A worker process.
 
     Args:
-        *args: As for ``AsyncVectorEnv``.
-        limit: Longest wait for the first answer of a worker in seconds, see :meth:`limit`.
-        **kwargs: As for ``AsyncVectorEnv``.
-
-    Example:
-        >>> workers = Workers([functools.partial(gymnasium.make, "CartPole-v1")] * 2, limit=60.0)
-        >>> workers.close()
+        rows: Rows of its environments among all.
+        make: Creates its environments.
     """
 
-    parent_pipes: list[Any]  # of WorkerPipe, except on Windows
-
-    def __init__(self, *args: Any, limit: float = 0.0, **kwargs: Any) -> None:
-        self._limit = 0.0
-        self._first_limit = limit
-        super().__init__(*args, **kwargs)
-
-    def _check_spaces(self) -> None:
-        """Exchange the first messages, at the end of the constructor."""
-        if sys.platform != "win32":
-            for index, pipe in enumerate(self.parent_pipes):
-                self.parent_pipes[index] = WorkerPipe(os.dup(pipe.fileno()))
-                pipe.close()
-        # At exit, multiprocessing waits for its processes, which ignore its SIGTERM.
-        multiprocessing.util.Finalize(self, _kill, [self.processes], exitpriority=100)
-        self.limit(self._first_limit)
-        super()._check_spaces()
-
-    def limit(self, seconds: float) -> None:
-        """Set the longest wait for a worker.
-
-        Args:
-            seconds: The time limit. 0: none.
-        """
-        if seconds != self._limit and sys.platform != "win32":
-            self._limit = seconds
-            for pipe in self.parent_pipes:
-                pipe.limit(seconds)
-
-    def late(self) -> list[int]:
-        """Return the workers that exceeded the limit."""
-        return [index for index, pipe in enumerate(self.parent_pipes) if getattr(pipe, "late", False)]
-
-    def close_extras(self, timeout: float | None = CLOSE_SECONDS, terminate: bool = False) -> None:
-        """Close the environments and end the workers.
-
-        Args:
-            timeout: Seconds for the ``close`` methods of the environments.
-            terminate: End the workers without these methods.
-        """
-        if not terminate:
-            for pipe in self.parent_pipes:
-                with contextlib.suppress(OSError):
-                    pipe.send(("close", None))
-            deadline = time.monotonic() + (timeout or 0)
-            for process in self.processes:
-                process.join(max(0, deadline - time.monotonic()))
-        _kill(self.processes)
-        for pipe in self.parent_pipes:
-            if pipe is not None:
-                pipe.close()
+    def __init__(self, rows: slice, make: Callable[[], "Members"]) -> None:
+        self.rows = rows
+        context: Any = multiprocessing.get_context(START_METHOD)
+        ours, theirs = context.Pipe()
+        self.transport = Transport(os.dup(ours.fileno()))
+        ours.close()
+        self.process = context.Process(target=serve, args=(theirs, CloudpickleWrapper(make)), daemon=True)
+        self.process.start()
+        theirs.close()  # so that the death of the worker closes the pipe
 
 
-def _kill(processes: list[Any]) -> None:
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
+def _kill(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.join()
+
+
+class Members(GymnasiumEnv):
+    """The environments of a worker."""
+
+    def __init__(self, env_id: Any, seeds: list[int], first_env: int, /, **env_kwargs: Any) -> None:
+        # A forked process inherits the global generators: without seeds, all workers would draw the same.
+        random.seed(seeds[0])
+        np.random.seed(seeds[0])  # noqa: NPY002
+        torch.manual_seed(seeds[0])
+        super().__init__(env_id, seeds, first_env, **env_kwargs)
+
+    def start(self) -> None:
+        """Do nothing: the first request creates the environments."""
+
+    def packed_state(self) -> bytes:
+        """Return the states, packed."""
+        return pack(self.get_state())
+
+    def set_packed_state(self, states: bytes) -> None:
+        """Restore the states."""
+        self.set_state(unpack(states) or [])
+
+
+def serve(pipe: multiprocessing.connection.Connection, make: Callable[[], Members]) -> None:
+    """Reply to requests in a worker process, until one says ``close``.
+
+    Args:
+        pipe: The worker's end of the pipe.
+        make: Creates the environments.
+    """
+    transport = Transport(os.dup(pipe.fileno()))
+    if sys.platform == "linux":
+        end_with_the_parent(signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # The main process sends SIGALRM to a worker that hangs. After the traceback, the default action of the
+    # signal ends the process, even inside C code.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, file=sys.__stderr__ or 2, all_threads=True, chain=True)
+    gc.freeze()  # objects of the main process, whose finalizers would act on its pipes
+    torch.set_num_threads(1)
+    members: Any = None
+    while (request := transport.receive()).method != "close":
+        try:
+            if members is None:
+                members = make()
+            value = getattr(members, request.method)(*request.args)
+            reply = Reply(value, members.valid)
+        except (Exception, SystemExit) as error:
+            reply = Reply(error=portable(error))
+        transport.send(reply)
+    if members is not None:
+        members.close()
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return an error that can be pickled, with the traceback of this process as a note.
+
+    A ``ConfigError`` gets no note: it is one sentence.
+    """
+    if isinstance(error, ConfigError):
+        return error
+    report = "".join(traceback.format_exception(error)).rstrip()  # with the notes
+    error.__notes__ = [f"In the worker process:\n{report}"]
+    with contextlib.suppress(Exception):
+        copy = pickle.loads(pickle.dumps(error))
+        if type(copy) is type(error) and str(copy) == str(error):
+            return error
+    stand_in = RuntimeError(f"{type(error).__name__}: {error}")
+    stand_in.__notes__ = error.__notes__
+    return stand_in

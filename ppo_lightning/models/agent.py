@@ -1,6 +1,5 @@
 """Base class of agents: policy, value function and their state."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,9 +16,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.composite import make_head
 from ppo_lightning.models.heads import Float32Linear, HeadChoice, Parameters
 from ppo_lightning.models.init import orthogonal
-from ppo_lightning.models.lstm_gru import GRU, LSTM
-from ppo_lightning.models.memory import Memory, MemoryName
-from ppo_lightning.models.min_gru import MinGRU
+from ppo_lightning.models.memory import MEMORIES, MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.spaces.entries import ChosenEntries
 from ppo_lightning.spaces.specs import spec_to_plain
@@ -29,8 +26,6 @@ from ppo_lightning.spaces.specs import spec_to_plain
 Acted = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 # Function of normalized observation [N, ...], noise [N, ...] and hidden state [N, M], updated in place.
 ArrayPolicy = Callable[[np.ndarray, np.ndarray | None, np.ndarray | None], Acted]
-# Memories by name: functions of the width of the features and the width of the output.
-MEMORIES: dict[MemoryName, Callable[[int, int], Memory]] = {"lstm": LSTM, "gru": GRU, "min_gru": MinGRU}
 
 CONTRACT = (
     "a subclass of ppo_lightning.ActorCritic whose __init__(self, observation_spec, action_spec, ...) passes"
@@ -87,7 +82,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     Args:
         action_spec: Spec of the actions.
         body: Makes a module from observations [B, ...] to features [B, F]. The module has an attribute
-            ``out_features`` = F and optionally ``rows_in_cache``.
+            ``out_features`` = F and optionally ``microbatch_size``.
         shared: Use one body, and one memory, for policy and value instead of one body each.
         head: The action distribution. None: categorical for discrete actions, Gaussian for continuous ones.
         normalizer: Normalizes the observations. None: no normalization.
@@ -183,12 +178,12 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         }
 
     @property
-    def rows_in_cache(self) -> int:
+    def microbatch_size(self) -> int:
         """Number of rows for the fastest backpropagation on a CPU, whose cache holds their activations.
 
         The body may override the default.
         """
-        return getattr(self.actor_body, "rows_in_cache", 4096)
+        return getattr(self.actor_body, "microbatch_size", 4096)
 
     def _features(self, observation: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the features of policy and value for observations [B, ...], and the next hidden state."""
@@ -378,25 +373,11 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         Returns:
             The same TensorDict, with ``action``, ``action_log_prob`` and ``state_value``.
         """
-        draw = functools.partial(self.noise, (tensordict.numel(),), generator)
-        return self.act_on(tensordict, self.normalize(tensordict["observation"]), draw)
-
-    def act_on(
-        self, tensordict: TensorDictBase, observation: Tensor, draw: Callable[[], Tensor]
-    ) -> TensorDictBase:
-        """Act on normalized observations and write the results into a TensorDict.
-
-        Args:
-            tensordict: A TensorDict of batch size [*batch].
-            observation: Normalized observations, [*batch, ...].
-            draw: Returns noise for the whole batch. Deterministic actions do not call it.
-
-        Returns:
-            The same TensorDict.
-        """
+        observation = self.normalize(tensordict["observation"])
         observation = observation.reshape(-1, *observation.shape[tensordict.ndim :])
-        deterministic = exploration_type() == ExplorationType.DETERMINISTIC
-        noise = None if deterministic else draw().to(observation.device)
+        noise = None
+        if exploration_type() != ExplorationType.DETERMINISTIC:
+            noise = self.noise((tensordict.numel(),), generator).to(observation.device)
         memory = tensordict.get("memory") if self.memory is not None else None
         flat = None if memory is None else memory.reshape(-1, memory.shape[-1])
         *outputs, next_memory = self.act(observation, noise, flat)

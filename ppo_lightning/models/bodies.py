@@ -108,7 +108,7 @@ class Body(nn.Module):
         if columns is not None:
             self.num_columns = sum(place.stop - place.start for place in columns)
 
-    def take(self, observation: Tensor) -> Tensor:
+    def select(self, observation: Tensor) -> Tensor:
         """Return the columns to read.
 
         Raises:
@@ -173,7 +173,7 @@ class MLP(Body):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Map observations [B, D] to features [B, F]."""
-        features = self.take(observation)
+        features = self.select(observation)
         for layer in self.layers:
             features = self.activation(layer(features))
         return features
@@ -245,7 +245,7 @@ class ResidualMLP(Body):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Map observations [B, D] to features [B, F]."""
-        features = self.projection(self.take(observation))
+        features = self.projection(self.select(observation))
         for block in self.blocks:
             features = block(features)
         return self.norm(features)

@@ -51,7 +51,7 @@ class NatureCNN(nn.Module):
     """
 
     out_features = 512
-    rows_in_cache = 128
+    microbatch_size = 128
 
     def __init__(self, channels: int, height: int, width: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class ImpalaCNN(nn.Module):
     """
 
     out_features = 256
-    rows_in_cache = 64
+    microbatch_size = 64
 
     def __init__(
         self, channels: int, height: int, width: int, widths: tuple[int, ...] = (16, 32, 32)
@@ -185,7 +185,7 @@ class CNNAgent(ActorCritic):
         shared: bool | None = None,
         head: HeadName | None = None,
         memory: MemoryName | None = None,
-        memory_size: Annotated[int, Range(1, 8192)] = 128,
+        memory_size: Annotated[int, Range(1)] = 128,
         normed_init: bool = False,
     ) -> None:
         check_arguments(CNNAgent.__init__, locals(), "model.agent")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
-from ppo_lightning.models.bins import BinsHead
 from ppo_lightning.models.heads import (
     INVALID,
     ArraySampler,
@@ -223,6 +222,5 @@ def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> He
         "categorical": CategoricalHead,
         "gaussian": GaussianHead,
         "tanh_gaussian": TanhGaussianHead,
-        "bins": BinsHead,
     }
     return (name if callable(name) else heads[name])(in_features, action_spec)

@@ -1,11 +1,15 @@
-"""Base class of recurrent memories between an agent's body and heads."""
+"""Recurrent memories between an agent's body and heads."""
 
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ppo_lightning.utils.scans import LinearRecurrence
 
 MemoryName = Literal["lstm", "gru", "min_gru"]
 # Function of features [N, F] and hidden state [N, M], updated in place. It returns the output [N, H].
@@ -71,3 +75,249 @@ class Memory(nn.Module):
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """Compute the logistic function of float32 arrays, faster by NumPy's hyperbolic tangent."""
     return np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5)
+
+
+class KernelMemory(Memory):
+    """Base class of memories that process sequences by a kernel of PyTorch.
+
+    Sequences are split where episodes begin. The kernel processes these segments in parallel, padded to the
+    longest. With resets this is 1.5 to 8 times as fast as a packed sequence, for which PyTorch has no fused
+    CPU kernel. If the padding exceeded three times the data, segments are grouped by length instead. The
+    padding is not returned.
+
+    Args:
+        cell: The layer of PyTorch, with H outputs.
+        state_size: Width M of the state.
+    """
+
+    traceable = False
+
+    def __init__(self, cell: nn.RNNBase, state_size: int) -> None:
+        super().__init__(cell, cell.hidden_size, state_size)
+
+    def kernel_state(self, state: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Convert states [1, S, M] to the kernel's format."""
+        return state
+
+    def _gates(self, features: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shares of features [B, F] and hidden state [B, H] in the gates, each [B, G]."""
+        cell = self.cell
+        return (
+            F.linear(features.float(), cell.weight_ih_l0, cell.bias_ih_l0),
+            F.linear(hidden, cell.weight_hh_l0, cell.bias_hh_l0),
+        )
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """Return views of the weights [F, G] and [H, G] and of the biases [G]."""
+        cell = self.cell
+        weights = (weight.detach().numpy().T for weight in (cell.weight_ih_l0, cell.weight_hh_l0))
+        return *weights, cell.bias_ih_l0.detach().numpy(), cell.bias_hh_l0.detach().numpy()
+
+    @torch.compiler.disable
+    def forward(self, features: Tensor, state: Tensor, is_init: Tensor) -> Tensor:
+        """Process whole sequences, see :meth:`Memory.forward`."""
+        count, num_steps = is_init.shape
+        begins = is_init.clone()
+        begins[:, 0] = True
+        first = begins.flatten().nonzero().squeeze(1)  # rows of [n * T]
+        lengths = torch.diff(first, append=first.new_tensor([count * num_steps]))
+        sequence = first // num_steps
+        step = first % num_steps
+        continues = (step == 0) & ~is_init[sequence, step]
+        start = torch.where(continues[:, None], state[sequence], 0.0)
+        rows = features.float().flatten(0, 1)
+        if int(lengths.max()) * len(first) <= 4 * len(rows):
+            return self._run_segments(rows, first, lengths, start)[0].unflatten(0, is_init.shape)
+        sizes = lengths.float().log2().ceil()
+        outputs, row_indices = [], []
+        for size in sizes.unique():
+            group = (sizes == size).nonzero().squeeze(1)
+            output, row_index = self._run_segments(rows, first[group], lengths[group], start[group])
+            outputs.append(output)
+            row_indices.append(row_index)
+        order = torch.cat(row_indices).argsort()
+        return torch.cat(outputs)[order].unflatten(0, is_init.shape)
+
+    def _run_segments(
+        self, rows: Tensor, first: Tensor, lengths: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run segments of rows in parallel.
+
+        Args:
+            rows: Features of all steps, [n * T, F].
+            first: First row of each segment, [S].
+            lengths: Number of steps of each segment, [S].
+            start: Initial state of each segment, [S, M].
+
+        Returns:
+            Output of the R rows in these segments, [R, H], and their indices [R].
+        """
+        time = torch.arange(int(lengths.max()), device=rows.device)[:, None]  # [L, 1]
+        indices = first + time  # [L, S]
+        is_real = time < lengths
+        with torch.autocast(rows.device.type, enabled=False):
+            state = self.kernel_state(start.unsqueeze(0))
+            output, _ = self.cell(rows[indices.clamp(max=len(rows) - 1)], state)
+        # Transposed, the segments follow each other: all segments together give the rows in order.
+        return output.transpose(0, 1)[is_real.T], indices.T[is_real.T]
+
+
+class LSTM(KernelMemory):
+    """A long short-term memory. The state is the hidden state followed by the cell state, M = 2 H.
+
+    Args:
+        in_features: Width F of the features.
+        out_features: Width H of the output.
+
+    Example:
+        >>> LSTM(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 16), torch.zeros(2, 5) > 0).shape
+        torch.Size([2, 5, 8])
+    """
+
+    kind = "lstm"
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(nn.LSTM(in_features, out_features), 2 * out_features)
+
+    def kernel_state(self, state: Tensor) -> tuple[Tensor, ...]:
+        """Convert states [1, S, M] to hidden states and cell states [1, S, H]."""
+        return tuple(part.contiguous() for part in state.chunk(2, dim=-1))
+
+    def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance by one step, see :meth:`Memory.step`."""
+        with torch.autocast(features.device.type, enabled=False):
+            hidden, cell_state = state.chunk(2, dim=1)
+            inputs, recurrent = self._gates(features, hidden)
+            i, f, g, o = (inputs + recurrent).chunk(4, dim=1)
+            cell_state = f.sigmoid() * cell_state + i.sigmoid() * g.tanh()
+            hidden = o.sigmoid() * cell_state.tanh()
+        return hidden, torch.cat([hidden, cell_state], dim=1)
+
+    def array_step(self) -> ArrayStep:
+        """Return a NumPy version of :meth:`step` for the current weights."""
+        size = self.out_features
+        to_gates, recurrent_to_gates, bias, recurrent_bias = self._arrays()
+        total_bias = bias + recurrent_bias
+
+        def lstm(features: np.ndarray, state: np.ndarray) -> np.ndarray:
+            hidden = state[:, :size]
+            cell_state = state[:, size:]
+            gates = features @ to_gates + hidden @ recurrent_to_gates + total_bias
+            i_f = sigmoid(gates[:, : 2 * size])
+            o = sigmoid(gates[:, 3 * size :])
+            cell_state *= i_f[:, size:]
+            cell_state += i_f[:, :size] * np.tanh(gates[:, 2 * size : 3 * size])
+            return np.multiply(o, np.tanh(cell_state), out=hidden)
+
+        return lstm
+
+
+class GRU(KernelMemory):
+    """A gated recurrent unit. The state is the hidden state, M = H.
+
+    Args:
+        in_features: Width F of the features.
+        out_features: Width H of the output.
+
+    Example:
+        >>> GRU(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 8), torch.zeros(2, 5) > 0).shape
+        torch.Size([2, 5, 8])
+    """
+
+    kind = "gru"
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(nn.GRU(in_features, out_features), out_features)
+
+    def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance by one step, see :meth:`Memory.step`."""
+        with torch.autocast(features.device.type, enabled=False):
+            (r, z, n), (recurrent_r, recurrent_z, recurrent_n) = (
+                gates.chunk(3, dim=1) for gates in self._gates(features, state)
+            )
+            n = (n + (r + recurrent_r).sigmoid() * recurrent_n).tanh()
+            hidden = n + (z + recurrent_z).sigmoid() * (state - n)
+        return hidden, hidden
+
+    def array_step(self) -> ArrayStep:
+        """Return a NumPy version of :meth:`step` for the current weights."""
+        size = self.out_features
+        to_gates, recurrent_to_gates, bias, recurrent_bias = self._arrays()
+
+        def gru(features: np.ndarray, state: np.ndarray) -> np.ndarray:
+            gates = features @ to_gates + bias
+            recurrent = state @ recurrent_to_gates + recurrent_bias
+            r_z = sigmoid(gates[:, : 2 * size] + recurrent[:, : 2 * size])
+            n = np.tanh(gates[:, 2 * size :] + r_z[:, :size] * recurrent[:, 2 * size :])
+            state -= n
+            state *= r_z[:, size:]
+            state += n
+            return state
+
+        return gru
+
+
+class MinGRU(Memory):
+    """A GRU whose gates and candidate do not depend on the state, with the output gate of an LSTM.
+
+    The state is ``h_t = (1 - z_t) * h_{t-1} + z_t * candidate_t``, and the output is ``o_t * h_t``. The gates
+    z_t and o_t are sigmoids of linear functions of the features, and the candidate is linear. The recurrence
+    is linear in the state, so that :class:`~ppo_lightning.utils.scans.LinearRecurrence` solves it for all
+    steps at once. At the first step of an episode the previous state has the weight 0: resets need no
+    padding. The state has the width of the output, M = H.
+
+    The output gate is not in the paper. Without it, logits and value are linear in the state, and an action
+    that depends on present and past features together is hard to learn (docs/memory.md).
+
+    Source: Feng et al., "Were RNNs All We Needed?" (2024).
+
+    Args:
+        in_features: Width F of the features.
+        out_features: Width H of the output.
+
+    Example:
+        >>> MinGRU(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 8), torch.zeros(2, 5) > 0).shape
+        torch.Size([2, 5, 8])
+    """
+
+    kind = "min_gru"
+    traceable = True
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(nn.Linear(in_features, 3 * out_features), out_features, out_features)
+
+    def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance by one step, see :meth:`Memory.step`."""
+        with torch.autocast(features.device.type, enabled=False):
+            z, o, candidate = self._gates_and_candidate(features)
+            state = (1 - z) * state + z * candidate
+            return o * state, state
+
+    def forward(self, features: Tensor, state: Tensor, is_init: Tensor) -> Tensor:
+        """Process whole sequences, see :meth:`Memory.forward`."""
+        with torch.autocast(features.device.type, enabled=False):
+            z, o, candidate = self._gates_and_candidate(features)
+            weight = (1 - z).masked_fill(is_init[..., None], 0.0)
+            return o * LinearRecurrence.apply(weight, z * candidate, state)
+
+    def _gates_and_candidate(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return z, o and the candidate, each [..., H]."""
+        z, o, candidate = self.cell(features.float()).chunk(3, dim=-1)
+        return z.sigmoid(), o.sigmoid(), candidate
+
+    def array_step(self) -> ArrayStep:
+        """Return a NumPy version of :meth:`step` for the current weights."""
+        size = self.out_features
+        weight, bias = self.cell.weight.detach().numpy().T, self.cell.bias.detach().numpy()
+
+        def min_gru(features: np.ndarray, state: np.ndarray) -> np.ndarray:
+            outputs = features @ weight + bias
+            gates = sigmoid(outputs[:, : 2 * size])
+            state += gates[:, :size] * (outputs[:, 2 * size :] - state)
+            return gates[:, size:] * state
+
+        return min_gru
+
+
+# Memories by name: functions of the width of the features and the width of the output.
+MEMORIES: dict[MemoryName, Callable[[int, int], Memory]] = {"lstm": LSTM, "gru": GRU, "min_gru": MinGRU}

@@ -1,6 +1,7 @@
 """Multilayer perceptrons for vector observations."""
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Literal
 
@@ -11,7 +12,6 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
-from ppo_lightning.models.bins import BinsHead
 from ppo_lightning.models.bodies import MLP, Activation, Body, ResidualMLP, as_arrays
 from ppo_lightning.models.composite import CompositeHead
 from ppo_lightning.models.encoders import Encoders
@@ -42,9 +42,8 @@ class MLPAgent(ActorCritic):
         hidden_sizes: Widths of the hidden layers.
         shared: Use one body, and one memory, for policy and value instead of one body each. None: one each.
             A memory needs true or false: with false, the value function has no memory.
-        head: Distribution of continuous actions: ``gaussian``, ``tanh_gaussian`` (squashed into the bounds)
-            or ``bins`` (``num_bins`` values per component). None: Gaussian. Discrete actions always use
-            ``categorical``.
+        head: Distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the
+            bounds). None: Gaussian. Discrete actions always use ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
             parts and pictures.
         memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
@@ -58,7 +57,6 @@ class MLPAgent(ActorCritic):
         critic_hidden_sizes: Widths of the value function's multilayer perceptron, if it differs from the
             policy's body. None: the policy's kind of body.
         log_std_init: Initial logarithm of the standard deviation of a Gaussian.
-        num_bins: Number of values per component of the head ``bins``.
 
     Raises:
         ConfigError: The observations are a picture, the head does not support the actions, a key is unknown,
@@ -75,19 +73,18 @@ class MLPAgent(ActorCritic):
         self,
         observation_spec: TensorSpec,
         action_spec: TensorSpec,
-        hidden_sizes: Annotated[Sequence[int], Range(1, 16_384)] = (64, 64),
+        hidden_sizes: Annotated[Sequence[int], Range(1)] = (64, 64),
         shared: bool | None = None,  # no False, which the command line would pass on to a CNNAgent
         head: HeadName | None = None,
         norm_obs: bool = False,
         memory: MemoryName | None = None,
-        memory_size: Annotated[int, Range(1, 8192)] = 128,
+        memory_size: Annotated[int, Range(1)] = 128,
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
         body: Literal["mlp", "residual"] = "mlp",
         activation: Activation = "tanh",
-        critic_hidden_sizes: Annotated[Sequence[int] | None, Range(1, 16_384)] = None,
-        log_std_init: Annotated[float, Range(-10, 2)] = 0.0,
-        num_bins: Annotated[int, Range(2, 1024)] = 41,
+        critic_hidden_sizes: Annotated[Sequence[int] | None, Range(1)] = None,
+        log_std_init: Annotated[float, Range(-math.inf)] = 0.0,
     ) -> None:
         check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
@@ -147,7 +144,7 @@ class MLPAgent(ActorCritic):
             action_spec,
             functools.partial(make_body, policy, entries and entries.actor),
             shared,
-            functools.partial(BinsHead, num_bins=num_bins) if head == "bins" else head,
+            head,
             normalizer,
             memory,
             memory_size,

@@ -35,13 +35,9 @@ def as_integer(value: Any) -> Any:
 class Range:
     """Range of a numeric argument, declared as ``Annotated[float, Range(0, 1)]``.
 
-    A range excludes values that cannot learn or do not fit into memory, not unusual values: its bounds
-    are orders of magnitude away from values in the literature. Without an upper bound, infinity is
-    allowed and disables a limit.
-
     Args:
         low: Smallest value.
-        high: Largest value.
+        high: Largest value. None: any finite number. ``math.inf``: infinity, too, which disables a limit.
 
     Example:
         >>> Range(0, 1).holds(0.99, Real)
@@ -51,14 +47,22 @@ class Range:
     """
 
     low: float
-    high: float = math.inf
+    high: float | None = None
 
     def __repr__(self) -> str:
-        return f"at least {self.low}" if self.high == math.inf else f"between {self.low} and {self.high}"
+        if self.low == -math.inf:
+            return "a finite number"
+        has_end = self.high is not None and self.high < math.inf
+        return f"between {self.low} and {self.high}" if has_end else f"at least {self.low}"
 
     def holds(self, value: Any, kind: type) -> bool:
         """Return whether a value is a number of type ``kind`` within the bounds. NaN is not."""
-        return isinstance(value, kind) and bool(self.low <= value <= self.high)  # type: ignore[operator]
+        if not isinstance(value, kind):
+            return False
+        number: Any = value
+        if self.high is None:
+            return bool(self.low <= number < math.inf and number > -math.inf)
+        return bool(self.low <= number <= self.high)
 
 
 class ArgumentError(ConfigError, TypeError):

@@ -25,7 +25,7 @@ from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
-from ppo_lightning.models.agent import MEMORIES
+from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.video.record import record_video
 from tests.environments import Trouble
@@ -210,7 +210,7 @@ def test_the_first_ratio_is_1_on_pictures(tmp_path):
     first = First()
     fit(
         tmp_path, strong(agent=CNNAgent), callbacks=[first],
-        env_id="ALE/Breakout-v5", backend="ale", num_envs=2, num_steps=16, total_timesteps=64,
+        env_id="ALE/Breakout-v5", backend="envpool", num_envs=2, num_steps=16, total_timesteps=64,
         env_kwargs={"frame_stack": 1},
     )  # fmt: skip
     assert len(first.kl) == 2
@@ -283,9 +283,10 @@ def test_invalid_steps_do_not_count_in_the_loss():
         poisoned = minibatch | {
             "advantage": minibatch["advantage"].masked_fill((minibatch["valid"] == 0)[..., None], advantage)
         }
-        losses.append(module.loss(poisoned)[0])
+        losses.append(module.total_loss(poisoned)[0])
     assert losses[0] == losses[1]
-    assert losses[0] != module.loss({key: tensor for key, tensor in minibatch.items() if key != "valid"})[0]
+    unweighted = {key: tensor for key, tensor in minibatch.items() if key != "valid"}
+    assert losses[0] != module.total_loss(unweighted)[0]
 
 
 def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
@@ -302,7 +303,7 @@ class Named(RecurrentPPO):
 
     def update(self, minibatches):
         self.selected = type(self.optimize)
-        return EagerUpdate(self)(minibatches)
+        return EagerUpdate(self, self.total_loss)(minibatches)
 
 
 @KINDS

@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ppo_lightning import ConfigError
-from ppo_lightning.callbacks import CaptureVideo, LivePlot, TerminalPanel
-from ppo_lightning.callbacks.live import SHOWN, sparkline
+from ppo_lightning.callbacks import CaptureVideo, LivePlot
+from ppo_lightning.callbacks.live import SHOWN
 from tests.checkpoints.test_resume import SaveAfter
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 6, "eval_episodes": 1}
@@ -86,22 +86,6 @@ def test_a_notebook_shows_one_picture_at_a_time(fit, monkeypatch):
         assert line.get_xydata().tolist() == [list(point) for point in points]
     last = module.trainer.callback_metrics["losses/entropy"].item()
     assert plot.points["losses/entropy"][-1] == (384, last)
-
-
-def test_the_terminal_panel_shows_progress_and_curves(fit, capsys):
-    fit(SMALL, callbacks=[TerminalPanel(every=0.0)])
-    out = capsys.readouterr().out
-    assert "384 of 384 steps" in out
-    for title in SHOWN.values():
-        assert title in out
-
-
-def test_sparklines_span_the_range_of_the_values():
-    assert sparkline([]) == ""
-    assert sparkline([1, 1]) == "▁▁"
-    assert sparkline([0, 7, 3.5]) == "▁█▄"
-    line = sparkline([float(i) for i in range(1000)])
-    assert len(line) == 40 and line[0] == "▁" and line[-1] == "█" and list(line) == sorted(line)
 
 
 # Loggers

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import hashlib
 import json
 import os
 import re
@@ -19,7 +18,7 @@ import pytest
 from ppo_lightning import ConfigError
 from ppo_lightning.commands import benchmark as command
 from ppo_lightning.commands import cli, curves, provenance
-from ppo_lightning.commands.compare import compare, p_worse, probability_of_improvement, smallest_difference
+from ppo_lightning.commands.compare import compare, p_worse
 from ppo_lightning.commands.curves import curve
 from ppo_lightning.commands.jobs import Job, jobs_of
 from ppo_lightning.commands.report import (
@@ -87,10 +86,10 @@ def test_a_benchmark_writes_runs_curves_a_table_and_pictures(finished):
     mean = np.mean([float(run["episodic_return"]) for run in runs])
     assert f"| cartpole | CartPole-v1 | 2 | 8 192 | {mean:.1f} ±" in report
     assert "490.0 ± 6.1 (500 000 steps)" in report, "CleanRL's"
-    for part in ("--total_timesteps", "commit ", "torch ", "processors", "ppo-lightning benchmark --recipes"):
-        assert part.replace("--total", "--data.total") in report
+    for part in ("commit ", "torch ", "processors", "ppo-lightning benchmark --recipes", "runs at a time: 2"):
+        assert part in report
     assert report.startswith(out.split("\n\n")[0].rstrip()[:200])
-    assert "2 of 2 runs done" in errors
+    assert "cartpole-1 has finished" in errors and "cartpole-2 has finished" in errors
 
 
 def arguments(folder, *flags, recipe=RECIPE, threads="1"):
@@ -144,14 +143,11 @@ def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, m
     runner = Runner(folder, 1, 1)
     runner.record(jobs[1])
     write_report(runner, jobs, ["ppo-lightning", "benchmark"])
-    both, one = (line for line in (folder / "report.md").read_text().splitlines() if "commit" in line)
-    assert both.startswith(f"- cartpole-1, cartpole-2: commit {first}; Python ")
-    assert "; 2 runs at a time" in both
-    assert one.startswith("- cartpole-2: commit c0ffee0000; Python ") and "; 1 run at a time" in one
+    old, new = (line for line in (folder / "report.md").read_text().splitlines() if "commit" in line)
+    assert old.startswith(f"- commit {first}; Python ")
+    assert new.startswith("- commit c0ffee0000; Python ")
     commits = [run["commit"] for run in read_csv(folder / "runs.csv")]
     assert commits == [first, f"{first} + c0ffee0000"]
-    digest = hashlib.sha256(RECIPE.read_bytes()).hexdigest()
-    assert f"cartpole {digest[:10]}" in (folder / "report.md").read_text()
 
 
 @pytest.mark.slow
@@ -205,7 +201,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_reported(tmp_path):
     assert process.returncode == 1
     assert "failed with code 2: error: env_id 'Nonsense-v1' is not an environment" in errors
     assert "| cartpole CartPole-v1 | CartPole-v1 | 1 |" in out
-    assert "1 of 2 runs have not finished." in (tmp_path / "fails/report.md").read_text()
+    assert "1 of 2 runs have finished." in (tmp_path / "fails/report.md").read_text()
 
 
 def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
@@ -226,7 +222,7 @@ def test_flags_override_the_recipe():
 
 def test_the_progress_of_a_run_without_metrics(tmp_path):
     """It once ended a benchmark on a terminal."""
-    assert progress(Job("cartpole", RECIPE, 1), tmp_path) == "starting"
+    assert progress(Job("cartpole", RECIPE, 1), tmp_path) == "cartpole-1 starting"
 
 
 def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
@@ -267,7 +263,7 @@ def test_published_results_are_found(env_id, family, mean):
 def test_a_table_shows_three_digits(returns, shown):
     run = {"recipe": "mine", "env_id": "Mine-v0", "env_steps": "1000", "wall_seconds": "9"}
     runs = [run | {"episodic_return": str(value)} for value in returns]
-    assert f"| {shown} [" in table(runs, {"mine": "classic"})
+    assert f"| {shown} [" in table(runs, {"mine": None})
 
 
 def test_there_is_no_published_result_for_anything_else():
@@ -389,9 +385,9 @@ def test_a_recipe_that_became_worse_is_found_and_the_command_says_so(tmp_path, c
     )
     text, code = compare(before, after)
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
-    assert "**worse**" in rows["bad"] and "| 0.00 |" in rows["bad"]
+    assert "**worse**" in rows["bad"]
     assert "worse" not in rows["good"]
-    assert "not compared: new" in text
+    assert "b.csv: new." in text
     assert code == exit_code(before, after) == 1
     assert text in capsys.readouterr().out
     returns = {"good": generator.normal(100, 10, 5), "bad": generator.normal(150, 10, 5)}
@@ -404,7 +400,7 @@ def test_recipes_of_one_environment_are_compared_by_it(tmp_path):
     for path, (name, values) in zip(paths, FOUR_AND_FOUR.items(), strict=True):
         rows = [f"{name},Hopper-v4,{seed},{value}" for seed, value in enumerate(values)]
         path.write_text("\n".join(["recipe,env_id,seed,episodic_return", *rows]) + "\n")
-    with pytest.raises(ConfigError, match=r"share no recipe: .* with --by env_id"):
+    with pytest.raises(ConfigError, match=r"share no recipe: .* --by env_id"):
         compare(*paths)
     text, code = compare(*paths, by="env_id")
     assert "| Hopper-v4 | 4, 4 |" in text and code == 0
@@ -422,7 +418,7 @@ def test_folders_are_compared_by_their_runs(tmp_path, capsys):
     ("after", "sentence"),
     [
         ({"kept": range(10, 15)}, "lost has 0 of 5 runs in .*b.csv: train as many."),
-        ({"kept": range(10, 15), "lost": [1, 1, 1]}, r"lost has 3 of 5 runs in .* \(without seeds 3, 4\)"),
+        ({"kept": range(10, 15), "lost": [1, 1, 1]}, "lost has 3 of 5 runs in"),
     ],
 )
 def test_recipes_and_seeds_lost_in_the_second_file_are_a_failure(after, sentence, tmp_path):
@@ -444,7 +440,7 @@ def test_a_nonfinite_return_is_refused_with_its_place(name, bad, tmp_path):
     files = {name: runs_file(tmp_path / f"{name}.csv", one=[10, 11, 12, 13]) for name in "ab"}
     files[name].write_text(files[name].read_text().replace("one,2,12", f"one,2,{bad}"))
     where = rf"{name}.csv, line 4 \(recipe one, seed 2\)"
-    with pytest.raises(ConfigError, match=f"{where}: episodic_return is {bad}"):
+    with pytest.raises(ConfigError, match=f"{where}: .* is {bad}"):
         compare(*files.values())
 
 
@@ -454,23 +450,6 @@ def test_the_share_of_false_alarms_is_small():
     draws = generator.normal(1700, 200, (200, 8)) + 2500 * (generator.random((200, 8)) < 0.3)
     alarms = np.mean([p_worse(draw[:4], draw[4:]) <= 0.05 for draw in draws])
     assert alarms < 0.1
-
-
-def test_the_smallest_difference_is_detected_in_four_cases_of_five():
-    generator = np.random.default_rng(2)
-    reference = generator.normal(0, 1, 5000)
-    needed = smallest_difference(reference[:2500], reference[2500:], 0.05) * np.sqrt(
-        2500 / 6
-    )  # with six runs each
-    draws = generator.normal(0, 1, (100, 12))
-    power = np.mean([p_worse(draw[:6] + needed, draw[6:]) <= 0.05 for draw in draws])
-    assert 0.6 < power < 0.92
-
-
-def test_the_probability_of_improvement():
-    assert probability_of_improvement([1, 2], [3, 4]) == 1
-    assert probability_of_improvement([1, 2], [1, 2]) == 0.5
-    assert probability_of_improvement([3, 3], [1, 4]) == 0.5
 
 
 @pytest.mark.parametrize(("count", "recipes", "needed"), [(2, 1, 3), (3, 2, 4), (1, 1, 3)])
@@ -494,12 +473,10 @@ def test_files_that_are_no_runs_are_refused(tmp_path):
     good, twice = (runs_file(tmp_path / f"{name}.csv", one=[1, 2]) for name in ("a", "twice"))
     twice.write_text(f"{twice.read_text()}one,1,3\n")
     for bad, message in (
-        (tmp_path / "none.csv", "cannot be read as runs"),
+        (tmp_path / "none.csv", "needs the columns"),
         (runs_file(tmp_path / "b.csv", two=[1, 2]), "share no"),
         (twice, "line 4 .recipe one, seed 1.: an earlier line"),
-        (tmp_path, "runs.csv cannot be read as runs"),
+        (tmp_path, "runs.csv needs the columns"),
     ):
         with pytest.raises(ConfigError, match=message):
             compare(good, bad)
-    with pytest.raises(ConfigError, match="columns recipe, seed and eval_return"):
-        compare(good, good, "eval_return")

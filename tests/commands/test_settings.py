@@ -5,6 +5,7 @@ import functools
 import inspect
 import math
 import re
+from numbers import Real
 
 import gymnasium as gym
 import pytest
@@ -35,11 +36,11 @@ def owners():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("learning_rate", 1e10),
+        ("learning_rate", math.inf),
         ("learning_rate", float("nan")),
-        ("adam_eps", 1e300),
+        ("adam_eps", 0.0),
         ("vf_coef", -1.0),
-        ("ent_coef", 1e30),
+        ("ent_coef", -math.inf),
         ("clip_coef", 1e-300),
         ("max_grad_norm", 1e-30),
         ("num_minibatches", 2.5),
@@ -59,21 +60,18 @@ def test_a_setting_that_cannot_learn_is_refused(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_envs", 1_000_000),
-        ("num_steps", 1_000_000_000),
-        ("eval_episodes", 1_000_000_000),
         ("total_timesteps", -512),
         ("step_timeout", math.inf),
         ("backend", None),
     ],
 )
-def test_a_size_that_cannot_be_held_is_refused(name, value):
+def test_a_size_out_of_range_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"^data\.{name} is {value}: it must be "):
         RolloutDataModule(**{name: value})
 
 
-@pytest.mark.parametrize("hidden_sizes", [(1_000_000, 1_000_000), (64, 0), 64])
-def test_widths_that_cannot_be_held_are_refused(fit, hidden_sizes):
+@pytest.mark.parametrize("hidden_sizes", [(64, 0), 64])
+def test_widths_below_1_are_refused(fit, hidden_sizes):
     with pytest.raises(ConfigError, match=r"^model\.agent\.hidden_sizes is .*: (each entry|it) must be "):
         fit(SMALL, {"agent": functools.partial(MLPAgent, hidden_sizes=hidden_sizes)})
 
@@ -104,7 +102,7 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
             )
             defaults = parameter.default if isinstance(parameter.default, tuple) else (parameter.default,)
             for value in defaults if found else ():
-                assert value is None or found[0].low <= value <= found[0].high, parameter.name
+                assert value is None or found[0].holds(value, Real), parameter.name
             ranges += len(found)
     assert ranges > 25
 
@@ -208,11 +206,11 @@ def test_lightnings_tuner_is_refused(make_trainer, method):
         (["--trainer.default_root_dir", "/proc/nowhere", "--trainer.logger", "false"], "/proc/nowhere"),
         (["--ckpt_path", "hpc"], "hpc"),
         (
-            ["--model.learning_rate", "1e10"],
-            r"model\.learning_rate is 10000000000\.0: it must be between 1e-15 and 10",
+            ["--model.learning_rate", "0.0"],
+            r"model\.learning_rate is 0\.0: it must be at least 1e-15",
         ),
         (
-            ["--model.agent.hidden_sizes", "[1000000,1000000]"],
+            ["--model.agent.hidden_sizes", "[64,0]"],
             r"model\.agent\.hidden_sizes is .*: each entry must be",
         ),
         (

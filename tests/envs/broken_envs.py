@@ -82,17 +82,6 @@ class SameSeed(Walk):
         return self.generator.uniform(-1, 1)
 
 
-class InPlace(Walk):
-    """All steps return the same array."""
-
-    def __init__(self):
-        self.buffer = np.zeros(2, np.float32)
-
-    def observation(self):
-        self.buffer[:] = self.state
-        return self.buffer
-
-
 class Autoreset(Walk):
     """The last step of an episode returns the first observation of the next one."""
 
@@ -167,11 +156,10 @@ BROKEN = {
     Terminating: ("warning", "time limit"),
     Unseeded: ("warning", "seed"),
     SameSeed: ("warning", "seed"),
-    InPlace: ("warning", "buffer"),
     Autoreset: ("warning", "autoreset"),
     LargeRewards: ("warning", "reward"),
     Ignored: ("warning", "action"),
-    Whole: ("error", "space"),
+    Whole: ("error", "exception"),
     WrongShape: ("error", "exception"),
     Raises: ("error", "exception"),
     Torque: ("warning", "action bounds"),

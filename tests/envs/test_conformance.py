@@ -1,94 +1,109 @@
 """The checks of environments: each fault is named, and correct environments have none."""
 
 import random
+import subprocess
+import sys
 import time
+from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from torchrl.envs import CatTensors, StepCounter, UnsqueezeTransform
 from torchrl.envs.custom import PendulumEnv
 
-from ppo_lightning.envs import EnvFactory, conformance
-from ppo_lightning.envs.examination import check_environment
-from ppo_lightning.envs.recording import episodes_of, random_action, record, recording_of
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.envs.conformance import check_environment, check_rollout, episodes_of, random_play
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import mask_columns
 from tests.envs import broken_envs
 from tests.envs.broken_envs import BROKEN, Walk
+
+HANG = """
+import time
+from ppo_lightning.envs import EnvFactory, check_environment
+from tests.envs.broken_envs import Walk
+
+class Hangs(Walk):
+    def step(self, action):
+        time.sleep(60 * (self.time == 5))
+        return super().step(action)
+
+check_environment(EnvFactory(Hangs, step_timeout=1.0))
+"""
 
 
 def faults(findings):
     return [(finding.severity, finding.check) for finding in findings if finding.severity != "note"]
 
 
-def seen(env_id, backend="gymnasium", seconds=3.0, num_steps=1200, **env_kwargs):
+def examine(env_id, backend="gymnasium", seconds=3.0, num_steps=1200, **env_kwargs):
     return check_environment(EnvFactory(env_id, backend, env_kwargs), num_steps=num_steps, seconds=seconds)
 
 
 @pytest.mark.parametrize("env", BROKEN, ids=lambda env: env.__name__)
 def test_a_broken_environment_has_the_intended_finding_and_no_other(env):
-    findings, _ = seen(env)
+    findings = examine(env).findings
     assert faults(findings) == [BROKEN[env]], [*map(str, findings)]
 
 
 @pytest.mark.parametrize("env_id", [Walk, "CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Reach-v0"])
 def test_a_correct_environment_is_clean(env_id):
-    findings, recording = seen(env_id)
+    findings, rollout, seconds = examine(env_id)
     assert findings == []
-    assert recording.over.shape == (1200, 4)
+    assert rollout.shape == (4, 1200)
+    assert 0 < seconds < 0.1
 
 
 def test_a_deterministic_environment_and_sparse_rewards_are_notes():
-    findings, _ = seen("ppo_lightning.envs.tasks:Locks-v0")
+    findings = examine("ppo_lightning.envs.tasks:Locks-v0").findings
     assert [(finding.severity, finding.check) for finding in findings] == [("note", "seed")]
-    assert "deterministic" in findings[0].what
-    findings, _ = seen("MountainCar-v0")
+    assert "deterministic" in findings[0].remedy
+    findings = examine("ppo_lightning.envs.tasks:MountainCarSparse-v0").findings
     assert [(finding.severity, finding.check) for finding in findings] == [("note", "reward")]
 
 
 def test_random_play_obeys_masks():
-    factory = EnvFactory("ppo_lightning.envs.tasks:Locks-v0")
-    env = factory.make(3)
-    observation_spec, action_spec = env.agent_specs
-    mask = env.reset_arrays()[:, mask_columns(observation_spec)]
-    generator = np.random.default_rng(0)
-    actions = np.stack([random_action(action_spec, 3, generator, mask) for _ in range(200)])
-    left, right = np.split(mask[0], 2)
+    env = EnvFactory("ppo_lightning.envs.tasks:Locks-v0").make(3)
+    mask = env.reset_arrays()[0, mask_columns(env.agent_specs[0])]
+    actions = []
+    step = env.step_arrays
+    env.step_arrays = lambda action: actions.append(action) or step(action)
+    random_play(env, 200)
+    left, right = np.split(mask, 2)
+    actions = np.stack(actions)
     assert set(actions[..., 0].ravel()) == set(np.flatnonzero(left))
     assert set(actions[..., 1].ravel()) == set(np.flatnonzero(right))
 
 
-def test_a_recording_is_the_rollout_of_torchrl():
-    """Both ways to record give the same arrays for the same environment and the same actions."""
+def test_random_play_is_the_rollout_of_torchrl():
+    """Both ways to play give the same steps for the same environment and the same actions."""
     env = EnvFactory("Script-v0").make(2)
-    rollout = env.rollout(40, break_when_any_done=False)
-    actions = iter(rollout["action"].transpose(0, 1).numpy())
+    expected = env.rollout(40, break_when_any_done=False)
+    actions = iter(expected["action"].transpose(0, 1).numpy())
     twin = EnvFactory("Script-v0").make(2)
     step = twin.step_arrays
     twin.step_arrays = lambda _: step(next(actions))
-    recording, expected = record(twin, 40), recording_of(rollout)
-    for name in ("observation", "reward", "terminated", "truncated", "over", "final"):
-        np.testing.assert_array_equal(getattr(recording, name), getattr(expected, name), name)
-    assert recording.seconds > 0
+    rollout, seconds = random_play(twin, 40)
+    for key in ("observation", ("next", "observation"), *(("next", k) for k in ("reward", "terminated"))):
+        torch.testing.assert_close(rollout[key], expected[key].reshape(rollout[key].shape), check_dtype=False)
+    assert seconds > 0
 
 
-def test_whole_episodes_have_lengths_returns_and_final_observations():
-    recording = record(EnvFactory("Script-v0").make(2), 60)
-    episodes = episodes_of(recording)
-    assert len(episodes.length) == recording.over.sum() > 10
-    np.testing.assert_array_equal(episodes.final[:, 2], episodes.length)  # the observation is the time
-    np.testing.assert_array_equal(episodes.last[:, 2], episodes.length - 1)
-    assert episodes.terminated.all()
-    total = sum(recording.reward[: np.flatnonzero(recording.over[:, 0])[-1] + 1, 0])
-    assert total + sum(recording.reward[: np.flatnonzero(recording.over[:, 1])[-1] + 1, 1]) == pytest.approx(
-        episodes.total.sum()
-    )
+@pytest.mark.parametrize("by_torchrl", [True, False])
+def test_whole_episodes_have_a_first_and_a_last_step(by_torchrl):
+    env = EnvFactory("Script-v0").make(2)
+    rollout = env.rollout(60, break_when_any_done=False) if by_torchrl else random_play(env, 60)[0]
+    rows, start, end = episodes_of(rollout)
+    assert len(rows) == rollout["next", "done"].sum() > 10
+    length = end - start + 1
+    clock = rollout["observation"][..., 2], rollout["next", "observation"][..., 2]  # steps so far
+    assert (clock[0][rows, start] == 0).all()
+    assert (clock[1][rows, end] == length).all()
 
 
 def test_a_clock_in_the_observation_excuses_a_fixed_length():
-    findings, _ = seen("Counter-v0", terminate_at=30)
+    findings = examine("Counter-v0", terminate_at=30).findings
     assert ("warning", "time limit") not in faults(findings)
 
 
@@ -98,60 +113,72 @@ def test_torchrl_environments_are_checked_with_torchrls_checker():
         CatTensors(["th_1", "thdot_1"], "observation", del_keys=False),
         StepCounter(50),
     )
-    findings, recording = check_environment(EnvFactory(PendulumEnv, transforms=transforms), 2, 120)
+    findings, rollout, _ = check_environment(EnvFactory(PendulumEnv, transforms=transforms), 2, 120)
     assert faults(findings) == []
-    assert recording.over[[49, 99]].all()
+    assert episodes_of(rollout)[2].tolist() == [49, 99] * 2
 
     class Wrong(PendulumEnv):
         def _step(self, tensordict):
             out = super()._step(tensordict)
             return out.set("reward", out["reward"].double())
 
-    findings, _ = check_environment(EnvFactory(Wrong, transforms=transforms), 2, 120)
+    findings = check_environment(EnvFactory(Wrong, transforms=transforms), 2, 120).findings
     assert faults(findings) == [("warning", "specs")]
 
 
-def test_an_autoreset_at_the_next_step_is_a_note():
-    findings, _ = seen(lambda: gymnasium.wrappers.Autoreset(Walk()))
-    assert [(finding.severity, finding.check) for finding in findings] == [("note", "autoreset")]
+def test_gymnasiums_checker_is_asked():
+    class NoInfo(Walk):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed, options=options)[0], None
+
+    findings = examine(NoInfo).findings
+    assert [(finding.severity, finding.check) for finding in findings] == [("note", "gymnasium")]
 
 
-def test_a_slow_environment_makes_fewer_steps():
-    class Slow(Walk):
+def test_a_slow_environment_makes_fewer_steps_and_is_not_called_endless():
+    class Slow(broken_envs.Endless):
         def step(self, action):
             time.sleep(0.005)
             return super().step(action)
 
     start = time.perf_counter()
-    _, recording = seen(Slow, seconds=0.5)
-    assert 10 < len(recording.over) < 25
+    findings, rollout, seconds = examine(Slow, seconds=0.5)
+    assert 10 < rollout.shape[1] < 30
+    assert 0.005 < seconds < 0.05
     assert time.perf_counter() - start < 3
+    assert faults(findings) == []
+
+
+def test_an_episode_longer_than_the_play_is_not_endless():
+    assert faults(examine("CartPole-v1", num_steps=5).findings) == []
+
+
+@pytest.mark.integration
+def test_a_hung_step_ends_the_check():
+    command = [sys.executable, "-c", HANG]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr and "in step" in done.stderr
 
 
 def test_the_global_generators_are_not_touched():
     before = torch.get_rng_state(), random.getstate()
-    seen("CartPole-v1", num_steps=50)
+    examine("CartPole-v1", num_steps=50)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
 
 
 def test_an_environment_that_does_not_exist_is_a_setting_error():
     with pytest.raises(ConfigError, match="did you mean CartPole-v1"):
-        seen("CartPol-v1")
+        examine("CartPol-v1")
 
 
-def test_play_that_was_cut_short_cannot_tell_whether_episodes_end():
-    recording = record(EnvFactory(broken_envs.Endless).make(2), 20)
-    assert [finding.severity for finding in conformance.check_episode_ends(recording)] == ["warning"]
-    assert [finding.severity for finding in conformance.check_episode_ends(recording, planned=30)] == ["note"]
-    assert [*conformance.check_episode_ends(recording, limit=30)] == []
-
-
-def test_procgens_time_limit_is_a_note():
-    recording = record(EnvFactory(broken_envs.Terminating).make(4), 400)
-    (warning,) = conformance.check_time_limits(recording)
-    (note,) = conformance.check_time_limits(recording, flags_time_limits=False)
-    assert (warning.severity, note.severity) == ("warning", "note")
+def test_procgens_time_limit_is_no_finding():
+    env = EnvFactory(broken_envs.Terminating).make(4)
+    rollout, _ = random_play(env, 400)
+    (warning,) = check_rollout(rollout, env.agent_specs[1])
+    assert warning.check == "time limit"
+    assert [*check_rollout(rollout, env.agent_specs[1], flags_time_limits=False)] == []
 
 
 CLEAN = [
@@ -163,7 +190,6 @@ CLEAN = [
     ("HalfCheetah-v4", "envpool", {}),
     ("ALE/Pong-v5", "gymnasium", {}),
     ("ALE/Pong-v5", "envpool", {}),
-    ("ALE/Pong-v5", "ale", {}),
     ("ALE/Breakout-v5", "envpool", {}),
     ("starpilot", "procgen", {"num_threads": 0}),
     ("coinrun", "procgen", {"num_threads": 0}),
@@ -175,7 +201,6 @@ CLEAN = [
 ]
 PACKAGES = {
     "envpool": ["envpool"],
-    "ale": ["ale_py"],
     "procgen": ["procgen"],
     "HalfCheetah-v4": ["mujoco"],
     "ALE/Pong-v5": ["ale_py", "cv2"],
@@ -189,9 +214,9 @@ PACKAGES = {
 def test_every_backend_is_clean(env_id, backend, env_kwargs):
     for package in PACKAGES.get(backend, []) + PACKAGES.get(env_id, []):
         pytest.importorskip(package)
-    findings, recording = seen(env_id, backend, **env_kwargs)
+    findings, rollout, _ = examine(env_id, backend, **env_kwargs)
     assert faults(findings) == [], [*map(str, findings)]
-    assert recording is not None
+    assert rollout is not None
 
 
 def test_the_first_rollout_of_fit_names_a_fault(fit, capsys):

@@ -15,9 +15,8 @@ from pettingzoo.utils.conversions import parallel_to_aec, turn_based_aec_to_para
 from ppo_lightning import MLPAgent
 from ppo_lightning.algorithms.losses import gae
 from ppo_lightning.envs import EnvFactory, check_environment, make_env
-from ppo_lightning.envs.conformance import check_rollout
+from ppo_lightning.envs.conformance import check_rollout, episodes_of, random_play
 from ppo_lightning.envs.pettingzoo import ParallelGamesEnv, import_pettingzoo
-from ppo_lightning.envs.recording import episodes_of, record, recording_of
 from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.collector import RolloutCollector
@@ -405,22 +404,19 @@ def test_the_checks_find_nothing_in_players_of_one_game():
     """The players of a game share its first observation, and the dead repeat their last one."""
     env = ParallelGamesEnv(lambda: SharedView((4, 7)), [1, 2])
     rollout = collect(env, 70)
-    recording = recording_of(rollout, rows_per_game=env.rows_per_game)
-    findings = [str(finding) for finding in check_rollout(recording, env.agent_specs[1])]
-    assert not [finding for finding in findings if finding.startswith("seed")]
-    assert len(recording_of(rollout).skipped.nonzero()[0]) == 30
+    assert [*check_rollout(rollout, env.agent_specs[1])] == []
 
 
 @pytest.mark.parametrize("by_collector", [True, False])
 def test_episodes_of_a_recording_leave_out_the_steps_of_the_dead(by_collector):
     env = ParallelGamesEnv(mortals((1, 3, 3), (2, 2, 4))[0], list(range(6)))
-    recording = recording_of(collect(env, 6)) if by_collector else record(env, 6)
-    first, second = [1, 0, 0, 1, 0, 0], [1, 0, 0, 0, 1, 0]
-    assert recording.first.T.astype(int).tolist() == [first] * 3 + [second] * 3
-    episodes = episodes_of(recording)
-    # Ordered by the last step: one player after 1 step, two after 2, two after 3, and so on.
-    assert episodes.length.tolist() == [1, 2, 2, 3, 3, 1, 4, 3, 3, 2, 2]
-    assert episodes.final[:, 1].tolist() == episodes.length.tolist()
+    rollout = collect(env, 6) if by_collector else random_play(env, 6)[0]
+    rows, start, end = episodes_of(rollout)
+    assert rows.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert start.tolist() == [0, 3] * 3 + [0, 4] * 2 + [0]
+    length = end - start + 1
+    assert length.tolist() == [1, 1, 3, 3, 3, 3, 2, 2, 2, 2, 4]
+    assert rollout["next", "observation"][rows, end, 1].tolist() == length.tolist()
 
 
 def test_a_dead_player_is_no_autoreset():
@@ -434,8 +430,8 @@ def test_a_dead_player_is_no_autoreset():
             return dict.fromkeys(agents, (self.place + 5 * self.time).astype(np.float32))
 
     env = ParallelGamesEnv(lambda: Walk((4, 7, 7)), list(range(6)))
-    recording = recording_of(collect(env, 70), rows_per_game=3)
-    assert [finding.check for finding in check_rollout(recording, env.agent_specs[1])] == []
+    rollout = collect(env, 70)
+    assert [finding.check for finding in check_rollout(rollout, env.agent_specs[1])] == []
 
 
 @pytest.mark.parametrize("env_id", ["mpe2/simple_spread_v3", "pettingzoo/classic/connect_four_v3"])

@@ -6,12 +6,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchrl.envs import SerialEnv, StepCounter
 from torchrl.envs.libs.gym import GymEnv
 
 from ppo_lightning import PPO, MLPAgent, RecurrentPPO, make_env
+from ppo_lightning.callbacks.guards import log_probs_again
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
 from ppo_lightning.errors import ConfigError
@@ -183,7 +185,7 @@ def test_advantages_and_the_update_of_a_memory_are_those_of_single_environments(
     single, _ = collect(make_env(SCRIPT, 3, seed=5), 1, 120, deterministic=True, memory="lstm")
     module = RecurrentPPO(num_minibatches=1)
     module.agent = agent
-    recomputed, stored = module.log_probs_again(ours[0])
+    recomputed, stored = log_probs_again(module.agent, ours[0])
     torch.testing.assert_close(recomputed, stored)
     found = [module.advantages(rollouts[0].copy()) for rollouts in (ours, single)]
     for i in range(3):
@@ -238,23 +240,24 @@ def test_checkpoints_cannot_count_optimizer_steps_that_vary(fit, tmp_path):
 # Ids, seeds, numbers and arguments
 
 
-def register_vector_only():
-    if "OnlyVector-v0" not in gym.registry:
-        point = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
-        gym.register("OnlyVector-v0", vector_entry_point=point, max_episode_steps=20)
+class LateCartPole(CartPoleVectorEnv):
+    """A vectorized environment that the package does not know."""
 
 
-def test_an_id_of_vectorized_environments_only_trains(fit):
+def test_an_id_with_a_vectorized_environment_trains(fit):
     """Its ``reset`` refuses a list of seeds, so that the first one counts, and resets at the next step."""
-    register_vector_only()
-    env = make_env("OnlyVector-v0", 2, seed=4)
+    if "OnlyVector-v0" not in gym.registry:
+        gym.register("OnlyVector-v0", vector_entry_point=LateCartPole, max_episode_steps=20)
+    env = make_env("OnlyVector-v0", 2, "vectorized", seed=4)
     assert env.resets_late
     expected = gym.make_vec("CartPole-v1", 2).reset(seed=derive_seed(4, "train"))[0]
     assert np.array_equal(env.reset_arrays(), expected)
-    module = fit(SMALL | {"env_id": "OnlyVector-v0"}, limit_val_batches=1)
+    module = fit(SMALL | {"env_id": "OnlyVector-v0", "backend": "vectorized"}, limit_val_batches=1)
     assert module.trainer.callback_metrics["charts/episodic_length"] <= 20
     with pytest.raises(ConfigError, match=r"data.env_kwargs does not fit env_id 'OnlyVector-v0'.*'wind'"):
-        make_env("OnlyVector-v0", 2, env_kwargs={"wind": 1})
+        make_env("OnlyVector-v0", 2, "vectorized", env_kwargs={"wind": 1})
+    with pytest.raises(ConfigError, match=r"set data.backend to 'vectorized'"):
+        make_env("OnlyVector-v0", 2)
 
 
 def test_a_function_gets_what_its_parameters_name():

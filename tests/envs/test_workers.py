@@ -115,7 +115,7 @@ def make():
 
 
 def processes_of(env):
-    return getattr(env.envs, "processes", [])
+    return [worker.process for worker in env.envs if isinstance(worker, workers.Worker)]
 
 
 def collect(env, rollouts=4, num_steps=16):
@@ -253,8 +253,8 @@ def test_an_error_in_a_worker_is_raised_as_in_one_process(kind, error, message, 
     else:
         assert "In the worker process:" in notes and "test_workers.py" in notes, "where it was raised"
     if kind == "note":
-        assert notes.endswith("a note of the simulator\nFaulty, environment 5: step() raised this.")
-    assert "Received the following error" not in capfd.readouterr().err, "Gymnasium reports nothing"
+        assert "a note of the simulator\nFaulty, environment 5: step() raised this." in notes
+    assert capfd.readouterr().err == "", "the worker prints nothing"
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -263,7 +263,7 @@ def test_a_killed_worker_ends_the_step_with_one_sentence(started, make):
     if started:
         env.reset_arrays()
         env.step_arrays(np.zeros(4, int))
-    env.envs.processes[1].kill()
+    processes_of(env)[1].kill()
     with pytest.raises(RuntimeError, match=r"Worker 1 of 2 \(environments 7, 8\) was ended by SIGKILL"):
         for _ in range(2):
             env.reset_arrays()
@@ -288,7 +288,7 @@ def test_the_timeout_holds_with_transforms():
     agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
     collector = make_collector(env, agent, 8, step_timeout=5.0)
     collector.rollout()
-    os.kill(env.base_env.envs.processes[1].pid, signal.SIGSTOP)
+    os.kill(processes_of(env.base_env)[1].pid, signal.SIGSTOP)
     with pytest.raises(RuntimeError, match=r"Worker 1 of 2 .* did not answer for .* = 4 s"):
         collector.rollout()
     collector.shutdown()
@@ -310,7 +310,7 @@ def test_a_stopped_worker_ends_every_exchange_with_one_sentence(exchange, make, 
     env = make("CartPole-v1", 2, step_timeout=1.5)
     env.reset_arrays()
     states = env.get_state()
-    os.kill(env.envs.processes[1].pid, signal.SIGSTOP)
+    os.kill(processes_of(env)[1].pid, signal.SIGSTOP)
     message = r"Worker 1 of 2 \(environments 7, 8\) did not answer for 0.8 \* data.step_timeout = 1.2 s, nor"
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=message):
@@ -327,24 +327,8 @@ def test_a_worker_that_is_stopped_while_it_creates_environments_ends_the_start(m
         make(Faulty, 2, step_timeout=1.0, kind="is stopped")
 
 
-class StoppedGroup(workers.Group):
-    def __init__(self, *args):
-        if multiprocessing.parent_process() is not None:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        super().__init__(*args)
-
-
-def test_a_worker_that_is_stopped_before_its_first_answer_ends_the_start(make, monkeypatch):
-    monkeypatch.setattr(workers, "LOADING_SHARE", 1.0)
-    monkeypatch.setattr(workers, "Group", StoppedGroup)
-    with pytest.raises(RuntimeError, match="A worker process ended or did not answer at its start"):
-        make("CartPole-v1", 2, step_timeout=1.0)
-    for process in multiprocessing.active_children():
-        process.kill()
-
-
 def test_an_environment_that_hangs_in_close_is_killed(make, monkeypatch):
-    monkeypatch.setattr(workers.Workers.close_extras, "__defaults__", (0.3, False))
+    monkeypatch.setattr(workers, "CLOSE_SECONDS", 0.3)
     env = make(Faulty, 2, kind="hangs in close")
     env.reset_arrays()
     began = time.monotonic()
@@ -404,7 +388,7 @@ def vector_cartpole(num_envs):
         ({"env_id": "ALE/Breakout-v5", "num_workers": 2}, "must be 0 for Atari games"),
         ({"env_id": lambda: GymEnv("CartPole-v1"), "num_workers": 2}, "must be 0 for TorchRL environments"),
         ({"env_id": vector_cartpole, "num_workers": 2}, "must be 0 for vectorized environments"),
-        ({"num_workers": "many"}, "data.num_workers is 'many': it must be between 0 and 1024"),
+        ({"num_workers": "many"}, "data.num_workers is 'many': it must be at least 0"),
         ({"num_workers": -1}, "data.num_workers is -1"),
     ],
 )

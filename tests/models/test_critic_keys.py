@@ -22,8 +22,8 @@ from ppo_lightning.export import load_from_hub, to_onnx
 from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.hub import save_for_hub
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations
-from ppo_lightning.models.agent import MEMORIES
 from ppo_lightning.models.bodies import MLP
+from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import JoinedBox, spec_from_plain, spec_from_space, spec_to_plain
 from tests.algorithms.test_distributed import difference, run
@@ -140,7 +140,7 @@ def test_the_losses_reach_the_columns_of_their_entries_only(options, actor, crit
     }
     for vf_coef, advantage, expected in ((0, 1, actor), (1, 0, critic)):
         module = PPO(vf_coef=vf_coef, ent_coef=0)
-        loss, _ = module.loss_of(minibatch | {"advantage": torch.full_like(value, advantage)}, evaluation)
+        loss, _ = module.loss(minibatch | {"advantage": torch.full_like(value, advantage)}, evaluation)
         assert read(loss) == expected
 
 

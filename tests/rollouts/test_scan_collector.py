@@ -33,7 +33,7 @@ def collector_of(env_id="CartPole-v1", kind=make_collector, agent=(), **options)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_rollouts_are_those_of_the_collector_that_steps_one_by_one(env_id, deterministic):
     scanned = collector_of(env_id, deterministic=deterministic)
     stepped = collector_of(env_id, TensorCollector, deterministic=deterministic)

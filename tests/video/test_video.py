@@ -77,11 +77,11 @@ def test_a_machine_that_cannot_render_says_what_is_missing(trained, tmp_path, mo
         record_video(trained[0].agent, EnvFactory("CartPole-v1"), tmp_path / "video.mp4")
 
 
-@pytest.mark.parametrize(("backend", "game"), [("ale", "ALE/Breakout-v5"), ("procgen", "starpilot")])
+@pytest.mark.parametrize(("backend", "game"), [("envpool", "ALE/Breakout-v5"), ("procgen", "starpilot")])
 def test_play_records_whole_games_with_the_panel_beside_them(fit, tmp_path, capsys, backend, game):
     if backend == "procgen":
         pytest.importorskip("procgen", reason="there are wheels for Python 3.11 on Linux only")
-    kwargs = {"max_episode_frames": 2400} if backend == "ale" else {"num_threads": 0}
+    kwargs = {"max_episode_frames": 2400} if backend == "envpool" else {"num_threads": 0}
     data = {
         "env_id": game,
         "backend": backend,
@@ -94,10 +94,10 @@ def test_play_records_whole_games_with_the_panel_beside_them(fit, tmp_path, caps
     path = next(tmp_path.glob("*.ckpt"))
     cli.main(["play", "--ckpt_path", str(path), "--output", str(tmp_path / "game.mp4"), "--overlay"])
     printed = capsys.readouterr().out
-    assert ("played through Gymnasium" in printed) == (backend == "ale")
+    assert ("played through Gymnasium" in printed) == (backend == "envpool")
     frames = imageio.mimread(tmp_path / "game.mp4", memtest=False)
     assert imageio.get_reader(tmp_path / "game.mp4").get_meta_data()["fps"] == 15
-    if backend == "ale":
+    if backend == "envpool":
         with pytest.raises(SystemExit):
             cli.main(
                 [
