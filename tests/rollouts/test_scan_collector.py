@@ -33,11 +33,11 @@ def collector_of(env_id="CartPole-v1", kind=make_collector, agent=(), **options)
     return kind(env, agent, 16, shard=shard, reward_scaler=RewardScaler(0.9, 10.0), **options)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_rollouts_are_those_of_the_collector_that_steps_one_by_one(env_id):
-    """Deterministic actions, because the two collectors draw their noise in different pieces."""
-    scanned = collector_of(env_id, deterministic=True)
-    stepped = collector_of(env_id, TensorCollector, deterministic=True)
+def test_rollouts_are_those_of_the_collector_that_steps_one_by_one(env_id, deterministic):
+    scanned = collector_of(env_id, deterministic=deterministic)
+    stepped = collector_of(env_id, TensorCollector, deterministic=deterministic)
     assert isinstance(scanned, ScanCollector)
     for _ in range(3):
         rollout, other = scanned.rollout(), stepped.rollout()
