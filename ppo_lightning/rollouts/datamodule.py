@@ -153,7 +153,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.overlap = overlap
         self.num_envs = num_envs
         self.frames_per_rollout = num_envs * num_steps  # of all ranks together
-        self.num_rollouts = total_timesteps // self.frames_per_rollout
         if not self.num_rollouts:
             raise ConfigError(
                 f"data.total_timesteps is {total_timesteps}, less than one rollout of num_envs * num_steps ="
@@ -178,6 +177,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         assert self.trainer is not None
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts of the whole run."""
+        return self.total_timesteps // self.frames_per_rollout  # a second fit may set other timesteps
 
     @property
     def rollouts_per_epoch(self) -> int:
