@@ -43,7 +43,6 @@ class SelfPlay(PPO):
     ) -> None:
         check_arguments(SelfPlay.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        self.save_hyperparameters("rating_games", "rating_opponents")
 
     def configure_model(self) -> None:
         """Build the agent, and refuse opponents that cannot play before the training."""
