@@ -233,9 +233,9 @@ class PPG(PPO):
                 path = save_beside_checkpoints(self.trainer, "finished")
                 print(f"Finished the last auxiliary phase: {path}")
 
-    def release_updates(self) -> None:
+    def on_train_end(self) -> None:
         """Release compiled graphs."""
-        super().release_updates()
+        super().on_train_end()
         self.optimize_auxiliary = EagerUpdate(self, self.auxiliary_loss)
 
     @property
