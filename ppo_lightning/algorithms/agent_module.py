@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from ppo_lightning import __version__
+from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
@@ -46,7 +46,7 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
 from ppo_lightning.utils.finite import require_finite_state
 from ppo_lightning.utils.seeding import one_thread
@@ -102,7 +102,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     @property
     def fitting(self) -> bool:
         """Whether a Trainer runs ``fit``."""
-        return lightning_private.has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING
+        return private.has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters that the optimizer updates. A variant adds those of its own networks."""
@@ -133,7 +133,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         Raises:
             ConfigError: The module is compiled as a whole.
         """
-        if lightning_private.is_compiled(self):
+        if private.is_compiled(self):
             raise ConfigError(
                 "torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead."
             )
@@ -141,7 +141,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()
         if stage != "fit":
             return
-        lightning_private.replace_defaults(self.trainer)
+        private.replace_defaults(self.trainer)
         present = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, ExceptionGuard) for callback in present):
             rank_zero_warn(
@@ -149,7 +149,7 @@ class AgentModule(NamedArguments, L.LightningModule):
                 " run has no guards, does not save at SIGTERM and Ctrl+C, and uses all threads."
             )
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            lightning_private.remove_step_limit(self.trainer)
+            private.remove_step_limit(self.trainer)
         if self.trainer.ckpt_path is None:
             self.env_steps = 0
             self.episode_returns.clear()
@@ -157,7 +157,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def configure_model(self) -> None:
         """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""
-        data = getattr(self.trainer, "datamodule", None) if lightning_private.has_trainer(self) else None
+        data = getattr(self.trainer, "datamodule", None) if private.has_trainer(self) else None
         if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
             return
         # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
@@ -239,6 +239,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         if self.fitting:
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
+            self.data.seed = checkpoint["seed"]  # the random numbers of that run go on
         self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
@@ -437,7 +438,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def teardown(self, stage: str) -> None:
         """In a process that Lightning started, let :meth:`state_dict` describe the agent."""
-        self._returns_agent = stage == "fit" and lightning_private.starts_processes(self.trainer)
+        self._returns_agent = stage == "fit" and private.starts_processes(self.trainer)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return weights and statistics."""

@@ -178,7 +178,8 @@ class PPG(PPO):
         num_rollouts = len(self.rollouts)
         num_sequences = num_rollouts * self.data.shard.count
         count = num_sequences * self.trainer.world_size // self.hparams.num_aux_rollouts
-        for indices in deal_sequences(self.uniform(num_sequences), count).chunk(count):
+        keys = self.uniform("auxiliary", num_sequences, draw=self.epochs_done)
+        for indices in deal_sequences(keys, count).chunk(count):
             chosen = [(self.rollouts[i % num_rollouts], i // num_rollouts) for i in indices.tolist()]
             minibatch = {
                 key: torch.cat([rollout[key][n] for rollout, n in chosen]) for key in self.rollouts[0]

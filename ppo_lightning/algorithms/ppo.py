@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
@@ -31,7 +32,7 @@ from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.seeding import Stream
 
 
 class PPO(AgentModule):
@@ -129,7 +130,7 @@ class PPO(AgentModule):
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
-        self._shuffle = torch.Generator()
+        self._draws: Counter[Stream] = Counter()  # of the iteration
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration.
@@ -138,18 +139,19 @@ class PPO(AgentModule):
             rollout: From a collector, batch size [N, T].
             batch_idx: Lightning's count of rollouts in this epoch.
         """
-        rollout = self.advantages(rollout)
+        profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
+        with profile("advantages"):
+            rollout = self.advantages(rollout)
         metrics = []
         epochs = (self.minibatches(rollout) for _ in range(self.hparams.update_epochs))
-        if (
-            self.hparams.target_kl is None
-        ):  # all epochs are one sequence of minibatches: one graph if compiled
-            epochs = iter([itertools.chain.from_iterable(epochs)])
-        for minibatches in epochs:
-            metrics += self.update(minibatches)
-            if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
-                break
-        self.log_rollout(rollout, metrics)
+        with profile("update"):
+            # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
+            for minibatches in epochs if self.hparams.target_kl else [itertools.chain.from_iterable(epochs)]:
+                metrics += self.update(minibatches)
+                if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
+                    break
+        with profile("log"):
+            self.log_rollout(rollout, metrics)
         self.end_iteration(rollout, metrics)
         self.step_schedule(metrics)
 
@@ -197,11 +199,12 @@ class PPO(AgentModule):
         """
         num_envs, num_steps = rollout.batch_size
         # detail 6
-        steps = self.uniform(num_envs, num_steps).numpy().argsort(axis=1)  # in a seventh of PyTorch's time
+        keys = self.uniform("shuffle", num_envs, num_steps).numpy()
+        steps = keys.argsort(axis=1)  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
-        keys = with_valid(rollout, self.minibatch_keys)
-        return {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
+        names = with_valid(rollout, self.minibatch_keys)
+        return {name: take(rollout[name].transpose(0, 1).flatten(0, 1), order) for name in names}
 
     def total_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Evaluate a minibatch and return its loss and the detached parts, for the update."""
@@ -302,7 +305,6 @@ class PPO(AgentModule):
         """Check, before any environment is created, that the rollout can be split into minibatches."""
         super().setup(stage)
         if stage == "fit":
-            self._shuffle = torch.Generator().manual_seed(derive_seed(self.data.seed, "shuffle"))
             self.check_split()
             self.check_update()
 
@@ -324,6 +326,7 @@ class PPO(AgentModule):
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Set the clipping range of the iteration."""
+        self._draws.clear()
         share = remaining(self.rollouts_done - 1, self.data.num_rollouts)
         # detail A1
         self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
@@ -336,30 +339,27 @@ class PPO(AgentModule):
         """Release compiled graphs."""
         self.on_train_end()
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of the shuffles."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["shuffle"] = self._shuffle.get_state()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state of the shuffles, to resume a run."""
-        super().on_load_checkpoint(checkpoint)
-        if self.fitting:
-            self._shuffle.set_state(checkpoint["shuffle"].cpu())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, which cannot be pickled. ``setup`` creates a new one."""
-        return super().__getstate__() | {"_shuffle": None}
-
     # For updates, variants and callbacks
 
-    def uniform(self, num_envs: int, *shape: int) -> Tensor:
+    def uniform(self, stream: Stream, num_envs: int, *shape: int, draw: int | None = None) -> Tensor:
         """Draw from U(0, 1), [num_envs, *shape].
 
-        Every rank draws for the environments of all ranks and keeps its own rows.
+        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Every
+        rank draws for the environments of all ranks and keeps its own rows.
+
+        Args:
+            stream: Use of the numbers.
+            num_envs: Rows of this rank.
+            *shape: Shape of a row.
+            draw: Number of the draw for this rollout. None: the draws of the stream are counted.
         """
-        first = self.trainer.global_rank * num_envs
-        drawn = torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)
+        if draw is None:
+            draw = self._draws[stream]
+            self._draws[stream] += 1
+        shard = self.data.shard
+        generator = shard.generator(stream, self.rollouts_done - 1, draw)
+        first = num_envs // shard.count * shard.first
+        drawn = torch.rand(num_envs // shard.count * shard.total, *shape, generator=generator)
         return drawn[first : first + num_envs]
 
     def check_split(self) -> None:
@@ -391,18 +391,12 @@ class PPO(AgentModule):
     def check_optimizers(self) -> None:
         """Refuse a result of a subclass's ``configure_optimizers`` that the update cannot use."""
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
-        if isinstance(optimizer, list) or not optimizer.param_groups:
-            returned = f"{len(optimizer) if isinstance(optimizer, list) else 0} optimizers"
-        elif isinstance(schedule, list):
-            returned = f"{len(schedule)} schedules"
-        elif isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, LRScheduler | None):
-            returned = f"the schedule {type(schedule).__name__}, whose step() needs more than a count"
-        else:
-            return
-        raise ConfigError(
-            f"configure_optimizers returned {returned}: return one optimizer, with at most one LRScheduler,"
-            " which PPO steps once a rollout (self.data.num_rollouts times)."
-        )
+        fits = isinstance(schedule, LRScheduler | None) and not isinstance(schedule, ReduceLROnPlateau)
+        if isinstance(optimizer, list) or not optimizer.param_groups or not fits:
+            raise ConfigError(
+                "configure_optimizers must return one optimizer, with at most one LRScheduler (but not"
+                " ReduceLROnPlateau), which PPO steps once a rollout: self.data.num_rollouts times."
+            )
 
     @property
     def steps_per_rollout(self) -> int | None:

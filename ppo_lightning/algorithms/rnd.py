@@ -133,7 +133,7 @@ class RND(PPO):
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield minibatches, with the weights of the steps that train the predictor in this epoch."""
         share = self.hparams.update_proportion
-        chosen = self.uniform(*rollout.batch_size) < share
+        chosen = self.uniform("predictor", *rollout.batch_size) < share
         weighted = rollout.copy().set("novelty_weight", chosen.to(rollout["action"].device) / share)
         yield from super().minibatches(weighted)
 
@@ -386,7 +386,7 @@ def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> 
         for parameter in agent.head.parameters():
             parameter.zero_()
     shard = dataclasses.replace(data.shard, seed=derive_seed(data.seed, "curiosity"))
-    env = data.make_env(shard)
+    env = data.factory.make(shard.count, shard.seed, shard.first)
     precision, timeout = data.trainer.precision_plugin.forward_context, data.step_timeout
     try:
         collector = make_collector(

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.envs.conformance import check_rollout
-from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.learner import Learner, PolicyLearner
@@ -37,15 +37,11 @@ class Guard(L.Callback):
 
 
 class ExceptionGuard(Guard):
-    """Callback that forwards an exception that ends the run to the module, which Lightning does not do.
-
-    The traceback of an error of an environment keeps the frames of the environment only.
-    """
+    """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
-        cut_traceback(exception)
 
 
 class RolloutGuard(Guard):

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.private import forget_writer
 from ppo_lightning.rollouts.learner import Learner
 
 GUARDED = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
@@ -56,7 +57,7 @@ class LoggerGuard(Guard):
             method(*args, **kwargs)
         except Exception as error:  # a logger may raise anything: files, servers, serialization
             if isinstance(logger, TensorBoardLogger):
-                logger._experiment = None  # a writer that failed once never writes again
+                forget_writer(logger)  # a writer that failed once never writes again
             if (id(logger), name) not in self._failed:
                 kind = type(logger).__name__
                 print(

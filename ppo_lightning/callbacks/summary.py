@@ -8,10 +8,10 @@ from typing import Any
 
 import lightning as L
 
+from ppo_lightning import private
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.checkpoints.resume import folders_of_runs
 from ppo_lightning.rollouts.learner import Learner
-from ppo_lightning.utils import lightning_private
 from ppo_lightning.utils.rounding import decimals
 
 WARM_UP = 10  # rollouts
@@ -63,7 +63,7 @@ class RunSummary(Guard):
             self._warm = time.perf_counter()
         elif self._rollouts == 2 * WARM_UP:
             seconds = (time.perf_counter() - self._warm) / WARM_UP
-            lightning_private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
+            private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Restore the limit, so that the same Trainer can fit again."""

@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ppo_lightning import private
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
-from ppo_lightning.utils import lightning_private
 
 FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the end of a run
 
@@ -100,12 +100,12 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
             )
         if not isinstance(callback, ModelCheckpoint):
             continue
-        if lightning_private.saves_by_time(callback):
+        if private.saves_by_time(callback):
             raise ConfigError(
                 "ModelCheckpoint's train_time_interval has no effect with manual optimization:"
                 " set every_n_epochs (an epoch has data.rollouts_per_epoch rollouts) instead."
             )
-        every = lightning_private.steps_between_saves(callback)
+        every = private.steps_between_saves(callback)
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps"
@@ -131,7 +131,7 @@ def warn_of_slow_average(trainer: L.Trainer, num_rollouts: int) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not isinstance(callback, EMAWeightAveraging):
             continue
-        decay = lightning_private.average_decay(callback)
+        decay = private.average_decay(callback)
         if decay**num_rollouts > FIRST_WEIGHTS:
             rank_zero_warn(
                 f"EMAWeightAveraging averages once a rollout: with decay {decay:g}, {decay**num_rollouts:.0%}"

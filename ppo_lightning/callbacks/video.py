@@ -8,6 +8,7 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.private import add_summary
 from ppo_lightning.rollouts.learner import PolicyLearner
 from ppo_lightning.video.record import record_video
 
@@ -80,6 +81,4 @@ def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
     image = Summary.Image(
         height=height, width=width, colorspace=channels, encoded_image_string=gif.getvalue()
     )
-    writer._get_file_writer().add_summary(
-        Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step
-    )
+    add_summary(writer, Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step)
