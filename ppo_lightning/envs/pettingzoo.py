@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_step, reraise
+from ppo_lightning.envs.answers import check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of, require_distinct
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
@@ -107,7 +107,7 @@ class ParallelGamesEnv(BatchedEnv):
         """Start a game, and write the first observations to ``_fresh``."""
         env = self.envs[g]
         try:
-            observations, infos = env.reset(seed=seed)
+            observations, infos = check_parts(env.reset(seed=seed), "reset", 2)
             state = env.state() if self._has_state else None
             for row, player in enumerate(self._players, start=g * self.num_players):
                 self._alive[row] = player in observations and player in env.agents
@@ -158,7 +158,7 @@ class ParallelGamesEnv(BatchedEnv):
         env = self.envs[g]
         players = list(enumerate(self._players, start=g * self.num_players))
         chosen = {player: actions[row] for row, player in players if self._alive[row]}
-        observations, rewards, terminated, truncated, _ = env.step(chosen)
+        observations, rewards, terminated, truncated, _ = check_parts(env.step(chosen), "step", 5)
         state = env.state() if self._has_state else None
         for row, player in players:
             over = False

@@ -12,7 +12,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ppo_lightning.envs.answers import check_observation, check_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of
 from ppo_lightning.errors import ConfigError, first_line, nearest
 from ppo_lightning.spaces.rows import from_rows, to_rows
@@ -86,7 +86,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         """
         if mask is None:
             try:
-                observation, info = self._reset_all()
+                observation, info = check_parts(self._reset_all(), "reset", 2)
                 self._store(observation, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
