@@ -75,9 +75,8 @@ class AtariEnv(BatchedEnv):
         max_episode_frames: int = 108_000,
         num_threads: int = 0,
     ) -> None:
-        self.rom = rom_name(env_id)
+        self.game = game_name(env_id)
         self.seeds = list(seeds)
-        self.game = game_name(self.rom)
         for name, value, minimum in (
             ("noop_max", noop_max, 0),
             ("frame_skip", frame_skip, 1),
@@ -193,23 +192,20 @@ def check_options(env_kwargs: dict[str, Any]) -> None:
             raise ConfigError(f"data.env_kwargs.{name} is {value!r}: it must be {word}.")
 
 
-def rom_name(env_id: str) -> str:
-    """Return the name of a game's ROM, for example ``beam_rider`` for ``ALE/BeamRider-v5``.
+def game_name(env_id: str) -> str:
+    """Return the name of a game as in the ids of ``ale_py``, for example ``BeamRider``.
 
     Raises:
         ConfigError: The game does not exist. The message lists the closest names.
     """
     match = ATARI_ID.fullmatch(env_id)
     name = next(filter(None, match.groups())) if match else env_id
-    roms = {rom.replace("_", ""): rom for rom in import_extra("ale_py.roms", extra="atari").get_all_rom_ids()}
-    rom = roms.get(name.lower())
-    if match is None or rom is None:
-        known = {key: f"ALE/{game_name(rom)}-v5" for key, rom in roms.items()}
+    games = {}
+    for rom in import_extra("ale_py.roms", extra="atari").get_all_rom_ids():
+        game = "".join(part[:1].upper() + part[1:] for part in rom.split("_")).replace("3d", "3D")
+        games[game.lower()] = game
+    if match is None or name.lower() not in games:
+        known = {key: f"ALE/{game}-v5" for key, game in games.items()}
         hint = nearest(name.removesuffix("-v5"), known) or ": ale_py.roms.get_all_rom_ids() lists the names."
         raise ConfigError(f"env_id {env_id!r} is not an Atari game{hint}")
-    return rom
-
-
-def game_name(rom: str) -> str:
-    """Convert the name of a ROM to the name in ids, for example ``beam_rider`` to ``BeamRider``."""
-    return "".join(part[:1].upper() + part[1:] for part in rom.split("_")).replace("3d", "3D")
+    return games[name.lower()]

@@ -1,10 +1,12 @@
 """Turn-based games: who moves, who gets the reward, the sign of the advantages, and random openings."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
-from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, make_env
+from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, make_env
 from ppo_lightning.algorithms import losses
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.rollouts import RolloutCollector
@@ -113,14 +115,11 @@ def test_unplayable_games_are_refused(env_id, message):
         make_env(env_id, 2, backend="envpool")
 
 
-def test_a_memory_is_refused(tmp_path):
-    import lightning as L
-
-    data = RolloutDataModule("TicTacToe-v1", "envpool", num_envs=4, num_steps=8, total_timesteps=64)
-    module = RecurrentPPO(agent=lambda *specs: MLPAgent(*specs, memory="lstm", shared=True))
-    trainer = L.Trainer(max_epochs=-1, accelerator="cpu", logger=False, default_root_dir=tmp_path)
+def test_a_memory_is_refused(fit):
+    data = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 4, "num_steps": 8}
+    agent = functools.partial(MLPAgent, memory="lstm", shared=True)
     with pytest.raises(ConfigError, match="would share"):
-        trainer.fit(module, datamodule=data)
+        fit(data | {"total_timesteps": 64}, {"agent": agent}, ppo=RecurrentPPO)
 
 
 def openings_of(rollout):
