@@ -143,7 +143,8 @@ class AtariEnv(BatchedEnv):
         assert self.episode_done is not None
         if mask is None:
             mask = self.episode_done = np.ones(self.num_envs, bool)
-        # detail 20: the stack of a new episode repeats the first frame
+        # The stack of a new episode repeats the first frame.
+        # detail 20
         new_games = np.flatnonzero(mask & self.episode_done)
         if len(new_games):
             self._observation[new_games], self.lives[new_games] = self._new_games(new_games)
