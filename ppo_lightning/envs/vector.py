@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from ppo_lightning.envs.answers import check_observation, check_vector_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line, nearest
-from ppo_lightning.spaces.rows import from_rows, to_row, to_rows
+from ppo_lightning.spaces.rows import from_row, to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts, mask_columns
 from ppo_lightning.utils.seeding import derive_seed
 
@@ -166,7 +166,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         if isinstance(space, spaces.Box | spaces.Discrete):
             actions: Any = action.astype(space.dtype, copy=False)
         else:
-            actions = from_rows(space, action)
+            actions = from_row(space, action)
         try:
             answer = self.envs.step(actions)
             if not self._checked:
@@ -220,7 +220,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         if self._is_box:
             self._observation[:] = np.asarray(observation).reshape(self._observation.shape)
         else:
-            self._observation[:] = to_rows(self.unjoined_space, observation, self.num_envs)
+            self._observation[:] = to_row(self.unjoined_space, observation, (self.num_envs,))
         if self._mask is not None:
             masks = self._observation[:, self._mask]
             components = np.split(masks > 0, self._component_ends, axis=1)
@@ -253,7 +253,7 @@ class GymnasiumVectorEnv(BatchedEnv):
                 self._observation[i] = np.asarray(row).reshape(self._observation.shape[1:])
             return
         check_observation(finals, self._batched_space, f"info[{key!r}]")
-        rows = np.asarray(finals) if self._is_box else to_rows(self.unjoined_space, finals, self.num_envs)
+        rows = np.asarray(finals) if self._is_box else to_row(self.unjoined_space, finals, (self.num_envs,))
         self._observation[done] = rows.reshape(self._observation.shape)[done]
 
     def render(self) -> np.ndarray | None:

@@ -77,10 +77,10 @@ def edited(tmp_path, old, new):
         ),
         (
             ["--data.env_id", "Pendulum-v1", "--model.agent.init_args.head", "categorical"],
-            "continuous actions .* categorical head",
+            "continuous actions .* model.agent.head is categorical",
         ),
         (["--data.env_id", "tests.nowhere"], "env_id 'tests.nowhere' cannot be imported"),
-        (["--model.agent.init_args.head", "gaussian"], "2 discrete actions and the Gaussian head"),
+        (["--model.agent.init_args.head", "gaussian"], "discrete actions .* model.agent.head is gaussian"),
         (
             ["--model.num_minibatches", "3"],
             "= 512 is not divisible by model.num_minibatches = 3: change one of the three",

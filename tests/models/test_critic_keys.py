@@ -25,7 +25,7 @@ from ppo_lightning.export.onnx import Deployed, largest_difference, random_obser
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
-from ppo_lightning.spaces.specs import JoinedBox, spec_from_plain, spec_from_space, spec_to_plain
+from ppo_lightning.spaces.specs import join_vectors, spec_from_plain, spec_from_space, spec_to_plain
 from tests.algorithms.test_distributed import difference, run
 from tests.algorithms.test_update import MODEL, REACH, weights
 from tests.environments import Reach
@@ -84,7 +84,7 @@ gym.register("Hidden-v0", Hidden)
 def vector_spec(**entries):
     """Return the spec of joined float vectors of the given sizes."""
     space = spaces.Dict({name: spaces.Box(-1, 1, (size,)) for name, size in entries.items()})
-    return spec_from_space(JoinedBox(space))
+    return spec_from_space(join_vectors(space))
 
 
 def agent_of(spec, **options):
