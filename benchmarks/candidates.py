@@ -37,9 +37,9 @@ class SPO(PPO):
     Source: Xie et al., "Simple Policy Optimization" (2024), arXiv:2401.16025.
     """
 
-    def loss_of(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :meth:`PPO.loss_of`."""
-        loss, parts = super().loss_of(minibatch, evaluation)
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :meth:`PPO.loss`."""
+        loss, parts = super().loss(minibatch, evaluation)
         advantage = minibatch["advantage"].squeeze(-1)
         log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
         distance = log_ratio.expm1()
@@ -106,9 +106,9 @@ class Reuse(PPO):
         self.log_rollout(rollouts[: len(fresh)], metrics)
         self.step_schedule(metrics)
 
-    def loss_of(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :meth:`PPO.loss_of`."""
-        return super().loss_of(minibatch | {"valid": minibatch["weight"].squeeze(-1)}, evaluation)
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :meth:`PPO.loss`."""
+        return super().loss(minibatch | {"valid": minibatch["weight"].squeeze(-1)}, evaluation)
 
 
 class MuonAndAdam(torch.optim.Optimizer):

@@ -104,7 +104,7 @@ def floor(module: Any, epoch: list[dict[str, torch.Tensor]]) -> dict[str, float]
     optimizer = module.trainer.optimizers[0]
     (group,) = optimizer.param_groups
     lr, group["lr"] = group["lr"], 0.0
-    parts = equal_parts(minibatch, module.rows_at_once)
+    parts = equal_parts(minibatch, module.microbatch_size)
 
     def update() -> None:
         with module.trainer.precision_plugin.forward_context():
@@ -113,7 +113,7 @@ def floor(module: Any, epoch: list[dict[str, torch.Tensor]]) -> dict[str, float]
                 return
             optimizer.zero_grad()
             for part in parts:
-                (module.loss(part)[0] / len(parts)).backward()
+                (module.total_loss(part)[0] / len(parts)).backward()
         torch.nn.utils.clip_grad_norm_(agent.parameters(), hparams.max_grad_norm)
         optimizer.step()
 

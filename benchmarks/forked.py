@@ -157,7 +157,7 @@ def fit(
     def run() -> None:
         if hook is not None:
             hook(-1)
-            RunSummary.on_train_batch_start = lambda self, trainer, module, *_: hook(module.rollouts_done)
+            RunSummary.on_train_batch_start = lambda self, trainer, module, *_: hook(module.rollouts_done - 1)
         cli.main([*args, "--data.eval_episodes=1", SAVE_EVERY_4, *flags])
 
     return Forked(folder, run)

@@ -32,7 +32,6 @@ OWN = {
     "ext_coef",
     "int_gamma",
     "num_iterations_obs_norm_init",
-    "episodic_bonus",
 }
 SHORT = {"data.total_timesteps": 200_000}
 # Task -> target of the mean return, and arm -> recipe, algorithm and settings that differ from the recipe.

@@ -30,7 +30,7 @@ BOX, DISCRETE = ACTIONS["box"], ACTIONS["discrete"]
 AGENTS = [
     *((MLPAgent, EVERYTHING, space, {"norm_obs": True}) for space in ACTIONS.values()),
     (MLPAgent, VECTOR, BOX, {"head": "tanh_gaussian"}),
-    (MLPAgent, VECTOR, BOX, {"head": "bins", "body": "residual"}),
+    (MLPAgent, VECTOR, BOX, {"body": "residual"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "lstm"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "gru"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "min_gru"}),
@@ -125,7 +125,8 @@ def look_at_statistics(device: str, module: PPO, raw: torch.Tensor) -> None:
 
 def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
     """Act, play and explain; compute advantages, losses and the statistics of an evaluation."""
-    agent, recurrent = module.to(device).agent, module.takes_memory
+    agent = module.to(device).agent
+    recurrent = agent.memory is not None
     raw, memory = raw.to(device), agent.initial_memory(ENVS)
     noise = agent.noise((ENVS,)).to(device)
     observation = agent.normalize(raw)
@@ -162,7 +163,7 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
         minibatch = {key: rollout[key] if recurrent else rollout[key].flatten(0, 1) for key in keys}
         if recurrent:
             minibatch |= {"memory": memory, "is_init": flag[..., 0]}
-        loss, parts = module.loss(minibatch)
+        loss, parts = module.total_loss(minibatch)
     same_device(device, loss, *parts.values())
     lengths = torch.zeros(3, dtype=torch.int64, device=device)
     episode_statistics(

@@ -15,9 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from ppo_lightning import __version__
-from ppo_lightning.algorithms.checks import check_trainer
-from ppo_lightning.algorithms.episodes import episode_means, finished_episodes
+from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
@@ -25,7 +23,7 @@ from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
-from ppo_lightning.callbacks.supported import check_callbacks, warn_of_slow_average
+from ppo_lightning.callbacks.supported import TrainerGuard, check_callbacks, check_trainer
 from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
     LOCAL,
@@ -39,6 +37,7 @@ from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.module import module_from_checkpoint, require_known_settings
 from ppo_lightning.checkpoints.versions import VERSION
+from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
@@ -47,7 +46,7 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
 from ppo_lightning.utils.finite import require_finite_state
 from ppo_lightning.utils.seeding import one_thread
@@ -60,8 +59,8 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     ``fit``, ``validate`` and ``test`` build the agent from the specs of the data module.
     ``load_from_checkpoint(path)`` and ``predict`` build it from the checkpoint, without an environment. A
-    subclass adds ``training_step`` and hyperparameters. It calls :meth:`count_episodes` and ``run_log.log``
-    once per rollout.
+    subclass adds ``training_step`` and hyperparameters. It calls ``run_log.log`` once per rollout; the steps
+    and episodes of the rollout are counted already.
 
     Args:
         agent: Makes the agent from the specs of observations and actions.
@@ -71,7 +70,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         >>> action = module.predict(observation)  # as `env.step` returned it
     """
 
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (Threads, Preemption, RunSummary)
+    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
     agent: ActorCritic
     hparams: AttributeDict
     reward_scaler: RewardScaler | None
@@ -103,7 +102,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     @property
     def fitting(self) -> bool:
         """Whether a Trainer runs ``fit``."""
-        return lightning_private.has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING
+        return private.has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters that the optimizer updates. A variant adds those of its own networks."""
@@ -134,7 +133,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         Raises:
             ConfigError: The module is compiled as a whole.
         """
-        if lightning_private.is_compiled(self):
+        if private.is_compiled(self):
             raise ConfigError(
                 "torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead."
             )
@@ -142,7 +141,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()
         if stage != "fit":
             return
-        lightning_private.replace_defaults(self.trainer)
+        private.replace_defaults(self.trainer)
         present = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, ExceptionGuard) for callback in present):
             rank_zero_warn(
@@ -150,7 +149,7 @@ class AgentModule(NamedArguments, L.LightningModule):
                 " run has no guards, does not save at SIGTERM and Ctrl+C, and uses all threads."
             )
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            lightning_private.remove_step_limit(self.trainer)
+            private.remove_step_limit(self.trainer)
         if self.trainer.ckpt_path is None:
             self.env_steps = 0
             self.episode_returns.clear()
@@ -158,7 +157,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def configure_model(self) -> None:
         """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""
-        data = getattr(self.trainer, "datamodule", None) if lightning_private.has_trainer(self) else None
+        data = getattr(self.trainer, "datamodule", None) if private.has_trainer(self) else None
         if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
             return
         # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
@@ -167,15 +166,30 @@ class AgentModule(NamedArguments, L.LightningModule):
             if self.agent is None:
                 self.agent = make_agent(self.make_agent, observation_spec, action_spec)
                 self._recipe = agent_to_plain(self.agent, observation_spec, action_spec)
-                self.add_networks()
+                self.check_agent()
+                self.add_networks(data.specs)
             else:
                 check_same_agent(self._recipe, agent_to_plain(self.agent, observation_spec, action_spec))
+                self.check_agent()
 
-    def add_networks(self) -> None:
+    def check_agent(self) -> None:
+        """Raise a ConfigError if the algorithm cannot train the agent. By default, it can."""
+
+    def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant beside the agent, which exists. By default, there are none.
 
         A variant returns their parameters in :meth:`trainable_parameters`.
+
+        Args:
+            specs: Specs of one environment.
         """
+
+    def _rebuild(self, checkpoint: dict[str, Any]) -> None:
+        """Build the agent that a checkpoint describes, and the networks of the variant."""
+        self.agent = trained_agent(checkpoint).train()
+        self._recipe = checkpoint["agent"]
+        specs = (spec_from_plain(self._recipe[name]) for name in ("observation_spec", "action_spec"))
+        self.add_networks(Specs(*specs))
 
     # Checkpoints
 
@@ -220,9 +234,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         """
         require_known_settings(checkpoint, self)
         if self.agent is None:
-            self.agent = trained_agent(checkpoint).train()
-            self._recipe = checkpoint["agent"]
-            self.add_networks()
+            self._rebuild(checkpoint)
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
         changes = changed_settings("model", checkpoint.get("hyper_parameters", {}), self.hparams)
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict(), changes=changes)
@@ -276,8 +288,18 @@ class AgentModule(NamedArguments, L.LightningModule):
         return None
 
     @property
+    def minibatch_size(self) -> int:
+        """Number of steps of a minibatch on this rank, which a subclass defines."""
+        raise NotImplementedError
+
+    @property
+    def microbatch_size(self) -> int:
+        """Maximum number of rows of a minibatch that are differentiated at once. By default, all."""
+        return self.minibatch_size
+
+    @property
     def rollouts_done(self) -> int:
-        """Number of completed iterations, including those before a resume."""
+        """Number of rollouts that training has received, including those before a resume."""
         return self.env_steps // self.data.frames_per_rollout
 
     @property
@@ -303,16 +325,25 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def on_train_start(self) -> None:
         """Stop a resumed run that is already complete."""
-        # Only now the environments exist, which may have invalid steps.
-        check_callbacks(self.trainer, self.steps_per_rollout)
-        warn_of_slow_average(self.trainer, self.data.num_rollouts)
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
+
+    def end_if_preempted(self) -> None:
+        """Save a checkpoint and end the run if a signal asked for it. This is a collective.
+
+        An algorithm with long iterations calls this method at each point at which it can resume.
+        """
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "end_if_requested"):
+                callback.end_if_requested(self.trainer, self)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Release what an interrupted run holds. By default, this is nothing."""
 
     def on_fit_end(self) -> None:
         """Explain why a run ended early.
@@ -331,21 +362,6 @@ class AgentModule(NamedArguments, L.LightningModule):
                 f"trainer.max_steps ({self.trainer.max_steps}) counts optimizer steps: it ended the run after"
                 f" {self.env_steps} of {total} environment steps."
             )
-
-    def count_episodes(self, rollout: TensorDictBase) -> dict[str, Tensor]:
-        """Count environment steps and finished episodes of a rollout, over all ranks.
-
-        Args:
-            rollout: Batch size [N, T].
-
-        Returns:
-            Metrics: mean return and length of the finished episodes, also by player in games of several.
-            Empty if no episode finished.
-        """
-        episodes = collectives.concatenate(finished_episodes(rollout))
-        self.episode_returns.extend(episodes[:, 0].tolist())
-        self.env_steps += self.data.frames_per_rollout
-        return episode_means(episodes, zero_sum="mover" in rollout.keys())  # noqa: SIM118
 
     # Evaluation and prediction
 
@@ -425,7 +441,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def teardown(self, stage: str) -> None:
         """In a process that Lightning started, let :meth:`state_dict` describe the agent."""
-        self._returns_agent = stage == "fit" and lightning_private.starts_processes(self.trainer)
+        self._returns_agent = stage == "fit" and private.starts_processes(self.trainer)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return weights and statistics."""
@@ -438,8 +454,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Load weights and statistics, after building the agent that another process described."""
         state = dict(state_dict)
         if RETURNED in state:
-            self._recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
-            self.agent = trained_agent({"agent": self._recipe, "state_dict": state}).train()
-            self.add_networks()
+            recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
+            self._rebuild({"agent": recipe, "state_dict": state})
             self.episode_returns.extend(returns)
         return super().load_state_dict(state, *args, **kwargs)

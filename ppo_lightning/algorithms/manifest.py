@@ -6,6 +6,7 @@ from typing import Any
 
 from ppo_lightning.models.composite import MultiCategoricalHead
 from ppo_lightning.models.heads import GaussianHead
+from ppo_lightning.rollouts.learner import PolicyLearner
 from ppo_lightning.spaces.specs import mask_columns
 
 Value = bool | float | int | str | list | None  # None: the detail does not concern the run
@@ -47,7 +48,7 @@ def _pictures(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
     return lambda module: value(module) if len(module.data.specs.observation.shape) == 3 else None
 
 
-def _separate(module: Any) -> Value:
+def _separate(module: PolicyLearner) -> Value:
     return module.agent.critic_body is not None
 
 
@@ -143,6 +144,6 @@ DETAILS = (
 )
 
 
-def manifest(module: Any) -> dict[str, Value]:
+def manifest(module: PolicyLearner) -> dict[str, Value]:
     """Return the value of each detail in a run, by number. All ranks return the same."""
     return {detail.number: detail.value(module) for detail in DETAILS}

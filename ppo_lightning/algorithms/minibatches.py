@@ -1,6 +1,5 @@
 """Gather, weight and split minibatches (dictionaries of tensors [B, ...])."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,13 +13,13 @@ from ppo_lightning.utils import collectives
 Minibatch = dict[str, Tensor]
 
 
-def equal_parts(minibatch: Minibatch, rows: int | None) -> Sequence[Minibatch]:
+def equal_parts(minibatch: Minibatch, rows: int) -> Sequence[Minibatch]:
     """Split a minibatch [B, ...] into equal parts of at most ``rows`` rows, as few as possible.
 
-    The minibatch is not split if ``rows`` is None, or if equal parts need more than twice the minimum number.
+    The minibatch is not split if equal parts need more than twice the minimum number.
     """
     size = len(next(iter(minibatch.values())))
-    fewest = -(-size // (rows or size))
+    fewest = -(-size // rows)
     count = next((more for more in range(fewest, 2 * fewest + 1) if size % more == 0), 1)
     if count == 1:
         return [minibatch]
@@ -59,11 +58,6 @@ def take(rows: Tensor, order: np.ndarray) -> Tensor:
 def with_valid(rollout: TensorDictBase, keys: Sequence[str]) -> list[str]:
     """Return keys of a rollout and, if the rollout has it, ``valid``."""
     return [*keys, *(("valid",) if "valid" in rollout.keys() else ())]  # noqa: SIM118  (a TensorDict)
-
-
-def joined(epochs: Iterator[Iterator[Minibatch]]) -> Iterator[Iterator[Minibatch]]:
-    """Yield the minibatches of all epochs as if they were one epoch."""
-    yield itertools.chain.from_iterable(epochs)
 
 
 def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 Source: Cobbe et al., "Phasic Policy Gradient" (2020), arXiv:2009.04416.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -11,18 +11,29 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from ppo_lightning.algorithms import losses
-from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase, bytes_per_step
-from ppo_lightning.algorithms.checks import check_phases
-from ppo_lightning.algorithms.minibatches import Minibatch, all_ranks, mean_of
+from ppo_lightning.algorithms.minibatches import (
+    Minibatch,
+    all_ranks,
+    deal_sequences,
+    mean_of,
+    split_epoch,
+    with_valid,
+)
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.algorithms.update import make_update
-from ppo_lightning.callbacks.preemption import save_beside_checkpoints
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
+from ppo_lightning.checkpoints.resume import save_beside_checkpoints
+from ppo_lightning.envs.specs import Specs
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
 from ppo_lightning.rollouts.storage import check_memory
+from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
+
+STORED = ("observation", "action", "value_target")
+POLICY = "policy_"  # prefix of the keys of the policy's parameters before the phase
 
 
 class PPG(PPO):
@@ -51,7 +62,6 @@ class PPG(PPO):
         >>> module = PPG(n_iteration=8, agent=functools.partial(MLPAgent, shared=True))
     """
 
-    norm_adv_of = "rollout"
     auxiliary_critic: nn.Module
 
     def __init__(
@@ -69,7 +79,7 @@ class PPG(PPO):
         self.auxiliary = AuxiliaryPhase(self)
         self._approx_kl = 0.0  # of the last iteration, for the schedule after the auxiliary phase
 
-    def add_networks(self) -> None:
+    def add_networks(self, specs: Specs) -> None:
         """Build the auxiliary value function on the features of the policy."""
         width = self.agent.actor_body.out_features
         assert isinstance(width, int)
@@ -93,22 +103,25 @@ class PPG(PPO):
         self.auxiliary.store(rollout)
         return rollout
 
+    def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
+        """Yield random minibatches. The advantages are normalized already."""
+        yield from split_epoch(self.shuffled(rollout), self.hparams.num_minibatches, norm_adv=False)
+
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """Evaluate the actions of a minibatch, without value gradients to the body of the policy."""
-        evaluation = self.agent.evaluate(minibatch["observation"], minibatch["action"])
+        evaluation = super().evaluate(minibatch)
         if self.agent.critic_body is not None:
             return evaluation
         return evaluation._replace(value=self.agent.critic(evaluation.features.detach()).squeeze(-1))
 
-    def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the policy phase, see :meth:`PPO.loss`."""
-        evaluation = self.evaluate(minibatch)
-        loss, parts = self.loss_of(minibatch, evaluation)
+        loss, parts = super().loss(minibatch, evaluation)
         # Data parallel training and the compiled update expect a gradient for each parameter.
         return loss + 0 * self.auxiliary_critic(evaluation.features.detach()).sum(), parts
 
     def auxiliary_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the auxiliary phase and its detached parts, see :meth:`PPO.loss`."""
+        """Return the loss of the auxiliary phase and its detached parts, see :meth:`PPO.total_loss`."""
         evaluation = self.evaluate(minibatch)
         target = minibatch["value_target"].squeeze(-1)
         valid = minibatch.get("valid")
@@ -121,14 +134,17 @@ class PPG(PPO):
         loss = aux_value_loss + self.hparams.beta_clone * kl_loss + real_value_loss
         return loss, {name: part.detach() for name, part in parts.items()}
 
-    def step_schedule(self, metrics: list[dict[str, Tensor]]) -> None:
-        """Run the auxiliary phase if it is due, at the learning rate of this iteration. Step the schedule."""
+    def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
+        """Run the auxiliary phase if it is due, at the learning rate of this iteration."""
         if len(self.auxiliary.rollouts) >= self.hparams.n_iteration:
             if metrics:
                 self._approx_kl = float(collectives.gather(mean_of(metrics)["approx_kl"]).mean())
-            parts = self.auxiliary.run()
-            self.run_log.log({f"losses/aux/{name}": value for name, value in parts.items()}, rare=True)
-        super().step_schedule(metrics)
+            self.run_phase()
+
+    def run_phase(self) -> None:
+        """Run the auxiliary phase, or the rest of a preempted one, and log its losses."""
+        parts = self.auxiliary.run()
+        self.run_log.log({f"losses/aux/{name}": value for name, value in parts.items()}, rare=True)
 
     # Lightning's hooks
 
@@ -143,13 +159,26 @@ class PPG(PPO):
         super().configure_model()
         if self.fitting:
             steps = self.hparams.n_iteration * self.data.frames_per_rollout // self.trainer.world_size
-            size = bytes_per_step(self.data.specs.observation)
+            row = stored(self.data.specs.observation)
+            action_and_target = torch.int64.itemsize + torch.float32.itemsize  # of one discrete action
+            size = row.shape.numel() * row.dtype.itemsize + action_and_target
             check_memory(steps, size, "model.n_iteration * data.num_envs * data.num_steps")
 
     def check_split(self) -> None:
-        """Check that rollouts and phases can be split into minibatches."""
+        """Check that there is an auxiliary phase, and that all phases can be split into minibatches."""
         super().check_split()
-        check_phases(self.hparams, self.data, self.trainer.world_size)
+        if self.hparams.n_iteration > self.data.num_rollouts:
+            raise ConfigError(
+                f"model.n_iteration ({self.hparams.n_iteration}) is more than the {self.data.num_rollouts}"
+                " rollouts of the run, which would have no auxiliary phase: lower it."
+            )
+        size = self.hparams.num_aux_rollouts
+        num_sequences = self.data.num_envs * self.hparams.n_iteration
+        if num_sequences % size or size % self.trainer.world_size:
+            raise ConfigError(
+                f"model.num_aux_rollouts ({size}) must divide data.num_envs * model.n_iteration ="
+                f" {num_sequences} and be a multiple of the number of ranks ({self.trainer.world_size})."
+            )
 
     def on_train_start(self) -> None:
         """Create the updates, and finish the auxiliary phase in which a resumed run was preempted."""
@@ -157,7 +186,8 @@ class PPG(PPO):
         self.auxiliary.optimize = make_update(self, self.auxiliary_loss)
         if self.auxiliary.epochs_done:
             with self.trainer.precision_plugin.train_step_context():
-                self.step_schedule([{"approx_kl": torch.tensor(self._approx_kl)}])
+                self.run_phase()
+            self.step_schedule([{"approx_kl": torch.tensor(self._approx_kl)}])
             if self.trainer.should_stop:  # only this phase was missing, and Lightning saves nothing
                 print(
                     f"Finished the last auxiliary phase: {save_beside_checkpoints(self.trainer, 'finished')}"
@@ -185,3 +215,118 @@ class PPG(PPO):
         if self.fitting:
             self.auxiliary.load_state_dict(checkpoint["auxiliary"], self.data.shard.rows)
             self._approx_kl = checkpoint["approx_kl"]
+
+
+class AuxiliaryPhase:
+    """Passes over the rollouts of a policy phase, which are copied to main memory.
+
+    A sequence is one environment in one rollout. That of environment n in rollout r of R has the index
+    n * R + r, so that ranks, which have consecutive environments, have consecutive sequences.
+
+    Args:
+        module: A PPG module, in a fit when the phase runs.
+
+    Attributes:
+        rollouts: Entries of the stored rollouts, tensors [N, T, ...] by key.
+        epochs_done: Passes that a preempted phase completed. 0 outside of the phase.
+
+    Example:
+        >>> phase = AuxiliaryPhase(PPG())
+        >>> phase.store(TensorDict({key: torch.zeros(4, 8) for key in STORED}, [4, 8]))
+        >>> phase.sequences([0, 3])["action"].shape
+        torch.Size([16])
+    """
+
+    def __init__(self, module: "PPG") -> None:
+        self.module = module
+        self.rollouts: list[Minibatch] = []
+        self.epochs_done = 0
+        self.optimize: EagerUpdate | CompiledUpdate | None = None
+
+    def clear(self) -> None:
+        """Forget the rollouts."""
+        self.rollouts.clear()
+        self.epochs_done = 0
+
+    def store(self, rollout: TensorDictBase) -> None:
+        """Store a copy of the entries of a rollout [N, T] that the phase needs."""
+        keys = with_valid(rollout, STORED)
+        self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in keys})
+
+    def run(self) -> dict[str, Tensor]:
+        """Train on all sequences ``e_auxiliary`` times, and forget the rollouts.
+
+        Between two passes, a preempted run saves a checkpoint and ends.
+
+        Returns:
+            Means of the losses, over the passes since the start or the resume of the phase.
+        """
+        module = self.module
+        assert self.optimize is not None
+        if not self.epochs_done:
+            self.store_policy()
+        metrics = []
+        while self.epochs_done < module.hparams.e_auxiliary:
+            if self.epochs_done:
+                module.end_if_preempted()
+            for minibatch in self.minibatches():  # one at a time: all of them may not fit into memory
+                metrics += self.optimize([minibatch])
+            self.epochs_done += 1
+        self.clear()
+        return mean_of(metrics)
+
+    @torch.no_grad()
+    def store_policy(self) -> None:
+        """Store the parameters of the policy at each step."""
+        device = self.module.device
+        for rollout in self.rollouts:
+            inputs = zip(rollout["observation"], rollout["action"], strict=True)  # one sequence at a time
+            parameters = [
+                self.module.agent.evaluate(*(x.to(device) for x in pair)).parameters for pair in inputs
+            ]
+            for number, tensors in enumerate(zip(*parameters, strict=True)):
+                rollout[f"{POLICY}{number}"] = torch.stack(tensors).cpu()
+
+    def minibatches(self) -> Iterator[Minibatch]:
+        """Yield all sequences once, in random minibatches of whole sequences, tensors [B, ...]."""
+        module = self.module
+        num_sequences = len(self.rollouts) * len(self.rollouts[0]["action"])
+        count = num_sequences * module.trainer.world_size // module.hparams.num_aux_rollouts
+        for indices in deal_sequences(module.uniform(num_sequences), count).chunk(count):
+            minibatch = self.sequences(indices.tolist())
+            if "valid" in minibatch:
+                valid = minibatch["valid"].float()
+                minibatch["valid"] = valid / collectives.gather(valid.mean()).mean().clamp(min=1e-8)
+            yield {key: tensor.to(module.device) for key, tensor in minibatch.items()}
+
+    def sequences(self, indices: Sequence[int]) -> Minibatch:
+        """Return the steps of m sequences, one sequence after the other, tensors [m * T, ...].
+
+        Args:
+            indices: Indices of the sequences, m integers.
+        """
+        count = len(self.rollouts)
+        chosen = [(self.rollouts[index % count], index // count) for index in indices]
+        return {key: torch.cat([rollout[key][n] for rollout, n in chosen]) for key in self.rollouts[0]}
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rollouts of all ranks, on rank 0, and the position. This is a collective."""
+        rollouts = []
+        for rollout in self.rollouts:
+            gathered = {key: collectives.gather(tensor).flatten(0, 1) for key, tensor in rollout.items()}
+            rollouts.append(gathered if self.module.trainer.is_global_zero else {})
+        return {"rollouts": rollouts, "epochs_done": self.epochs_done}
+
+    def load_state_dict(self, state: dict[str, Any], rows: slice) -> None:
+        """Restore the rollouts and the position.
+
+        Args:
+            state: From :meth:`state_dict`.
+            rows: Environments of this rank.
+        """
+        self.rollouts = [
+            {key: x[rows].clone() for key, x in rollout.items()} for rollout in state["rollouts"]
+        ]
+        self.epochs_done = state["epochs_done"]

@@ -1,6 +1,9 @@
 """Proximal Policy Optimization: one ``training_step`` is one PPO iteration."""
 
+import inspect
+import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
@@ -8,12 +11,12 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
-from ppo_lightning.algorithms.checks import check_minibatches, check_optimizers, with_number_of_rollouts
-from ppo_lightning.algorithms.minibatches import Minibatch, joined, mean_of, split_epoch, take, with_valid
+from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_valid
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
     KLAdaptiveLR,
@@ -34,8 +37,9 @@ from ppo_lightning.utils.seeding import derive_seed
 class PPO(AgentModule):
     """Proximal Policy Optimization with the implementation details of Huang et al. (2022).
 
-    Variants override ``advantages``, ``minibatches`` or ``loss``. The base class
-    :class:`~ppo_lightning.algorithms.agent_module.AgentModule` builds, evaluates and saves the agent.
+    Variants override ``advantages``, ``shuffled``, ``minibatches``, ``evaluate``, ``loss`` or
+    ``end_iteration``. The base class :class:`~ppo_lightning.algorithms.agent_module.AgentModule` builds,
+    evaluates and saves the agent.
 
     Args:
         learning_rate: Initial learning rate of Adam.
@@ -87,8 +91,6 @@ class PPO(AgentModule):
         "value_target",
     )
     fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
-    takes_memory: ClassVar = False  # whether the agent must have a memory
-    norm_adv_of: ClassVar = "minibatch"  # or "rollout": a variant normalizes the advantages itself
 
     def __init__(
         self,
@@ -126,15 +128,8 @@ class PPO(AgentModule):
         self.reward_scaler = RewardScaler(gamma) if norm_reward else None
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
-        self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self)
+        self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
         self._shuffle = torch.Generator()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let an error in ``configure_optimizers`` of a subclass say where the number of rollouts is."""
-        super().__init_subclass__(**kwargs)
-        if "configure_optimizers" in vars(cls):
-            configure: Any = with_number_of_rollouts(cls.configure_optimizers)
-            cls.configure_optimizers = configure  # type: ignore[method-assign]
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration.
@@ -143,14 +138,20 @@ class PPO(AgentModule):
             rollout: From a collector, batch size [N, T].
             batch_idx: Lightning's count of rollouts in this epoch.
         """
-        rollout = self.advantages(rollout)
+        profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
+        with profile("advantages"):
+            rollout = self.advantages(rollout)
         metrics = []
         epochs = (self.minibatches(rollout) for _ in range(self.hparams.update_epochs))
-        for minibatches in joined(epochs) if self.hparams.target_kl is None else epochs:
-            metrics += self.update(minibatches)
-            if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
-                break
-        self.log_rollout(rollout, metrics)
+        with profile("update"):
+            # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
+            for minibatches in epochs if self.hparams.target_kl else [itertools.chain.from_iterable(epochs)]:
+                metrics += self.update(minibatches)
+                if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
+                    break
+        with profile("log"):
+            self.log_rollout(rollout, metrics)
+        self.end_iteration(rollout, metrics)
         self.step_schedule(metrics)
 
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
@@ -187,7 +188,11 @@ class PPO(AgentModule):
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages.
+        """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages."""
+        yield from split_epoch(self.shuffled(rollout), self.hparams.num_minibatches, self.hparams.norm_adv)
+
+    def shuffled(self, rollout: TensorDictBase) -> Minibatch:
+        """Return the steps of the rollout in the order of the minibatches, tensors [N * T, ...].
 
         The steps of each environment are shuffled separately and dealt out to the minibatches. If
         ``num_minibatches`` divides T, a minibatch has the same number of steps of each environment, so that
@@ -199,19 +204,25 @@ class PPO(AgentModule):
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
         keys = with_valid(rollout, self.minibatch_keys)
-        epoch = {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
-        norm_adv = self.hparams.norm_adv and self.norm_adv_of == "minibatch"
-        yield from split_epoch(epoch, self.hparams.num_minibatches, norm_adv)
+        return {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
 
-    def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def total_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Evaluate a minibatch and return its loss and the detached parts, for the update."""
+        return self.loss(minibatch, self.evaluate(minibatch))
+
+    def evaluate(self, minibatch: Minibatch) -> Evaluation:
+        """Evaluate the actions of a minibatch with the current weights."""
+        return self.agent.evaluate(minibatch["observation"], minibatch["action"])
+
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the total loss of a minibatch and its detached parts.
 
         Only tensor operations are allowed, because the method may be compiled.
-        """
-        return self.loss_of(minibatch, self.agent.evaluate(minibatch["observation"], minibatch["action"]))
 
-    def loss_of(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the same as :meth:`loss`, from an evaluation whose tensors have the minibatch's shape."""
+        Args:
+            minibatch: Tensors [B, ...].
+            evaluation: From :meth:`evaluate`. A variant adds to the loss without another call of the agent.
+        """
         keys = ("state_value", "advantage", "value_target")
         old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
         valid = minibatch.get("valid")
@@ -238,6 +249,14 @@ class PPO(AgentModule):
             return False
         return bool(collectives.gather(approx_kl).mean() > self.hparams.target_kl)
 
+    def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
+        """Do what follows an iteration, before the learning rate changes. By default, this is nothing.
+
+        Args:
+            rollout: Rollout of the iteration, with advantages.
+            metrics: Parts of the loss of each minibatch of the iteration.
+        """
+
     def step_schedule(self, metrics: list[dict[str, Tensor]]) -> None:
         """Step the learning-rate schedule, if ``configure_optimizers`` returned one.
 
@@ -247,7 +266,7 @@ class PPO(AgentModule):
         schedule: Any = self.lr_schedulers()
         if isinstance(schedule, KLAdaptiveLR) and metrics:
             schedule.adapt(float(collectives.gather(mean_of(metrics)["approx_kl"]).mean()))
-        if isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+        if isinstance(schedule, LRScheduler):
             schedule.step()
 
     def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
@@ -255,7 +274,6 @@ class PPO(AgentModule):
 
         Losses are means over the minibatches, returns are means over the episodes that ended.
         """
-        episodes = self.count_episodes(rollout)
         # detail 12
         values: dict[str, Any] = (
             {f"losses/{name}": value for name, value in mean_of(metrics).items()} if metrics else {}
@@ -263,7 +281,6 @@ class PPO(AgentModule):
         keys = with_valid(rollout, ("state_value", "value_target"))
         everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
         values["losses/explained_variance"] = losses.explained_variance(*everywhere)
-        values |= episodes
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         values["charts/SPS"] = self.run_log.steps_per_second()
         self.run_log.log(values)
@@ -291,21 +308,11 @@ class PPO(AgentModule):
         if stage == "fit":
             self._shuffle = torch.Generator().manual_seed(derive_seed(self.data.seed, "shuffle"))
             self.check_split()
+            self.check_update()
 
-    def configure_model(self) -> None:
-        """Build the agent.
-
-        Raises:
-            ConfigError: The agent has a memory, which this algorithm does not support, or lacks one.
-        """
-        super().configure_model()
-        if self.agent is None:
-            return
-        if self.takes_memory and self.agent.memory is None:
-            raise ConfigError(
-                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm, gru or min_gru."
-            )
-        if self.agent.memory is not None and not self.takes_memory:
+    def check_agent(self) -> None:
+        """Refuse an agent with a memory, which needs whole sequences."""
+        if self.agent.memory is not None:
             raise ConfigError(
                 "model.agent has a memory: use ppo_lightning.RecurrentPPO, or set memory to null."
             )
@@ -317,17 +324,17 @@ class PPO(AgentModule):
         if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
-        self.optimize = make_update(self, self.loss)
+        self.optimize = make_update(self, self.total_loss)
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Set the clipping range of the iteration."""
-        share = remaining(self.rollouts_done, self.data.num_rollouts)
+        share = remaining(self.rollouts_done - 1, self.data.num_rollouts)
         # detail A1
         self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
 
     def release_updates(self) -> None:
         """Release compiled graphs."""
-        self.optimize = EagerUpdate(self)
+        self.optimize = EagerUpdate(self, self.total_loss)
 
     def on_train_end(self) -> None:
         """Release compiled graphs."""
@@ -364,8 +371,34 @@ class PPO(AgentModule):
         return drawn[first : first + num_envs]
 
     def check_split(self) -> None:
-        """Check that the rollout can be split into minibatches."""
-        check_minibatches(self.hparams, self.data.num_envs, self.data.num_steps, self.trainer.world_size)
+        """Check that a rollout can be split into equal minibatches."""
+        count = self.hparams.num_minibatches
+        num_envs, num_steps, ranks = self.data.num_envs, self.data.num_steps, self.trainer.world_size
+        if ranks > 1 and num_steps % count:
+            raise ConfigError(
+                f"data.num_steps = {num_steps} is not divisible by model.num_minibatches = {count}, which"
+                f" {ranks} ranks need: change one of the two."
+            )
+        if num_envs * num_steps // ranks % count:
+            raise ConfigError(
+                f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by"
+                f" model.num_minibatches = {count}: change one of the three."
+            )
+
+    def check_update(self) -> None:
+        """Refuse minibatches of one step, and a loss that evaluates the agent itself, as in version 0.1."""
+        if self.minibatch_size == 1 and self.hparams.norm_adv:
+            raise ConfigError(
+                f"model.num_minibatches = {self.hparams.num_minibatches} makes minibatches of one step, whose"
+                " advantage cannot be normalized: lower it, or collect more steps."
+            )
+        try:
+            inspect.signature(self.loss).bind(None, None)
+        except TypeError as error:
+            raise ConfigError(
+                f"{type(self).__name__}.loss must be loss(self, minibatch, evaluation), where evaluation is"
+                " that of self.evaluate(minibatch): add the argument, and pass it on to super().loss."
+            ) from error
 
     @property
     def steps_per_rollout(self) -> int | None:
@@ -374,23 +407,37 @@ class PPO(AgentModule):
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
     @property
-    def rows_at_once(self) -> int | None:
-        """Number of rows of a minibatch that are differentiated at once; None: all."""
-        return self.hparams.microbatch_size or (
-            self.agent.rows_in_cache if self.device.type == "cpu" else None
-        )
+    def minibatch_size(self) -> int:
+        """Number of steps of a minibatch on this rank."""
+        return self.data.frames_per_rollout // self.trainer.world_size // self.hparams.num_minibatches
 
-    def rows_differentiated_at_once(self) -> int:
-        """Return the number of steps that are differentiated at once, at most a minibatch."""
-        rows = self.data.frames_per_rollout // self.trainer.world_size // self.hparams.num_minibatches
-        return min(rows, self.rows_at_once or rows)
+    @property
+    def microbatch_size(self) -> int:
+        """Maximum number of rows of a minibatch that are differentiated at once."""
+        in_cache = self.agent.microbatch_size if self.device.type == "cpu" else sys.maxsize
+        return self.hparams.microbatch_size or in_cache
 
-    def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Return recomputed and stored log-probabilities of some actions of a rollout [N, T]."""
-        keys = with_valid(rollout, ("observation", "action", "action_log_prob"))
-        observation, action, stored, *valid = (
-            rollout[key].transpose(0, 1).flatten(0, 1)[: self.agent.rows_in_cache] for key in keys
-        )
-        if valid:  # at other steps, the environment may have replaced the action
-            observation, action, stored = (rows[valid[0]] for rows in (observation, action, stored))
-        return self.agent.evaluate(observation, action).log_prob, stored
+
+def check_optimizers(optimizers: Any, schedules: Any) -> None:
+    """Check that ``configure_optimizers`` returned what PPO's update uses.
+
+    Args:
+        optimizers: ``LightningModule.optimizers()``: an optimizer, or a list of several or none.
+        schedules: ``LightningModule.lr_schedulers()``: a schedule, a list of several, or None.
+
+    Raises:
+        ConfigError: There is not one optimizer, or the schedule cannot be stepped once a rollout.
+    """
+    if isinstance(optimizers, list) or not optimizers.param_groups:
+        count = len(optimizers) if isinstance(optimizers, list) else 0
+        returned = f"{count} optimizers"
+    elif isinstance(schedules, list):
+        returned = f"{len(schedules)} schedules"
+    elif isinstance(schedules, ReduceLROnPlateau) or not isinstance(schedules, LRScheduler | None):
+        returned = f"the schedule {type(schedules).__name__}, whose step() needs more than a count"
+    else:
+        return
+    raise ConfigError(
+        f"configure_optimizers returned {returned}: return one optimizer, with at most one LRScheduler, which"
+        " PPO steps once a rollout (self.data.num_rollouts times)."
+    )

@@ -1,14 +1,11 @@
 """PPO for agents with a memory after the body: an LSTM, a GRU or a minGRU."""
 
-from collections.abc import Iterator
-
 from tensordict import TensorDictBase
-from torch import Tensor
 
-from ppo_lightning.algorithms.checks import check_minibatch_size
-from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, split_epoch, with_valid
+from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_valid
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import Evaluation
 from ppo_lightning.rollouts.storage import episode_starts
 
 
@@ -29,7 +26,12 @@ class RecurrentPPO(PPO):
         >>> module = RecurrentPPO(agent=agent, num_minibatches=2)
     """
 
-    takes_memory = True
+    def check_agent(self) -> None:
+        """Refuse an agent without a memory."""
+        if self.agent.memory is None:
+            raise ConfigError(
+                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm, gru or min_gru."
+            )
 
     def check_split(self) -> None:
         """Check that the environments can be split into minibatches.
@@ -44,38 +46,26 @@ class RecurrentPPO(PPO):
                 f"data.num_envs gives each rank {num_envs} environments, whose whole sequences cannot be"
                 f" split into model.num_minibatches = {count} minibatches: change one of the two."
             )
-        check_minibatch_size(self.hparams, num_envs // count * self.data.num_steps)
 
-    def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yield the sequences in random minibatches [n, T, ...], with normalized advantages.
+    def shuffled(self, rollout: TensorDictBase) -> Minibatch:
+        """Return the sequences of the rollout in the order of the minibatches, tensors [N, T, ...].
 
         The minibatches of N ranks together are the minibatch of one rank.
         """
-        count = self.hparams.num_minibatches
         # detail 35
-        order = deal_sequences(self.uniform(rollout.batch_size[0]), count).to(rollout["action"].device)
+        order = deal_sequences(self.uniform(rollout.batch_size[0]), self.hparams.num_minibatches)
         sequences = {key: rollout[key] for key in with_valid(rollout, self.minibatch_keys)}
         # detail 36
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
-        epoch = {key: tensor[order] for key, tensor in sequences.items()}
-        yield from split_epoch(epoch, count, self.hparams.norm_adv)
+        return {key: tensor[order.to(tensor.device)] for key, tensor in sequences.items()}
 
-    def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of whole sequences, see :meth:`PPO.loss`."""
-        keys = ("observation", "action", "memory", "is_init")
-        return self.loss_of(minibatch, self.agent.evaluate(*(minibatch[key] for key in keys)))
-
-    def log_probs_again(self, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of the first sequences, see :meth:`PPO.log_probs_again`."""
-        count = max(1, self.agent.rows_in_cache // rollout.batch_size[1])
-        first = rollout[:count]
-        again = self.agent.evaluate(
-            first["observation"], first["action"], first["memory"][:, 0], episode_starts(first)
+    def evaluate(self, minibatch: Minibatch) -> Evaluation:
+        """Evaluate the actions of whole sequences."""
+        return self.agent.evaluate(
+            *(minibatch[key] for key in ("observation", "action", "memory", "is_init"))
         )
-        return again.log_prob.flatten(), first["action_log_prob"].flatten()
 
     @property
-    def rows_at_once(self) -> int | None:
-        """Number of sequences that are differentiated at once. None: all of a minibatch."""
-        rows = super().rows_at_once
-        return None if rows is None else max(1, rows // self.data.num_steps)
+    def microbatch_size(self) -> int:
+        """Maximum number of sequences of a minibatch that are differentiated at once."""
+        return max(1, super().microbatch_size // self.data.num_steps)

@@ -3,22 +3,39 @@
 Source: Burda et al., "Exploration by Random Network Distillation" (2018), arXiv:1810.12894.
 """
 
+import copy
+import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torchrl.data import TensorSpec
 
-from ppo_lightning.algorithms import intrinsic
-from ppo_lightning.algorithms.intrinsic import IntrinsicRewards, State
+from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.models.curiosity import Curiosity
-from ppo_lightning.rollouts.random_steps import random_rollouts
+from ppo_lightning.envs.specs import Specs
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import ActorCritic, Evaluation
+from ppo_lightning.models.cnn import channels_last
+from ppo_lightning.models.heads import Float32Linear
+from ppo_lightning.models.init import orthogonal
+from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
+from ppo_lightning.rollouts.datamodule import RolloutDataModule
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.spaces.specs import is_picture, stored
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.seeding import one_thread
+from ppo_lightning.utils.scans import discounted_sum
+from ppo_lightning.utils.seeding import derive_seed
+
+CLIP = 5.0  # maximum absolute value of a normalized observation
+HIDDEN = 128  # width of the layers for rows of numbers
+EMBEDDING = 512  # width of the linear layers for pictures
 
 
 class RND(PPO):
@@ -34,14 +51,10 @@ class RND(PPO):
         ext_coef: Weight of the advantage of the environment's rewards.
         int_gamma: Discount of the intrinsic rewards. ``gamma`` is that of the environment's rewards.
         num_iterations_obs_norm_init: Rollouts of random actions with which the statistics begin.
-        episodic_bonus: Divide the intrinsic reward by the square root of the number of visits of the
-            observation in the episode, for levels that differ between episodes. Source: Henaff et al., "A
-            Study of Global and Episodic Bonuses for Exploration in Contextual MDPs" (2023).
         **hyperparameters: Those of :class:`~ppo_lightning.PPO`.
 
     Raises:
-        ConfigError: A number is out of its range, the agent has a memory, the players take turns, or
-            ``episodic_bonus`` would count observations that the agent normalizes.
+        ConfigError: A number is out of its range, the agent has a memory, or the players take turns.
 
     Example:
         >>> data = RolloutDataModule("MountainCar-v0", num_envs=16, total_timesteps=500_000)
@@ -57,37 +70,41 @@ class RND(PPO):
         ext_coef: Annotated[float, Range(0)] = 2.0,
         int_gamma: Annotated[float, Range(0, 1)] = 0.99,
         num_iterations_obs_norm_init: Annotated[int, Range(0)] = 50,
-        episodic_bonus: bool = False,
         **hyperparameters: Any,
     ) -> None:
         check_arguments(RND.__init__, locals(), "model")
         super().__init__(**hyperparameters)
         names = inspect.signature(RND.__init__).parameters
         self.save_hyperparameters(*(name for name in names if name not in ("self", "hyperparameters")))
-        self.curiosity: Curiosity = None  # type: ignore[assignment]
-        self.rewards = IntrinsicRewards([], int_gamma)
-        self._saved: list[State] = []  # states of all environments of a resumed run
+        self.rewards = IntrinsicRewards(0, int_gamma)
+        self._saved: dict[str, Tensor] = {}  # sums of all environments of a resumed run
 
-    def configure_model(self) -> None:
-        """Build the agent and, in a fit, the networks of the intrinsic reward."""
-        super().configure_model()
-        if self.fitting:
-            intrinsic.check_rnd(self)
-            if self.curiosity is None:
-                with torch.device("cpu"), one_thread():
-                    self.curiosity = Curiosity.of(self.data.env, self.data.specs.observation, self.agent)
+    def check_agent(self) -> None:
+        """Refuse an agent with a memory, and players who take turns."""
+        super().check_agent()
+        if self.fitting and getattr(self.data.env, "turn_based", False):
+            raise ConfigError(
+                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
+                " RND do not change sides: use ppo_lightning.SelfPlay."
+            )
+
+    def add_networks(self, specs: Specs) -> None:
+        """Build the networks of the intrinsic reward."""
+        self.curiosity = Curiosity(specs.observation, self.agent.critic.in_features)
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of the agent, of the predictor and of the intrinsic value."""
         yield from super().trainable_parameters()
-        yield from self.curiosity.trainable_parameters()
+        yield from self.curiosity.predictor.parameters()
+        yield from self.curiosity.critic.parameters()
 
     def on_train_start(self) -> None:
         """Resume the running sums, and begin new statistics with random steps."""
         super().on_train_start()
-        states = intrinsic.own_states(self._saved, self.data)
-        self.rewards = IntrinsicRewards(states, self.hparams.int_gamma, self.hparams.episodic_bonus)
-        self._saved = []
+        self.rewards = IntrinsicRewards(self.data.shard.count, self.hparams.int_gamma)
+        if len(self._saved.get("discounted", ())) == self.data.num_envs:
+            self.rewards.load_state_dict(self._saved, self.data.shard.rows)
+        self._saved = {}
         if not self.curiosity.normalizer.count:
             for rollout in random_rollouts(self.data, self.agent, self.hparams.num_iterations_obs_norm_init):
                 self.curiosity.observe(self.curiosity.view(rollout["next", "observation"]))
@@ -96,16 +113,19 @@ class RND(PPO):
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
         """Add the combined ``advantage`` and ``value_target`` [N, T, 1], and ``int_value_target`` [N, T]."""
         rollout = super().advantages(rollout)
-        rows = self.rows_differentiated_at_once()
+        rows = min(self.minibatch_size, self.microbatch_size)
         reward = self.rewards.compute(rollout, self.curiosity, rows)
-        value = intrinsic.in_parts(self.int_value, rows, rollout["observation"], rollout["action"])
+        value = in_parts(self.int_value, rows, rollout["observation"], rollout["action"])
         last_value = self.int_value(rollout["next", "observation"][:, -1], rollout["action"][:, -1])
         gamma, gae_lambda = self.hparams.int_gamma, self.hparams.gae_lambda
-        advantage, rollout["int_value_target"] = intrinsic.endless_gae(
+        advantage, rollout["int_value_target"] = endless_gae(
             reward, value, last_value, gamma, gae_lambda, rollout.get("valid")
         )
         extrinsic = self.hparams.ext_coef * rollout["advantage"]
         rollout["advantage"] = extrinsic + self.hparams.int_coef * advantage.unsqueeze(-1)
+        sums = self.rewards.sum_episodes(rollout)  # of the rewards before scaling
+        if len(sums):
+            self.run_log.add({"charts/episode_curiosity_reward": sums.mean()})
         return rollout
 
     def int_value(self, observation: Tensor, action: Tensor) -> Tensor:
@@ -119,32 +139,298 @@ class RND(PPO):
         weighted = rollout.copy().set("novelty_weight", chosen.to(rollout["action"].device) / share)
         yield from super().minibatches(weighted)
 
-    def loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of PPO plus those of intrinsic value and predictor, see :meth:`PPO.loss`."""
-        evaluation = self.agent.evaluate(minibatch["observation"], minibatch["action"])
-        loss, parts = self.loss_of(minibatch, evaluation)
-        value_loss, fwd_loss = intrinsic.novelty_losses(self.curiosity, minibatch, evaluation.critic_features)
+        loss, parts = super().loss(minibatch, evaluation)
+        valid = minibatch.get("valid")
+        target = minibatch["int_value_target"]
+        value = self.curiosity.value(evaluation.critic_features)
+        value_loss = losses.value_loss(value, target, target, None, valid)  # not clipped
+        error = self.curiosity.error(minibatch["novelty_input"]) * minibatch["novelty_weight"]
+        fwd_loss = losses.weighted_mean(error, valid)
         own = {"int_value_loss": value_loss.detach(), "fwd_loss": fwd_loss.detach()}
         return loss + self.hparams.vf_coef * value_loss + fwd_loss, parts | own
 
-    def count_episodes(self, rollout: TensorDictBase) -> dict[str, Tensor]:
-        """Count episodes, and add the mean of their sums of intrinsic rewards before scaling."""
-        metrics = super().count_episodes(rollout)
-        sums = self.rewards.sum_episodes(rollout)
-        return metrics | ({"charts/episode_curiosity_reward": sums.mean()} if len(sums) else {})
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the sums and counts of all environments."""
+        """Add the sums of all environments."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["intrinsic"] = self.rewards.states()
+        checkpoint["intrinsic"] = self.rewards.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the entries of a checkpoint of an RND run."""
-        self.curiosity = Curiosity.like(checkpoint["state_dict"], self.curiosity)
+        """Restore the sums, to resume a run."""
         super().on_load_checkpoint(checkpoint)
-        self._saved = checkpoint["intrinsic"] if self.fitting else []
+        self._saved = checkpoint["intrinsic"] if self.fitting else {}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load weights and statistics, also those that a started process returns to its parent."""
-        self.curiosity = self.curiosity or Curiosity.like(state_dict)
-        return super().load_state_dict(state_dict, *args, **kwargs)
+
+class IntrinsicRewards:
+    """Intrinsic rewards of N environments: sums over time and over episodes.
+
+    The sums continue from one rollout to the next. Those of an episode start afresh where
+    ``("next", "step_count")`` is 1, which also holds for the fresh episodes of a resumed run.
+
+    Args:
+        num_envs: Number N of environments.
+        gamma: Discount of the intrinsic rewards.
+
+    Example:
+        >>> rewards = IntrinsicRewards(1, gamma=0.5)
+        >>> rewards.discount(torch.ones(1, 3)).tolist()
+        [[1.0, 1.5, 1.75]]
+        >>> rewards.discount(torch.zeros(1, 1)).tolist()
+        [[0.875]]
+    """
+
+    def __init__(self, num_envs: int, gamma: float) -> None:
+        self.gamma = gamma
+        self.discounted = torch.zeros(num_envs, dtype=torch.float64)
+        self.episode = torch.zeros(num_envs, dtype=torch.float64)
+
+    @torch.no_grad()
+    def compute(self, rollout: TensorDictBase, curiosity: "Curiosity", microbatch_size: int) -> Tensor:
+        """Compute the scaled rewards of a rollout, and continue the statistics.
+
+        The rewards use the statistics of the observations before the rollout. Invalid steps have the reward
+        0 and enter no statistics. With several ranks this is a collective.
+
+        Args:
+            rollout: Batch size [N, T]. Receives ``novelty_input``, [N, T, ...], and ``int_reward``, the
+                rewards before scaling, [N, T].
+            curiosity: Networks and statistics.
+            microbatch_size: Number of rows that go through the networks at once.
+
+        Returns:
+            Rewards divided by the running standard deviation of their discounted sum, [N, T] float32.
+        """
+        following = rollout["next"]
+        valid = rollout.get("valid")
+        rollout["novelty_input"] = curiosity.view(following["observation"])
+        reward = in_parts(curiosity.error, microbatch_size, rollout["novelty_input"])
+        if valid is not None:
+            reward = reward * valid
+        rollout["int_reward"] = reward
+        curiosity.observe(rollout["novelty_input"], valid)
+        return reward / curiosity.reward_std(self.discount(reward), valid)
+
+    def discount(self, reward: Tensor) -> Tensor:
+        """Return the discounted sum of past rewards over time, across episode ends.
+
+        Args:
+            reward: [N, T].
+
+        Returns:
+            Sum up to and including each step, [N, T] float64 on the CPU.
+        """
+        never = torch.zeros_like(reward, dtype=torch.bool)
+        return discounted_sum(reward.T, never.T, self.discounted, self.gamma).T
+
+    def sum_episodes(self, rollout: TensorDictBase) -> Tensor:
+        """Return the sums of ``int_reward`` over the episodes that ended in a rollout, of all ranks, [E]."""
+        first = rollout["next", "step_count"].squeeze(-1).cpu() == 1
+        self.episode.masked_fill_(first[:, 0], 0)
+        last = first.roll(-1, dims=1)
+        last[:, -1] = False
+        sums = discounted_sum(rollout["int_reward"].T, last.T, self.episode).T
+        return collectives.concatenate(sums[rollout["next", "episode_done"][..., 0].cpu()])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the sums of the environments of all ranks. This is a collective."""
+        sums = {"discounted": self.discounted, "episode": self.episode}
+        return {name: collectives.concatenate(values) for name, values in sums.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor], rows: slice) -> None:
+        """Restore the sums of these environments of all."""
+        self.discounted, self.episode = (state[key][rows].clone() for key in ("discounted", "episode"))
+
+
+def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Tensor) -> Tensor:
+    """Apply a function from rows [B, ...] to numbers [B] to tensors [N, T, ...], part by part.
+
+    Returns:
+        Numbers, [N, T].
+    """
+    parts = (tensor.transpose(0, 1).flatten(0, 1).split(microbatch_size) for tensor in tensors)
+    numbers = torch.cat([function(*rows) for rows in zip(*parts, strict=True)])
+    return numbers.unflatten(0, tensors[0].shape[1::-1]).T
+
+
+def endless_gae(
+    reward: Tensor,
+    value: Tensor,
+    last_value: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute advantages of a stream of rewards that does not end with the episode.
+
+    At an episode end, the return continues with the first observation of the next episode. It stops before
+    invalid steps only.
+
+    Args:
+        reward: [N, T].
+        value: Values of the observations before the steps, [N, T].
+        last_value: Values of the observations after the last step, [N].
+        gamma: Discount factor.
+        gae_lambda: Weight of longer returns.
+        valid: False at steps that do not count, [N, T] bool. None: all count.
+
+    Returns:
+        Advantages [N, T], and value targets [N, T].
+    """
+    next_value = torch.cat([value[:, 1:], last_value[:, None]], dim=1)
+    never = torch.zeros_like(value, dtype=torch.bool)
+    stops = never if valid is None else torch.cat([~valid[:, 1:], never[:, :1]], dim=1)
+    return losses.gae(reward, value, next_value, never, stops, gamma, gae_lambda)
+
+
+class Curiosity(nn.Module):
+    """Novelty of observations, and the value of novelty.
+
+    A predictor learns the output of a fixed random network. The error of the predictor is small for
+    observations like those that it was trained on, and large for new ones. The observations are normalized
+    and clipped to [-5, 5]. Of a picture, the networks see the last frame: the last three channels if their
+    number is a multiple of three (colours), otherwise the last one.
+
+    The networks for pictures are those of the authors, and of CleanRL's ppo_rnd_envpool.py.
+
+    Args:
+        observation_spec: Spec of one environment.
+        critic_features: Width F of the features of the agent's value function.
+
+    Example:
+        >>> curiosity = Curiosity(Unbounded((4,)), critic_features=64)
+        >>> curiosity.error(torch.zeros(3, 4)).shape
+        torch.Size([3])
+    """
+
+    def __init__(self, observation_spec: TensorSpec, critic_features: int) -> None:
+        super().__init__()
+        shape = tuple(stored(observation_spec).shape)
+        if is_picture(observation_spec):
+            shape = (3 if shape[0] % 3 == 0 else 1, *shape[1:])
+        else:
+            shape = (math.prod(shape),)
+        self.shape = shape
+        self.normalizer = ObservationNormalizer(shape, clip=CLIP)
+        self.reward_moments = Moments(())  # of the discounted sums of intrinsic rewards
+        self.target = random_features(shape).requires_grad_(False)
+        width = HIDDEN if len(shape) == 1 else EMBEDDING
+        layers = hidden(width, width), nn.ReLU(), hidden(width, width)
+        self.predictor = nn.Sequential(random_features(shape), nn.ReLU(), *layers)
+        self.critic = orthogonal(Float32Linear(critic_features, 1), gain=0.01)
+
+    def view(self, observation: Tensor) -> Tensor:
+        """Return what the networks see of stored observations [N, T, ...], [N, T, *shape]."""
+        if len(self.shape) == 1:
+            return observation.flatten(2)
+        return observation[:, :, -self.shape[0] :]
+
+    def error(self, observation: Tensor) -> Tensor:
+        """Return the mean squared error of the predictor, [B].
+
+        Args:
+            observation: From :meth:`view`, not normalized, [B, *shape].
+        """
+        normalized = self.normalizer(observation)
+        # bfloat16 would round the difference away.
+        return (self.predictor(normalized).float() - self.target(normalized).float()).square().mean(-1)
+
+    def value(self, critic_features: Tensor) -> Tensor:
+        """Return the values of novelty [B] from the features of the agent's value function [B, F]."""
+        return self.critic(critic_features).squeeze(-1)
+
+    @torch.no_grad()
+    def observe(self, observation: Tensor, valid: Tensor | None = None) -> None:
+        """Merge the observations of all ranks into the statistics.
+
+        With several ranks this is a collective.
+
+        Args:
+            observation: From :meth:`view`, [N, T, *shape].
+            valid: Steps to merge, [N, T] bool. None: all.
+        """
+        merge_rows(self.normalizer, observation.flatten(0, 1) if valid is None else observation[valid])
+
+    @torch.no_grad()
+    def reward_std(self, discounted: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Merge discounted sums of intrinsic rewards into their statistics, and return their deviation.
+
+        With several ranks this is a collective.
+
+        Args:
+            discounted: Sums of past rewards, [N, T].
+            valid: Steps to merge, [N, T] bool. None: all.
+
+        Returns:
+            Standard deviation of all sums so far, a scalar in float32.
+        """
+        rows = discounted.flatten() if valid is None else discounted[valid.to(discounted.device)]
+        merge_rows(self.reward_moments, rows)
+        return self.reward_moments.std.float()
+
+
+def hidden(in_features: int, out_features: int) -> nn.Linear:
+    """Make a linear layer with orthogonal weights of gain sqrt(2)."""
+    return orthogonal(nn.Linear(in_features, out_features), gain=math.sqrt(2))
+
+
+def random_features(shape: tuple[int, ...]) -> nn.Sequential:
+    """Make the network whose output is predicted, which ends with a linear layer.
+
+    Args:
+        shape: Shape of the input, pictures [C, H, W] or numbers [D].
+    """
+    if len(shape) == 1:
+        layers = hidden(shape[0], HIDDEN), hidden(HIDDEN, HIDDEN)
+        for layer in layers:
+            nn.init.uniform_(layer.bias, -1, 1)
+        return nn.Sequential(layers[0], nn.LeakyReLU(), layers[1])
+    gain = math.sqrt(2)
+    convolutions = channels_last(
+        nn.Sequential(
+            orthogonal(nn.Conv2d(shape[0], 32, 8, stride=4), gain),
+            nn.LeakyReLU(),
+            orthogonal(nn.Conv2d(32, 64, 4, stride=2), gain),
+            nn.LeakyReLU(),
+            orthogonal(nn.Conv2d(64, 64, 3, stride=1), gain),
+            nn.LeakyReLU(),
+            nn.Flatten(),
+        )
+    )
+    size = convolutions(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(convolutions, hidden(size, EMBEDDING))
+
+
+def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> Iterator[TensorDictBase]:
+    """Yield rollouts [N, T] of random actions in temporary environments of this rank.
+
+    The rollouts of all ranks together are those of one rank with all environments. Environments and noise
+    have seeds of their own. The agent is a copy whose head has weights of 0, so that its actions do not
+    depend on the observations: discrete ones are uniform over the allowed ones, and continuous ones are
+    standard normal before they are squashed or clipped to their bounds.
+
+    Args:
+        data: Data module of the run.
+        agent: Agent whose observations the rollouts have. The agent does not change.
+        count: Number of rollouts.
+    """
+    assert data.trainer is not None
+    agent = copy.deepcopy(agent)
+    with torch.no_grad():
+        for parameter in agent.head.parameters():
+            parameter.zero_()
+    shard = dataclasses.replace(data.shard, seed=derive_seed(data.seed, "curiosity"))
+    env = data.make_env(shard)
+    try:
+        collector = make_collector(
+            env,
+            agent,
+            data.num_steps,
+            count,
+            shard=shard,
+            precision=data.trainer.precision_plugin.forward_context,
+            step_timeout=data.step_timeout,
+        )
+        yield from collector.iterator()
+    finally:
+        env.close()

@@ -37,17 +37,17 @@ class RPO(PPO):
         super().__init__(**hyperparameters)
         self.save_hyperparameters("rpo_alpha")
 
-    def configure_model(self) -> None:
-        """Builds the agent, and demands a Gaussian head."""
-        super().configure_model()
-        if self.agent is not None and type(self.agent.head) is not GaussianHead:
+    def check_agent(self) -> None:
+        """Refuse an agent without a Gaussian head."""
+        super().check_agent()
+        if type(self.agent.head) is not GaussianHead:
             kind = "squashed" if isinstance(self.agent.head, TanhGaussianHead) else "discrete"
             raise ConfigError(
-                f"RPO moves the mean of a Gaussian policy and this one is {kind}: use ppo_lightning.PPO."
+                f"RPO needs a Gaussian head, but this agent's head is {kind}: use ppo_lightning.PPO."
             )
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """See :meth:`PPO.minibatches`; the actions are moved by the noise of this epoch."""
+        """Yield minibatches whose actions are shifted by the noise of this epoch."""
         action, moved = rollout["action"], rollout.copy()
         moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform(*action.shape) - 1).to(
             action.device

@@ -1,29 +1,51 @@
-"""Log metrics over environment steps, and measure the throughput."""
+"""Count the steps and episodes of a run, log its metrics, and measure its throughput."""
 
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning import private
+from ppo_lightning.rollouts.learner import Learner
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.rounding import decimals
 
 SAVE_EVERY = 10  # seconds
 
 
 class RunLog:
-    """Send the metrics of each rollout to the loggers, and measure the throughput of a fit.
+    """Count steps and episodes, send metrics to the loggers, and measure the throughput of a fit.
 
     Args:
-        module: An :class:`~ppo_lightning.AgentModule` whose fit starts.
+        module: The module whose fit starts.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Learner) -> None:
         self.module = module
         self.steps_before = module.env_steps
+        self._values: dict[str, Any] = {}  # for the next call of `log`
         self._started = time.perf_counter()
         self._saved = self._started
+
+    def count(self, rollout: TensorDictBase) -> None:
+        """Count environment steps and finished episodes of a rollout [N, T], over all ranks.
+
+        The next call of :meth:`log` logs mean return and length of the finished episodes, also by player in
+        games of several.
+        """
+        data = self.module.data
+        episodes = collectives.concatenate(finished_episodes(rollout))
+        self.module.episode_returns.extend(episodes[:, 0].tolist())
+        self.module.env_steps += data.frames_per_rollout
+        zero_sum = "mover" in rollout.keys()  # noqa: SIM118
+        self.add(episode_means(episodes, zero_sum))
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add scalars to those of the next call of :meth:`log`."""
+        self._values |= values
 
     def steps_per_second(self) -> float:
         """Return the environment steps of all ranks per second, since the start of this fit."""
@@ -36,12 +58,14 @@ class RunLog:
         of the time of CartPole) and stores the x axis in float32.
 
         Args:
-            values: Scalars by metric name.
+            values: Scalars by metric name, beside those of :meth:`add`.
             rare: Send the scalars to the loggers now, whatever ``log_every_n_steps`` says.
         """
         module = self.module
-        trainer = module.trainer
-        options = {"dtype": torch.float32, "device": module.device}
+        trainer: Any = module.trainer
+        values = self._values | dict(values)
+        self._values = {}
+        options: dict[str, Any] = {"dtype": torch.float32, "device": module.device}
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         step = torch.tensor(module.env_steps)  # ModelCheckpoint uses it in file names
@@ -50,11 +74,58 @@ class RunLog:
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
         published = dict(zip(values, means, strict=True)) | {"step": step}
-        lightning_private.publish_metrics(trainer, published, shown)
+        private.publish_metrics(trainer, published, shown)
         if rare or module.rollouts_done % trainer.log_every_n_steps == 0:
-            for logger in module.loggers:
+            for logger in trainer.loggers:
                 logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=module.env_steps)
         if time.perf_counter() - self._saved > SAVE_EVERY:
             self._saved = time.perf_counter()
-            for logger in module.loggers:
+            for logger in trainer.loggers:
                 logger.save()  # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit
+
+
+def finished_episodes(rollout: TensorDictBase) -> Tensor:
+    """Return the episodes that finished in a rollout.
+
+    Args:
+        rollout: Batch size [N, T].
+
+    Returns:
+        Return, length and player of each episode, [E, 3]. The player is -1 unless each row is a player.
+    """
+    following = rollout["next"]
+    done = following["episode_done"]
+    player = rollout.get("player", -torch.ones_like(following["step_count"]))
+    columns = (following["episode_reward"], following["step_count"], player)
+    return torch.stack([column[done].float() for column in columns], dim=-1)
+
+
+def episode_means(episodes: Tensor, zero_sum: bool = False) -> dict[str, Tensor]:
+    """Return the mean return and length of episodes, over all players and by player.
+
+    Args:
+        episodes: From :func:`finished_episodes`, [E, 3].
+        zero_sum: Whether the returns are those of player 0 of two-player zero-sum games.
+
+    Returns:
+        ``charts/episodic_return``, ``charts/episodic_length`` and, for several players, the same with the
+        suffix ``-player0`` and so on. A mean over no episode is left out.
+
+    Example:
+        >>> episodes = torch.tensor([[1.0, 5.0, 0.0], [3.0, 7.0, 1.0]])
+        >>> episode_means(episodes)["charts/episodic_return-player1"]
+        tensor(3.)
+    """
+    returns, lengths, players = episodes.unbind(-1)
+    groups = {"": (returns, lengths)}
+    if zero_sum:
+        groups |= {"-player0": (returns, lengths), "-player1": (-returns, lengths)}
+    for player in players[players >= 0].unique():
+        rows = players == player
+        groups[f"-player{player:.0f}"] = returns[rows], lengths[rows]
+    means = {}
+    for suffix, (group_returns, group_lengths) in groups.items():
+        if len(group_returns):
+            means[f"charts/episodic_return{suffix}"] = group_returns.mean()
+            means[f"charts/episodic_length{suffix}"] = group_lengths.mean()
+    return means

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
 from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.private import counted_step, foreach_add_, foreach_copy_, foreach_div_, scan
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
-from ppo_lightning.utils.lightning_private import counted_step
 
 Metrics = dict[str, Tensor]  # parts of a loss, scalars
 State = dict[str, list[Tensor]]
@@ -34,16 +34,15 @@ class EagerUpdate:
     """Take an optimizer step on each minibatch through Lightning: backward, clipping, step.
 
     Args:
-        module: A PPO module.
+        module: The module to update.
+        loss: Method of the module that maps a minibatch to the loss and its detached parts.
         compile_loss: Compile the loss. This is for several ranks and for memories, where the whole update
             cannot be one graph.
-        loss: Method of the module that maps a minibatch to the loss and its detached parts. None:
-            ``module.loss``.
     """
 
-    def __init__(self, module: Any, compile_loss: bool = False, loss: Loss | None = None) -> None:
+    def __init__(self, module: Learner, loss: Loss, compile_loss: bool = False) -> None:
         self.module = module
-        self.loss: Loss = module.loss if loss is None else loss
+        self.loss = loss
         self._compile_loss = compile_loss
 
     @functools.cached_property
@@ -67,7 +66,7 @@ class EagerUpdate:
         module = self.module
         optimizer: Any = module.optimizers()
         # Gradients of the parts are added. The result is the same, and the activations fit into the cache.
-        parts = equal_parts(minibatch, module.rows_at_once)
+        parts = equal_parts(minibatch, module.microbatch_size)
         without_exchange = getattr(module.trainer.model, "no_sync", nullcontext)
         optimizer.zero_grad()
         metrics = []
@@ -98,14 +97,14 @@ class CompiledUpdate:
     losses differ, the run continues eagerly, with a warning.
 
     Args:
-        module: A PPO module.
+        module: The module to update.
         eager: The same update without a compiler. In its loss, only tensors may depend on the iteration.
 
     Raises:
         ConfigError: The optimizer is not a plain Adam.
     """
 
-    def __init__(self, module: Any, eager: EagerUpdate) -> None:
+    def __init__(self, module: Learner, eager: EagerUpdate) -> None:
         self.module = module
         self.eager = eager
         optimizer = module.trainer.optimizers[0]
@@ -154,7 +153,7 @@ class CompiledUpdate:
         """Return whether the overhead of a call matters for a minibatch [B, ...]."""
         # The scan of convolutions would also compile for more than a minute.
         convolutions = any(parameter.ndim > 2 for parameter in self._params)
-        return not convolutions and len(equal_parts(minibatch, self.module.rows_at_once)) == 1
+        return not convolutions and len(equal_parts(minibatch, self.module.microbatch_size)) == 1
 
     def _compiled(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
@@ -189,9 +188,9 @@ class CompiledUpdate:
     def _scan_over(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
         stacked = {key: torch.stack([rows[key] for rows in minibatches]) for key in minibatches[0]}
         params, state, metrics = self._scan(self._detached, self._state, self._lr, stacked)
-        torch._foreach_copy_(self._detached, params)
+        foreach_copy_(self._detached, params)
         for key, tensors in state.items():
-            torch._foreach_copy_(self._state[key], tensors)
+            foreach_copy_(self._state[key], tensors)
         for _ in minibatches:
             with counted_step(self.module.optimizers()):
                 pass
@@ -199,7 +198,7 @@ class CompiledUpdate:
         return [dict(zip(metrics, scalars, strict=True)) for scalars in rows]
 
     def _one(self, minibatch: Minibatch) -> Metrics:
-        parts = equal_parts(minibatch, self.module.rows_at_once)
+        parts = equal_parts(minibatch, self.module.microbatch_size)
         with counted_step(self.module.optimizers()):
             if len(parts) > 1:
                 return self._accumulate(parts)
@@ -208,7 +207,7 @@ class CompiledUpdate:
     @torch.no_grad()
     def _without_compiler(self, minibatch: Minibatch) -> Metrics:
         """Return the parts of the loss, computed without the compiler."""
-        parts = equal_parts(minibatch, self.module.rows_at_once)
+        parts = equal_parts(minibatch, self.module.microbatch_size)
         return mean_of([self._holder(part)[1] for part in parts])
 
     @functools.cached_property
@@ -244,8 +243,8 @@ class CompiledUpdate:
         sums = list(metrics.values())
         for part in parts[1:]:
             more_grads, metrics = self._gradients(self._detached, part)
-            torch._foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
-        torch._foreach_div_([*grads, *sums], len(parts))
+            foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
+        foreach_div_([*grads, *sums], len(parts))
         self._step(self._detached, self._state, self._lr, grads)
         return dict(zip(metrics, sums, strict=True))
 
@@ -281,23 +280,23 @@ class CompiledUpdate:
         )
 
 
-def make_update(module: Any, loss: Loss) -> EagerUpdate | CompiledUpdate:
+def make_update(module: Learner, loss: Loss) -> EagerUpdate | CompiledUpdate:
     """Return the updates for a loss, compiled if the module's settings say so.
 
     Args:
-        module: A PPO module in a fit.
+        module: The module to update, in a fit.
         loss: Method of the module that maps a minibatch to the loss and its detached parts.
     """
     compiled = module.hparams.compile
     whole = module.trainer.world_size == 1 and module.agent.traceable
-    eager = EagerUpdate(module, compile_loss=compiled and not whole, loss=loss)
+    eager = EagerUpdate(module, loss, compile_loss=compiled and not whole)
     return CompiledUpdate(module, eager) if compiled and whole else eager
 
 
 class _Holder(nn.Module):
     """Module whose ``forward`` is the loss, so that ``functional_call`` can replace the parameters."""
 
-    def __init__(self, module: Any, loss: Loss) -> None:
+    def __init__(self, module: Learner, loss: Loss) -> None:
         super().__init__()
         self.module = module
         self.loss = loss

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 from ppo_lightning.callbacks.speed import SpeedLog
 from ppo_lightning.callbacks.symptoms import CHECKS, ITERATIONS, RunSnapshot
+from ppo_lightning.rollouts.learner import PolicyLearner
 
 
 class Finding(NamedTuple):
@@ -60,7 +61,7 @@ class Doctor(L.Callback):
         self._start()
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: Any, batch: TensorDictBase, batch_idx: int
+        self, trainer: L.Trainer, pl_module: PolicyLearner, batch: TensorDictBase, batch_idx: int
     ) -> None:
         """Check the run before the update and print new findings."""
         if not trainer.is_global_zero or not self._iterations or self._iterations % self.every:
@@ -76,7 +77,7 @@ class Doctor(L.Callback):
                     print(f"\ndoctor, after {pl_module.env_steps} environment steps: {finding}", flush=True)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: PolicyLearner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the metrics and the duration of the iteration, including data collection."""
         self._iterations += 1

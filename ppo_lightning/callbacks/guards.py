@@ -8,9 +8,14 @@ from typing import Any
 import lightning as L
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from ppo_lightning.envs.conformance import check_rollout
-from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
+from ppo_lightning.errors import ConfigError, NonFiniteError
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.rollouts.datamodule import RolloutDataModule
+from ppo_lightning.rollouts.learner import Learner, PolicyLearner
+from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
 
@@ -32,15 +37,11 @@ class Guard(L.Callback):
 
 
 class ExceptionGuard(Guard):
-    """Callback that forwards an exception that ends the run to the module, which Lightning does not do.
+    """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
 
-    The traceback of an error of an environment keeps the frames of the environment only.
-    """
-
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
-        cut_traceback(exception)
 
 
 class RolloutGuard(Guard):
@@ -58,20 +59,23 @@ class RolloutGuard(Guard):
     def __init__(self, every: int = 100) -> None:
         self.every = every
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Say once if the environments take most of the time, with the setting that helps."""
         if (advice := pl_module.data.slow_steps()) and trainer.is_global_zero:
             print(f"\n{advice}", flush=True)
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: PolicyLearner, batch: Any, batch_idx: int
+    ) -> None:
         """Check a rollout [N, T]."""
-        if not pl_module.rollouts_done and trainer.is_global_zero:
+        rollouts_before = pl_module.rollouts_done - 1
+        if not rollouts_before and trainer.is_global_zero:
             print_faults(pl_module.data, batch)
-        if pl_module.rollouts_done % self.every == 0:
+        if rollouts_before % self.every == 0:
             compare_log_probs(pl_module, batch)
 
 
-def print_faults(data: Any, rollout: TensorDictBase) -> None:
+def print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
     """Print the warnings and errors of :func:`~ppo_lightning.envs.conformance.check_rollout`.
 
     Args:
@@ -86,8 +90,7 @@ def print_faults(data: Any, rollout: TensorDictBase) -> None:
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 
 
-@torch.no_grad()
-def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
+def compare_log_probs(module: PolicyLearner, rollout: TensorDictBase) -> None:
     """Warn if acting and learning give the same actions different log-probabilities.
 
     Args:
@@ -95,7 +98,7 @@ def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
         rollout: Rollout [N, T].
     """
     with module.trainer.precision_plugin.forward_context():
-        recomputed, stored = module.log_probs_again(rollout)
+        recomputed, stored = log_probs_again(module.agent, rollout)
     drift = (recomputed - stored).abs().max().item()
     if drift > module.tolerance:
         warnings.warn(
@@ -106,10 +109,28 @@ def compare_log_probs(module: Any, rollout: TensorDictBase) -> None:
         )
 
 
+@torch.no_grad()
+def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """Return recomputed and stored log-probabilities of the actions of the first environments, [K].
+
+    Args:
+        agent: Agent in training.
+        rollout: Rollout [N, T].
+    """
+    stored = rollout[: max(1, agent.microbatch_size // rollout.batch_size[1])]
+    recomputed = stored.copy()
+    for key in ("action_log_prob", "state_value"):
+        recomputed[key] = torch.empty_like(stored[key])
+    add_evaluation(agent, recomputed)
+    # At other steps, an opponent may have acted.
+    valid = stored.get("valid", torch.ones(stored.batch_size, dtype=torch.bool))
+    return recomputed["action_log_prob"][valid], stored["action_log_prob"][valid]
+
+
 class NonFiniteGuard(Guard):
     """Callback that ends a run whose losses become non-finite."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Check the losses of the iteration.
 
         Raises:
@@ -135,7 +156,7 @@ class EqualRanksGuard(Guard):
     def __init__(self, every: int = 10) -> None:
         self.every = every
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Compare the environment steps of all ranks: each rank looks for the checkpoint by itself.
 
         Rank 0 warns if torchrun cannot restart the ranks.
@@ -152,7 +173,7 @@ class EqualRanksGuard(Guard):
                 " all machines must see the same folder of the run."
             )
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Compare weights and statistics of all ranks.
 
         Raises:

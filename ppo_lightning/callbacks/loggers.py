@@ -12,6 +12,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.private import forget_writer
+from ppo_lightning.rollouts.learner import Learner
 
 GUARDED = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
 SPARE = 2**20  # bytes that stay free on the disk
@@ -27,7 +29,7 @@ class LoggerGuard(Guard):
     Nothing is written to a nearly full disk: CSVLogger rewrites its file for a new metric, and would lose it.
     """
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Learner, stage: str) -> None:
         """Wrap the methods of this Trainer's loggers."""
         self._failed: set[tuple[int, str]] = set()  # methods of loggers whose last call failed
         for logger in trainer.loggers:
@@ -39,7 +41,7 @@ class LoggerGuard(Guard):
     def _call(
         self,
         trainer: L.Trainer,
-        pl_module: Any,
+        pl_module: Learner,
         logger: Logger,
         name: str,
         method: Callable,
@@ -55,7 +57,7 @@ class LoggerGuard(Guard):
             method(*args, **kwargs)
         except Exception as error:  # a logger may raise anything: files, servers, serialization
             if isinstance(logger, TensorBoardLogger):
-                logger._experiment = None  # a writer that failed once never writes again
+                forget_writer(logger)  # a writer that failed once never writes again
             if (id(logger), name) not in self._failed:
                 kind = type(logger).__name__
                 print(

@@ -6,6 +6,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.rounding import decimals
 
 
@@ -33,7 +34,7 @@ class RolloutProgressBar(ProgressBar):
         """Print above the bar."""
         tqdm.write(" ".join(str(arg) for arg in args), **kwargs)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Open the bar."""
         data = pl_module.data
         self._bar = tqdm(
@@ -47,7 +48,7 @@ class RolloutProgressBar(ProgressBar):
         )
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Advance the bar by one rollout."""
         assert self._bar is not None
@@ -57,11 +58,11 @@ class RolloutProgressBar(ProgressBar):
         self._bar.set_postfix_str(", ".join(postfix), refresh=False)
         self._bar.update(pl_module.data.frames_per_rollout)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Close the bar and leave it on the screen."""
         if self._bar is not None:
             self._bar.close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Close the bar, so that the error message starts on a new line."""
         self.on_train_end(trainer, pl_module)

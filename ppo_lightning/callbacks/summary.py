@@ -8,9 +8,10 @@ from typing import Any
 
 import lightning as L
 
+from ppo_lightning import private
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.checkpoints.resume import folders_of_runs
-from ppo_lightning.utils import lightning_private
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.rounding import decimals
 
 WARM_UP = 10  # rollouts
@@ -28,14 +29,14 @@ class RunSummary(Guard):
 
     _limits_epochs = False
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Print the agent, its entries and the interval of evaluation on rank 0, and start the clock."""
         agent = pl_module.agent
         data = pl_module.data
         if trainer.is_global_zero:
             size = sum(weight.numel() for weight in agent.parameters())
             print(f"{type(agent).__name__}: {size} parameters")
-            entries = agent.entries
+            entries = getattr(agent, "entries", None)
             if entries is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)
             if trainer.enable_validation:
@@ -45,7 +46,7 @@ class RunSummary(Guard):
         self._started = time.perf_counter()
         self._steps_before = pl_module.env_steps
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Let progress bars show the number of epochs, which Lightning does not know."""
         self._rollouts = 0
         self._limits_epochs = trainer.max_epochs == -1
@@ -55,26 +56,26 @@ class RunSummary(Guard):
             begun = 1 if trainer.ckpt_path else 0  # a resumed epoch may have any length
             trainer.fit_loop.max_epochs = trainer.current_epoch + math.ceil(left / length) + begun
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Let bars refresh twice a second: with Rich, a refresh delays a rollout of CartPole by a tenth."""
         self._rollouts += 1
         if self._rollouts == WARM_UP:  # a graph is compiled by now
             self._warm = time.perf_counter()
         elif self._rollouts == 2 * WARM_UP:
             seconds = (time.perf_counter() - self._warm) / WARM_UP
-            lightning_private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
+            private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Restore the limit, so that the same Trainer can fit again."""
         if self._limits_epochs:
             trainer.fit_loop.max_epochs = -1
         self._limits_epochs = False
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Restore the limit."""
         self.on_train_end(trainer, pl_module)
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Print the summary on rank 0."""
         if not trainer.is_global_zero:
             return
@@ -88,11 +89,11 @@ class RunSummary(Guard):
         }
         if results:
             names = ("episodic_return", "episodic_return_std", "episodic_return_min", "episodic_return_max")
-            mean, std, lowest, highest = (
+            average, std, lowest, highest = (
                 f"{results[name]:{decimals(results['episodic_return'])}}" for name in names
             )
             print(
-                f"evaluation, deterministic: return {mean} ± {std} (min {lowest}, max {highest}),"
+                f"evaluation, deterministic: return {average} ± {std} (min {lowest}, max {highest}),"
                 f" length {results['episodic_length']:.1f}"
             )
         if not steps:

@@ -1,6 +1,7 @@
-"""Refusal of Lightning callbacks that do not work with PPO or would silently have no effect."""
+"""Refusal of options and callbacks of Lightning that do not work or would silently have no effect."""
 
 import warnings
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import (
@@ -11,12 +12,62 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ppo_lightning import private
+from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.utils import lightning_private
+from ppo_lightning.rollouts.learner import Learner
 
 FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the end of a run
+
+
+class TrainerGuard(Guard):
+    """Callback that checks the other callbacks of a run again, once the environments exist."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
+        """Refuse callbacks that cannot work with invalid steps, and warn of a slow average."""
+        check_callbacks(trainer, pl_module.steps_per_rollout)
+        warn_of_slow_average(trainer, pl_module.data.num_rollouts)
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuse options of a Trainer that PPO does not support.
+
+    Raises:
+        ConfigError: An option is not supported. The message names the option and the alternative.
+    """
+    if trainer.gradient_clip_val is not None:
+        raise ConfigError(
+            "trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead."
+        )
+    if trainer.precision not in ("32-true", "bf16-mixed"):
+        raise ConfigError(f"trainer.precision is {trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
+    if trainer.state.fn != TrainerFn.FITTING:
+        return
+    nothing = "it must not be 0, which trains nothing; data.total_timesteps ends a run"
+    for name, refused, must in (
+        ("min_steps", trainer.min_steps, "leave it out and set data.total_timesteps, which ends the run"),
+        ("min_epochs", trainer.min_epochs, "leave it out and set data.total_timesteps, which ends the run"),
+        ("max_steps", trainer.max_steps == 0, nothing),
+        ("max_epochs", trainer.max_epochs == 0, nothing),
+        ("limit_train_batches", trainer.limit_train_batches == 0, nothing),
+        (
+            "accumulate_grad_batches",
+            trainer.accumulate_grad_batches != 1,
+            "set model.num_minibatches lower instead",
+        ),
+        ("overfit_batches", trainer.overfit_batches, "leave it out, because every rollout is new"),
+        ("val_check_interval", trainer.val_check_interval == 0, "it must be at least 1 rollout"),
+        (
+            "log_every_n_steps",
+            trainer.log_every_n_steps == 0,
+            "it must be at least 1; trainer.logger false logs nothing",
+        ),
+    ):
+        if refused:
+            raise ConfigError(f"trainer.{name} is {getattr(trainer, name)}: {must}.")
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
@@ -49,12 +100,12 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
             )
         if not isinstance(callback, ModelCheckpoint):
             continue
-        if lightning_private.saves_by_time(callback):
+        if private.saves_by_time(callback):
             raise ConfigError(
                 "ModelCheckpoint's train_time_interval has no effect with manual optimization:"
                 " set every_n_epochs (an epoch has data.rollouts_per_epoch rollouts) instead."
             )
-        every = lightning_private.steps_between_saves(callback)
+        every = private.steps_between_saves(callback)
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps"
@@ -80,7 +131,7 @@ def warn_of_slow_average(trainer: L.Trainer, num_rollouts: int) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not isinstance(callback, EMAWeightAveraging):
             continue
-        decay = lightning_private.average_decay(callback)
+        decay = private.average_decay(callback)
         if decay**num_rollouts > FIRST_WEIGHTS:
             rank_zero_warn(
                 f"EMAWeightAveraging averages once a rollout: with decay {decay:g}, {decay**num_rollouts:.0%}"

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from ppo_lightning.callbacks.guards import log_probs_again
 from ppo_lightning.callbacks.speed import RunSpeed
+from ppo_lightning.rollouts.learner import PolicyLearner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
 
 ROWS = 512  # rows of a rollout that the checks use
@@ -30,7 +32,7 @@ class RunSnapshot(NamedTuple):
         speeds: Speed measurements, the newest last.
     """
 
-    module: Any
+    module: PolicyLearner
     rollout: TensorDictBase
     metrics: dict[str, float]
     iterations: int
@@ -50,7 +52,7 @@ def sample_rows(rollout: TensorDictBase, *keys: Any) -> list[Tensor]:
 
 def ratio(run: RunSnapshot) -> Diagnosis | None:
     """Check that the ratio of the first minibatch is 1: the update must start from the acting policy."""
-    recomputed, stored = run.module.log_probs_again(run.rollout)
+    recomputed, stored = log_probs_again(run.module.agent, run.rollout)
     deviation = (recomputed - stored).exp().sub(1).abs().max().item()
     if deviation <= 10 * run.module.tolerance:
         return None
@@ -225,7 +227,7 @@ def _activations(body: nn.Module) -> Iterator[list[tuple[type[nn.Module], Tensor
 
 def _in_second_half(run: RunSnapshot) -> bool:
     """Return whether half of the run is over: then low entropy and small updates are expected."""
-    return run.module.rollouts_done > run.module.data.num_rollouts / 2
+    return run.module.rollouts_done - 1 > run.module.data.num_rollouts / 2
 
 
 CHECKS: dict[str, Check] = {

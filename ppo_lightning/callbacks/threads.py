@@ -1,12 +1,10 @@
 """Number of PyTorch threads during training."""
 
-from typing import Any
-
 import lightning as L
 import torch
-from torch import nn
 
 from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.rollouts.learner import Agent, Learner
 
 LARGE_LAYER = 250_000_000  # multiply-adds for the rows differentiated at once: several milliseconds
 
@@ -30,26 +28,26 @@ class Threads(Guard):
         self.num_threads = num_threads
         self._previous: int | None = None
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Set the number of threads."""
         self._previous = torch.get_num_threads()
-        rows = pl_module.rows_differentiated_at_once()
+        rows = min(pl_module.minibatch_size, pl_module.microbatch_size)
         torch.set_num_threads(
             self.num_threads or (self._previous if has_large_layers(pl_module.agent, rows) else 1)
         )
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Restore the number of threads."""
         if self._previous is not None:
             torch.set_num_threads(self._previous)
         self._previous = None
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Restore the number of threads."""
         self.on_fit_end(trainer, pl_module)
 
 
-def has_large_layers(agent: nn.Module, rows: int) -> bool:
+def has_large_layers(agent: Agent, rows: int) -> bool:
     """Return whether several threads are faster for a number of rows, even beside other processes.
 
     Threads synchronize after each layer. If a layer takes less than a time slice of the operating

@@ -8,6 +8,8 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.private import add_summary
+from ppo_lightning.rollouts.learner import PolicyLearner
 from ppo_lightning.video.record import record_video
 
 GIF_FRAMES = 200  # maximum number of frames of a video in TensorBoard, which shows GIFs only
@@ -41,7 +43,7 @@ class CaptureVideo(L.Callback):
         self.overlay = overlay
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: PolicyLearner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record a video if the iteration is due."""
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:
@@ -49,7 +51,7 @@ class CaptureVideo(L.Callback):
         data = pl_module.data
         data.wait()  # the recording uses PyTorch's generator, too
         path = Path(trainer.log_dir or trainer.default_root_dir, "videos", f"step={pl_module.env_steps}.mp4")
-        options = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
+        options: dict[str, Any] = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
         record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -79,6 +81,4 @@ def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
     image = Summary.Image(
         height=height, width=width, colorspace=channels, encoded_image_string=gif.getvalue()
     )
-    writer._get_file_writer().add_summary(
-        Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step
-    )
+    add_summary(writer, Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step)

@@ -1,4 +1,4 @@
-"""Search for the checkpoint to resume from."""
+"""Save and find the checkpoint to resume from."""
 
 import sys
 from pathlib import Path
@@ -64,3 +64,21 @@ def folders_of_runs(trainer: Trainer) -> list[Path]:
     ]
     # A fit sets a folder that was not set, to one of a version.
     return [folder for folder in folders if runs.resolve() not in folder.resolve().parents] or [runs]
+
+
+def save_beside_checkpoints(trainer: Trainer, name: str) -> str | None:
+    """Save a checkpoint in the folder of ``ModelCheckpoint``. This is a collective.
+
+    Args:
+        trainer: Trainer in a fit.
+        name: Name of the file, without suffix.
+
+    Returns:
+        The path, None without ``ModelCheckpoint``.
+    """
+    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+    if folder is None:
+        return None
+    path = Path(folder) / f"{name}.ckpt"
+    trainer.save_checkpoint(path)
+    return str(path)

@@ -9,6 +9,7 @@ import lightning as L
 
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
 from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.rollouts.learner import PolicyLearner
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +36,7 @@ class StopRunError(Exception):
 class ManifestReader(L.Callback):
     """Callback that reads the manifest of a run before training and stops the run."""
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: PolicyLearner) -> None:
         """Read the manifest.
 
         Raises:

@@ -82,7 +82,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     Args:
         action_spec: Spec of the actions.
         body: Makes a module from observations [B, ...] to features [B, F]. The module has an attribute
-            ``out_features`` = F and optionally ``rows_in_cache``.
+            ``out_features`` = F and optionally ``microbatch_size``.
         shared: Use one body, and one memory, for policy and value instead of one body each.
         head: The action distribution. None: categorical for discrete actions, Gaussian for continuous ones.
         normalizer: Normalizes the observations. None: no normalization.
@@ -173,12 +173,12 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         }
 
     @property
-    def rows_in_cache(self) -> int:
+    def microbatch_size(self) -> int:
         """Number of rows for the fastest backpropagation on a CPU, whose cache holds their activations.
 
         The body may override the default.
         """
-        return getattr(self.actor_body, "rows_in_cache", 4096)
+        return getattr(self.actor_body, "microbatch_size", 4096)
 
     def _features(self, observation: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the features of policy and value for observations [B, ...], and the next hidden state.

@@ -51,7 +51,7 @@ class NatureCNN(nn.Module):
     """
 
     out_features = 512
-    rows_in_cache = 128
+    microbatch_size = 128
 
     def __init__(self, channels: int, height: int, width: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class ImpalaCNN(nn.Module):
     """
 
     out_features = 256
-    rows_in_cache = 64
+    microbatch_size = 64
 
     def __init__(
         self, channels: int, height: int, width: int, widths: tuple[int, ...] = (16, 32, 32)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.bins import BinsHead
 from ppo_lightning.models.heads import (
     INVALID,
     ArraySampler,
@@ -213,6 +212,5 @@ def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> He
         "categorical": CategoricalHead,
         "gaussian": GaussianHead,
         "tanh_gaussian": TanhGaussianHead,
-        "bins": BinsHead,
     }
     return heads[name or ("categorical" if kind == "discrete" else "gaussian")](in_features, action_spec)

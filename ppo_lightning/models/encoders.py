@@ -120,7 +120,7 @@ class Encoders(nn.Module):
         self.body = body(sum(encoder.out_features for encoder in self.encoders))  # type: ignore[misc]
         self.out_features = self.body.out_features
         if any(isinstance(encoder, Picture) for encoder in self.encoders):
-            self.rows_in_cache = NatureCNN.rows_in_cache
+            self.microbatch_size = NatureCNN.microbatch_size
 
     def forward(self, observation: Tensor) -> Tensor:
         """Map observations [B, ...] to features [B, F].

@@ -18,7 +18,7 @@ from torchrl.data import Bounded, OneHot, TensorSpec
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.init import orthogonal
 
-HeadName = Literal["categorical", "gaussian", "tanh_gaussian", "bins"]
+HeadName = Literal["categorical", "gaussian", "tanh_gaussian"]
 # Function of the linear layer's output for N environments and of noise. It returns actions [N, ...].
 ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 Parameters = tuple[Tensor, ...]  # parameters of a distribution, each [B, ...]

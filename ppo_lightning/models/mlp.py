@@ -12,7 +12,6 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
-from ppo_lightning.models.bins import BinsHead
 from ppo_lightning.models.bodies import MLP, Activation, Body, ResidualMLP, linear_function
 from ppo_lightning.models.encoders import Encoders
 from ppo_lightning.models.heads import INVALID, GaussianHead, HeadName
@@ -41,9 +40,8 @@ class MLPAgent(ActorCritic):
         hidden_sizes: Widths of the hidden layers.
         shared: Use one body, and one memory, for policy and value instead of one body each. None: one each.
             A memory needs true or false: with false, the value function has no memory.
-        head: Distribution of continuous actions: ``gaussian``, ``tanh_gaussian`` (squashed into the bounds)
-            or ``bins`` (``num_bins`` values per component). None: Gaussian. Discrete actions always use
-            ``categorical``.
+        head: Distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the
+            bounds). None: Gaussian. Discrete actions always use ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
             parts and pictures.
         memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
@@ -57,7 +55,6 @@ class MLPAgent(ActorCritic):
         critic_hidden_sizes: Widths of the value function's multilayer perceptron, if it differs from the
             policy's body. None: the policy's kind of body.
         log_std_init: Initial logarithm of the standard deviation of a Gaussian.
-        num_bins: Number of values per component of the head ``bins``.
 
     Raises:
         ConfigError: The observations are a picture, the head does not support the actions, a key is unknown,
@@ -86,7 +83,6 @@ class MLPAgent(ActorCritic):
         activation: Activation = "tanh",
         critic_hidden_sizes: Annotated[Sequence[int] | None, Range(1)] = None,
         log_std_init: Annotated[float, Range(-math.inf)] = 0.0,
-        num_bins: Annotated[int, Range(2, 1024)] = 41,
     ) -> None:
         check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
@@ -139,7 +135,7 @@ class MLPAgent(ActorCritic):
             action_spec,
             functools.partial(make_body, policy, entries and entries.actor),
             bool(shared),
-            functools.partial(BinsHead, num_bins=num_bins) if head == "bins" else head,
+            head,
             ObservationNormalizer(shape, leave=excluded) if norm_obs else None,
             memory,
             memory_size,

@@ -66,7 +66,7 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
     if agent.memory is not None:
         inputs = (rollout["observation"], rollout["action"], rollout["memory"][:, 0], episode_starts(rollout))
         results = rollout["action_log_prob"], rollout["state_value"][..., 0]
-        count = max(1, agent.rows_in_cache // rollout.shape[1])
+        count = max(1, agent.microbatch_size // rollout.shape[1])
         splits = (tensor.split(count) for tensor in (*inputs, *results))
         for *part, stored, values in zip(*splits, strict=True):
             evaluation = agent.evaluate(*(tensor.to(device) for tensor in part))
@@ -74,7 +74,7 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
             values[:] = evaluation.value
         return
     keys = ("observation", "action")
-    flat = (rollout[key].transpose(0, 1).flatten(0, 1).split(agent.rows_in_cache) for key in keys)
+    flat = (rollout[key].transpose(0, 1).flatten(0, 1).split(agent.microbatch_size) for key in keys)
     parts = [agent.evaluate(*(rows.to(device) for rows in pair)) for pair in zip(*flat, strict=True)]
     evaluated = {
         "action_log_prob": [part.log_prob for part in parts],

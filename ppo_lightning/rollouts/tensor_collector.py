@@ -8,7 +8,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded
 
-from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.models.normalizers import TensorMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.utils.finite import require_finite
@@ -127,7 +126,7 @@ class TensorCollector(Collector):
             try:
                 step, self._carrier = self.env.step_and_maybe_reset(self._carrier)
             except Exception as error:
-                blame_env(error, f"{type(self.env).__name__}: step() or reset() raised this.")
+                error.add_note(f"{type(self.env).__name__}: step() or reset() raised this.")
                 raise
             steps.append(step)
             done = step["next", "done"].reshape(-1)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ppo_lightning.private import timeout_of
+
 _of_thread = threading.local()  # has a `group` in threads that called `use_group`
 
 
@@ -131,5 +133,4 @@ def _second_group(world: Any) -> Any:
 
 
 def _new_gloo(world: Any) -> Any:
-    options = world._get_backend(world._device_types[0]).options
-    return dist.new_group(backend="gloo", timeout=getattr(options, "_timeout", None))
+    return dist.new_group(backend="gloo", timeout=timeout_of(world))

@@ -73,7 +73,7 @@ def test_the_objective_of_spo_is_greatest_at_the_bound_of_the_range(advantage):
     minibatch["advantage"] = torch.tensor([advantage])
 
     def loss_at(log_prob):
-        return SPO(ent_coef=0.0).loss_of(minibatch, Evaluation(log_prob, zero, zero, zero, zero, ()))[0]
+        return SPO(ent_coef=0.0).loss(minibatch, Evaluation(log_prob, zero, zero, zero, zero, ()))[0]
 
     log_prob = torch.tensor([bound]).log().requires_grad_()
     loss = loss_at(log_prob)

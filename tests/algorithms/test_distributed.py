@@ -294,7 +294,7 @@ def test_ranks_with_auxiliary_phases_do_what_one_rank_does(tmp_path, compiled):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_ranks_with_intrinsic_rewards_do_what_one_rank_does(tmp_path, compiled):
     """Random steps, statistics, counts and the predictor's steps are those of all ranks, past rollout 10."""
-    model = {"int_coef": 1.0, "num_iterations_obs_norm_init": 3, "episodic_bonus": True, "compile": compiled}
+    model = {"int_coef": 1.0, "num_iterations_obs_norm_init": 3, "compile": compiled}
     options = {"model": model, "rollouts": 12, "check_every": 1}
     (one,) = run(tmp_path / "one", 1, **options)
     two = run(tmp_path / "two", 2, **options)

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
 from ppo_lightning import PPG, CNNAgent, ConfigError, MLPAgent
-from ppo_lightning.algorithms.auxiliary import POLICY, AuxiliaryPhase, bytes_per_step
+from ppo_lightning.algorithms.ppg import POLICY, AuxiliaryPhase
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.export import load_from_hub, to_onnx
@@ -66,7 +66,7 @@ def by_hand():
     """
     module = PPG(beta_clone=2.0, vf_coef=0.5, ent_coef=0.0)
     module.agent = MLPAgent(Unbounded((1,)), Categorical(2, shape=()), hidden_sizes=(1,), shared=True)
-    module.add_networks()
+    module.add_networks(None)
     module.double()
     with torch.no_grad():
         module.agent.actor_body.layers[0].weight.fill_(math.atanh(0.5))
@@ -137,7 +137,7 @@ def test_the_policy_phase_by_hand(by_hand, monkeypatch):
     half = 1 / math.sqrt(2)
     assert rollout["advantage"].flatten().tolist() == pytest.approx([half, -half], abs=1e-7)
     minibatch = {key: rollout[key][0] for key in by_hand.minibatch_keys}
-    loss, parts = by_hand.loss(minibatch)
+    loss, parts = by_hand.total_loss(minibatch)
     assert parts["policy_loss"].item() == pytest.approx(0, abs=1e-12)  # the ratios are 1
     assert parts["value_loss"].item() == pytest.approx(0.5 * (9 + 1) / 2, abs=1e-12)
     assert loss.item() == pytest.approx(0.5 * 2.5, abs=1e-12)
@@ -155,7 +155,7 @@ def test_the_policy_phase_by_hand(by_hand, monkeypatch):
 def test_value_gradients_do_not_reach_the_body_of_the_policy(shared):
     module = PPG()
     module.agent = MLPAgent(Unbounded((3,)), Categorical(2, shape=()), shared=shared)
-    module.add_networks()
+    module.add_networks(None)
     torch.nn.init.normal_(module.agent.critic.weight)
     minibatch = {"observation": torch.randn(8, 3), "action": torch.zeros(8, dtype=torch.int64)}
     module.evaluate(minibatch).value.sum().backward()
@@ -228,7 +228,7 @@ def test_no_gradient_is_left_over_between_the_phases(fit, monkeypatch):
 
     class Alone(Traced):
         def record(self, phase, update, minibatches):
-            loss = self.loss if phase == "policy" else self.auxiliary_loss
+            loss = self.total_loss if phase == "policy" else self.auxiliary_loss
             metrics = []
             for minibatch in minibatches:
                 expected = torch.autograd.grad(loss(minibatch)[0], list(self.trainable_parameters()))
@@ -256,8 +256,7 @@ def test_a_phase_stores_bytes_and_only_what_it_needs():
     rollout["observation"].fill_(1)  # the collector overwrites its storage
     (stored,) = phase.rollouts
     assert not stored["observation"].any()
-    size = bytes_per_step(Unbounded((3, 64, 64), dtype=torch.uint8))
-    assert sum(tensor.nbytes for tensor in stored.values()) == 8 * size == 8 * (3 * 64 * 64 + 8 + 4)
+    assert sum(tensor.nbytes for tensor in stored.values()) == 8 * (3 * 64 * 64 + 8 + 4)
 
 
 def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
@@ -270,8 +269,9 @@ def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
         f"{POLICY}0": torch.randn(6, 2, dtype=torch.float64).log_softmax(-1),
     }
     valid = torch.tensor([True, False, True, True, False, True])
-    alone = by_hand.auxiliary_loss({key: tensor[valid] for key, tensor in minibatch.items()})
-    weighted = by_hand.auxiliary_loss(minibatch | {"valid": valid * (6 / 4)})
+    alone = {key: tensor[valid] for key, tensor in minibatch.items()}
+    weighted = minibatch | {"valid": valid * (6 / 4)}
+    alone, weighted = (by_hand.auxiliary_loss(rows) for rows in (alone, weighted))
     torch.testing.assert_close(weighted, alone, atol=1e-12, rtol=0)
 
 
@@ -327,9 +327,9 @@ class PreemptedIn(PPG):
         super().__init__(**kwargs)
         self.at, self.when, self.phases = at, phase, 0
 
-    def step_schedule(self, metrics):
+    def end_iteration(self, rollout, metrics):
         self.phases += len(self.auxiliary.rollouts) >= 3
-        super().step_schedule(metrics)
+        super().end_iteration(rollout, metrics)
 
     def auxiliary_loss(self, minibatch):
         if self.phases == self.when and self.auxiliary.epochs_done == self.at:

@@ -177,7 +177,8 @@ def test_the_norm_of_all_gradients_together_is_clipped(fit):
 @pytest.mark.detail("10")
 def test_the_total_loss_weighs_its_parts(fit):
     module = fit(SMALL, {"vf_coef": 0.25, "ent_coef": 0.125})
-    loss, parts = module.loss(one_rollout(module).flatten())
+    minibatch = one_rollout(module).flatten()
+    loss, parts = module.total_loss(minibatch)
     expected = parts["policy_loss"] + 0.25 * parts["value_loss"] - 0.125 * parts["entropy"]
     torch.testing.assert_close(loss, expected)
     assert loss.requires_grad and not any(part.requires_grad for part in parts.values())
@@ -206,12 +207,13 @@ def test_the_loss_uses_its_options(fit):
         len(batch), generator=torch.Generator().manual_seed(0)
     )
     batch["state_value"] = batch["state_value"] - 1  # clipped to below the targets
-    parts = module.loss(batch)[1]
+    evaluation = module.evaluate(batch)
+    parts = module.loss(batch, evaluation)[1]
     assert parts["clipfrac"] > 0.1
     module.hparams["clip_vloss"] = False
-    assert module.loss(batch)[1]["value_loss"] != parts["value_loss"]
+    assert module.loss(batch, evaluation)[1]["value_loss"] != parts["value_loss"]
     module.clip_coef = 0.01
-    assert module.loss(batch)[1]["policy_loss"] != parts["policy_loss"]
+    assert module.loss(batch, evaluation)[1]["policy_loss"] != parts["policy_loss"]
 
 
 def test_the_first_minibatch_has_ratio_1(fit):

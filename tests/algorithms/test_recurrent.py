@@ -276,9 +276,10 @@ def test_invalid_steps_do_not_count_in_the_loss():
         poisoned = minibatch | {
             "advantage": minibatch["advantage"].masked_fill((minibatch["valid"] == 0)[..., None], advantage)
         }
-        losses.append(module.loss(poisoned)[0])
+        losses.append(module.total_loss(poisoned)[0])
     assert losses[0] == losses[1]
-    assert losses[0] != module.loss({key: tensor for key, tensor in minibatch.items() if key != "valid"})[0]
+    unweighted = {key: tensor for key, tensor in minibatch.items() if key != "valid"}
+    assert losses[0] != module.total_loss(unweighted)[0]
 
 
 def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
@@ -295,7 +296,7 @@ class Named(RecurrentPPO):
 
     def update(self, minibatches):
         self.selected = type(self.optimize)
-        return EagerUpdate(self)(minibatches)
+        return EagerUpdate(self, self.total_loss)(minibatches)
 
 
 @KINDS

@@ -73,8 +73,8 @@ def test_moving_the_action_is_moving_the_mean():
 @pytest.mark.parametrize(
     ("data", "model", "sentence"),
     [
-        ({"env_id": "CartPole-v1"}, {}, "this one is discrete"),
-        ({}, {"agent": lambda o, a: MLPAgent(o, a, head="tanh_gaussian")}, "this one is squashed"),
+        ({"env_id": "CartPole-v1"}, {}, "head is discrete"),
+        ({}, {"agent": lambda o, a: MLPAgent(o, a, head="tanh_gaussian")}, "head is squashed"),
         ({}, {"rpo_alpha": -1.0}, "model.rpo_alpha is -1.0"),
     ],
 )

@@ -43,7 +43,7 @@ def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch
     assert module.threads == 2
     assert torch.get_num_threads() == 1
     assert type(module.optimize) is EagerUpdate
-    assert module.optimize._loss == module.loss
+    assert module.optimize._loss == module.total_loss
 
 
 def test_a_run_that_is_refused_before_setup_says_why(make_trainer):

@@ -35,7 +35,6 @@ class SameData(PPO):
         yield from split_epoch(next(self.epochs), self.hparams.num_minibatches, self.hparams.norm_adv)
 
     def log_rollout(self, rollout, metrics):
-        self.count_episodes(rollout)
         self.metrics = {name: value.item() for name, value in mean_of(metrics).items()}
 
 

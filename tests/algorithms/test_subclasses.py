@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from ppo_lightning import PPO, MLPAgent, RecurrentPPO
+from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms import losses
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import CollectorInputs
@@ -118,9 +118,9 @@ def test_overridden_minibatches_are_those_of_the_updates(fit):
 class Decay(Recording):
     """PPO whose loss is half the squared norm of the weights."""
 
-    def loss(self, minibatch):
+    def loss(self, minibatch, evaluation):
         loss = 0.5 * sum(parameter.square().sum() for parameter in self.agent.parameters())
-        _, parts = super().loss(minibatch)
+        _, parts = super().loss(minibatch, evaluation)
         return loss, parts | {"decay": loss.detach()}
 
 
@@ -129,6 +129,37 @@ def test_an_overridden_loss_is_minimized_and_its_parts_are_logged(fit):
     initial, final = 0.5 * module.initial.square().sum(), 0.5 * weights(module.agent).square().sum()
     assert final < 0.99 * initial
     assert final < module.trainer.callback_metrics["losses/decay"] < initial
+
+
+class OldLoss(PPO):
+    def loss(self, minibatch):
+        return super().loss(minibatch, self.evaluate(minibatch))
+
+
+def test_a_loss_without_an_evaluation_is_refused_before_the_run(fit):
+    with pytest.raises(ConfigError, match=r"^OldLoss\.loss .*self\.evaluate\(minibatch\)"):
+        fit(DATA, MODEL, ppo=OldLoss)
+
+
+class Evaluations(PPO):
+    """PPO that evaluates other actions, and records the ends of iterations."""
+
+    def evaluate(self, minibatch):
+        return super().evaluate(minibatch | {"action": 1 - minibatch["action"]})
+
+    def end_iteration(self, rollout, metrics):
+        logged = self.trainer.callback_metrics["losses/approx_kl"].item()
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.ends = [*getattr(self, "ends", []), (rollout["advantage"].shape, len(metrics), logged, rate)]
+
+
+def test_the_end_of_an_iteration_is_between_its_log_and_the_next_learning_rate(fit):
+    module = fit(DATA, MODEL, ppo=Evaluations)
+    shapes, counts, divergences, rates = zip(*module.ends, strict=True)
+    assert set(shapes) == {(4, 16, 1)} and set(counts) == {4}
+    assert divergences[-1] == module.trainer.callback_metrics["losses/approx_kl"].item()
+    assert min(divergences) > 1e-5, "the ratios are those of the other actions"
+    assert rates == pytest.approx([1e-3, 1e-3 * 2 / 3, 1e-3 / 3])
 
 
 class Numbered:
@@ -143,11 +174,11 @@ class Numbered:
         self.numbers = []
         return rollout
 
-    def loss(self, minibatch):
+    def loss(self, minibatch, evaluation):
         number = minibatch["number"].flatten()
         self.numbers += number.tolist()
         assert torch.equal(minibatch["observation"].flatten(0, -2), self.observations[number])
-        return super().loss(minibatch)
+        return super().loss(minibatch, evaluation)
 
 
 class NumberedPPO(Numbered, PPO):
@@ -182,8 +213,8 @@ class Auxiliary(Recording):
     def trainable_parameters(self):
         return itertools.chain(super().trainable_parameters(), self.second_critic.parameters())
 
-    def loss(self, minibatch):
-        loss, parts = super().loss(minibatch)
+    def loss(self, minibatch, evaluation):
+        loss, parts = super().loss(minibatch, evaluation)
         value = self.second_critic(minibatch["observation"])
         second_loss = losses.value_loss(value, value, minibatch["value_target"], None)
         return loss + second_loss, parts | {"second_value_loss": second_loss.detach()}

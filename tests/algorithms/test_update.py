@@ -35,7 +35,7 @@ def calls(monkeypatch):
         return scan(self, minibatches)
 
     def one_alone(self, minibatch):
-        made.append(equal_parts(minibatch, self.module.rows_at_once))
+        made.append(equal_parts(minibatch, self.module.microbatch_size))
         return one(self, minibatch)
 
     monkeypatch.setattr(CompiledUpdate, "_scan_over", scan_over)
@@ -150,7 +150,7 @@ class Irregular(Tracing):
     def minibatches(self, rollout):
         first, second = super().minibatches(rollout)
         half = {key: values[:16] for key, values in second.items()}
-        yield from ([first, second], [first, second], [first], [], [first, half])[self.rollouts_done]
+        yield from ([first, second], [first, second], [first], [], [first, half])[self.rollouts_done - 1]
 
 
 @pytest.mark.integration

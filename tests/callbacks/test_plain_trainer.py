@@ -228,7 +228,7 @@ class Send(L.Callback):
         self.numbers = numbers
 
     def on_train_batch_start(self, trainer, pl_module, *args):
-        if pl_module.rollouts_done == 11:  # past the first epoch
+        if pl_module.rollouts_done == 12:  # past the first epoch
             for number in self.numbers:
                 signal.raise_signal(number)
 

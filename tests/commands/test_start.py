@@ -29,9 +29,8 @@ HEAVY = {
 COMMANDS = {"cli", "options", "config_files", "recipes", "checkpoint_settings"}
 UNUSED = {
     *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
-    *("algorithms.auxiliary", "algorithms.intrinsic", "callbacks.doctor", "callbacks.live"),
-    *("callbacks.video", "envs.games", "envs.workers"),
-    *("models.curiosity", "games.minimax", "games.players", "games.tournament"),
+    *("callbacks.doctor", "callbacks.live", "callbacks.video", "envs.games", "envs.workers"),
+    *("games.minimax", "games.players", "games.tournament"),
 }
 
 

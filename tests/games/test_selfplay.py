@@ -12,7 +12,7 @@ from gymnasium import spaces
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, SelfPlay
-from ppo_lightning.algorithms.episodes import episode_means
+from ppo_lightning.algorithms.run_log import episode_means
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.games.players import agent_player, make_player

@@ -140,7 +140,7 @@ def test_the_losses_reach_the_columns_of_their_entries_only(options, actor, crit
     }
     for vf_coef, advantage, expected in ((0, 1, actor), (1, 0, critic)):
         module = PPO(vf_coef=vf_coef, ent_coef=0)
-        loss, _ = module.loss_of(minibatch | {"advantage": torch.full_like(value, advantage)}, evaluation)
+        loss, _ = module.loss(minibatch | {"advantage": torch.full_like(value, advantage)}, evaluation)
         assert read(loss) == expected
 
 

@@ -6,7 +6,6 @@ from torch.distributions import Categorical, Normal, TransformedDistribution, kl
 from torch.distributions.transforms import AffineTransform, TanhTransform
 from torchrl import data
 
-from ppo_lightning.models.bins import BinsHead
 from ppo_lightning.models.composite import CompositeHead, MultiCategoricalHead, make_head
 from ppo_lightning.models.heads import CategoricalHead, GaussianHead, TanhGaussianHead
 
@@ -22,8 +21,6 @@ HEADS = {
     "tanh_gaussian": ("tanh_gaussian", VECTOR, TanhGaussianHead),
     "multi-categorical": (None, SEVERAL, MultiCategoricalHead),
     "multi-binary": (None, BINARY, MultiCategoricalHead),
-    "bins": ("bins", VECTOR, BinsHead),
-    "composite with bins": ("bins", MIXED, CompositeHead),
     "composite with gaussian": ("gaussian", MIXED, CompositeHead),
     "composite with tanh_gaussian": ("tanh_gaussian", MIXED, CompositeHead),
 }
@@ -51,8 +48,6 @@ def distributions(head, features):
         sizes = (head.index < head.num_choices).sum(-1).tolist()
         for logits in head.linear(features).split(sizes, dim=-1):
             yield Categorical(logits=logits)
-    elif isinstance(head, BinsHead):
-        yield Categorical(logits=head.linear(features).unflatten(-1, (-1, head.num_bins)))
     elif isinstance(head, CategoricalHead):
         yield Categorical(logits=head.linear(features))
     else:

@@ -218,7 +218,7 @@ class Spoilt(PPO):
         return super().update(map(self.spoil, minibatches))
 
     def spoil(self, minibatch):
-        if self.rollouts_done == 1 and self.spoils:
+        if self.rollouts_done == 2 and self.spoils:
             minibatch["advantage"] = minibatch["advantage"] * torch.nan
         self.spoils = True
         return minibatch
@@ -307,7 +307,7 @@ def test_the_update_uses_every_valid_step(fit, options):
     class Watch(PPO):
         def update(self, epoch):
             epoch = list(epoch)
-            if self.rollouts_done == 2:
+            if self.rollouts_done == 3:
                 minibatches.extend({key: value.clone() for key, value in rows.items()} for rows in epoch)
             return super().update(epoch)
 

@@ -5,32 +5,32 @@ import pytest
 import torch
 from torchrl.data import Categorical, Composite, Unbounded
 
-from ppo_lightning import CNNAgent, ConfigError, MLPAgent
+from ppo_lightning import CNNAgent, MLPAgent
+from ppo_lightning.algorithms.rnd import Curiosity
 from ppo_lightning.models import normalizers
-from ppo_lightning.models.curiosity import Curiosity
 from ppo_lightning.models.normalizers import Moments, merge_rows
 
 ACTIONS = Categorical(3, shape=())
-PICTURE = Unbounded((4, 36, 36), dtype=torch.uint8)
 PARTS = Composite(kind=Categorical(3, shape=()), place=Unbounded((2, 2)))
 
 
-class Games:
-    preprocessing = {"frame_stack": 4}  # noqa: RUF012
+def picture(channels):
+    return Unbounded((channels, 36, 36), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
-    ("env", "spec", "agent", "shape"),
+    ("spec", "agent", "shape"),
     [
-        (None, Unbounded((5,)), MLPAgent, (5,)),
-        (None, PARTS, MLPAgent, (5,)),
-        (None, PICTURE, CNNAgent, (4, 36, 36)),  # a picture whose channels may be colors
-        (Games(), PICTURE, CNNAgent, (1, 36, 36)),
+        (Unbounded((5,)), MLPAgent, (5,)),
+        (PARTS, MLPAgent, (5,)),
+        (picture(4), CNNAgent, (1, 36, 36)),
+        (picture(3), CNNAgent, (3, 36, 36)),
+        (picture(12), CNNAgent, (3, 36, 36)),  # four frames in colours
     ],
 )
-def test_the_networks_fit_the_observations(env, spec, agent, shape):
+def test_the_networks_fit_the_observations(spec, agent, shape):
     made = agent(spec, ACTIONS)
-    curiosity = Curiosity.of(env, spec, made)
+    curiosity = Curiosity(spec, made.critic.in_features)
     assert curiosity.shape == shape
     stored = torch.zeros(2, 3, *(spec.shape if isinstance(spec, Unbounded) else (5,)))
     seen = curiosity.view(stored.to(getattr(spec, "dtype", None) or torch.float32))
@@ -39,23 +39,14 @@ def test_the_networks_fit_the_observations(env, spec, agent, shape):
     assert curiosity.value(torch.zeros(6, made.critic.in_features)).shape == (6,)
 
 
-def test_the_view_of_a_picture_is_its_last_channels():
-    picture = torch.arange(4, dtype=torch.uint8).view(1, 1, 4, 1, 1).expand(1, 1, 4, 36, 36)
-    assert Curiosity((1, 36, 36), 8).view(picture).unique().tolist() == [3]
-    assert Curiosity((2, 36, 36), 8).view(picture).unique().tolist() == [2, 3]
-
-
-def test_networks_are_made_for_the_weights_of_a_checkpoint():
-    curiosity = Curiosity((3, 36, 36), critic_features=7)
-    state = {f"curiosity.{name}": tensor for name, tensor in curiosity.state_dict().items()}
-    same = Curiosity.like(state)
-    same.load_state_dict(curiosity.state_dict())
-    with pytest.raises(ConfigError, match="not of an RND run"):
-        Curiosity.like({"agent.critic.weight": torch.zeros(1, 7)})
+@pytest.mark.parametrize(("channels", "seen"), [(4, [3]), (2, [1]), (6, [3, 4, 5])])
+def test_the_view_of_a_picture_is_its_last_frame(channels, seen):
+    pixels = torch.arange(channels, dtype=torch.uint8).view(1, 1, -1, 1, 1).expand(1, 1, -1, 36, 36)
+    assert Curiosity(picture(channels), 8).view(pixels).unique().tolist() == seen
 
 
 def test_values_of_novelty_start_near_0_and_hidden_layers_keep_the_scale():
-    curiosity = Curiosity((5,), critic_features=64)
+    curiosity = Curiosity(Unbounded((5,)), critic_features=64)
     assert curiosity.critic.weight.norm().item() == pytest.approx(0.01)
     assert curiosity.critic.bias.item() == 0
     first = curiosity.target[0].weight
@@ -65,7 +56,7 @@ def test_values_of_novelty_start_near_0_and_hidden_layers_keep_the_scale():
 def test_networks_for_rows_bend_away_from_the_mean():
     """Without biases they are linear along rays, and the predictor extrapolates to places it never saw."""
     torch.manual_seed(0)
-    target = Curiosity((2,), critic_features=8).target
+    target = Curiosity(Unbounded((2,)), critic_features=8).target
     near, far = torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 2.0]])
     bend = (target(torch.zeros(1, 2)) + target(far) - 2 * target(near)).square().mean()
     assert bend > 0.01 * target(near).square().mean()

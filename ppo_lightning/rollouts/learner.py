@@ -1,0 +1,64 @@
+# ruff: noqa: D102
+"""What updates, the run log and callbacks ask of a LightningModule that learns from rollouts."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.rollouts.datamodule import RolloutDataModule
+
+
+class Agent(Protocol):
+    """An agent of any algorithm; ``traceable`` is whether a compiler can trace its loss."""
+
+    @property
+    def traceable(self) -> bool: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class Learner(Protocol):
+    """A module of any algorithm, on-policy or off-policy, see :class:`ppo_lightning.AgentModule`."""
+
+    env_steps: int
+    episode_returns: deque[float]
+
+    @property
+    def agent(self) -> Agent: ...
+    @property
+    def data(self) -> RolloutDataModule: ...
+    @property
+    def hparams(self) -> Any: ...
+    @property
+    def trainer(self) -> L.Trainer: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def rollouts_done(self) -> int: ...
+    @property
+    def mean_return(self) -> float | None: ...
+    @property
+    def steps_per_rollout(self) -> int | None: ...
+    @property
+    def minibatch_size(self) -> int: ...
+    @property
+    def microbatch_size(self) -> int: ...
+    @property
+    def tolerance(self) -> float: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def on_exception(self, exception: BaseException) -> None: ...
+    def optimizers(self) -> Any: ...
+    def manual_backward(self, loss: Tensor, /) -> None: ...
+    def clip_gradients(self, optimizer: Any, value: float, algorithm: str, /) -> None: ...
+
+
+class PolicyLearner(Learner, Protocol):
+    """A module whose agent is an actor and a critic."""
+
+    @property
+    def agent(self) -> ActorCritic: ...
