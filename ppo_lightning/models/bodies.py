@@ -142,9 +142,6 @@ class MLP(Body):
         columns: Columns to read. None: all columns.
         activation: ``tanh``, ``relu`` or ``elu``.
 
-    Raises:
-        RuntimeError: The observations have another width.
-
     Example:
         >>> MLP(4, [64, 32])(torch.zeros(2, 4)).shape
         torch.Size([2, 32])
@@ -219,9 +216,6 @@ class ResidualMLP(Body):
         in_features: Width D of the observations.
         hidden_sizes: Widths of the blocks, all equal.
         columns: Columns to read. None: all columns.
-
-    Raises:
-        RuntimeError: The observations have another width.
 
     Example:
         >>> ResidualMLP(4, [64, 64])(torch.zeros(2, 4)).shape
