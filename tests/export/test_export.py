@@ -95,7 +95,7 @@ class Goal(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
     on_this_machine = True
 
-    def __init__(self):
+    def __init__(self, render_mode=None):
         if not self.on_this_machine:
             raise RuntimeError("no licence\nfor this machine")
 
