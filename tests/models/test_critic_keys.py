@@ -66,10 +66,7 @@ class Hidden(Reach):
     """Reach with an entry for the critic only."""
 
     observation_space = spaces.Dict(
-        {
-            "privileged_luck" if name == "luck" else name: part
-            for name, part in Reach.observation_space.items()
-        }
+        {name.replace("luck", "privileged_luck"): part for name, part in Reach.observation_space.items()}
     )
 
     def observation(self, action):
@@ -97,7 +94,7 @@ def agent_of(spec, **options):
 def read_by(output, observation):
     """Return the columns of observations on which an output depends."""
     (gradient,) = torch.autograd.grad(output.sum(), observation, retain_graph=True)
-    return set(gradient.abs().sum(0).nonzero().flatten().tolist())
+    return set(gradient.flatten(0, -2).abs().sum(0).nonzero().flatten().tolist())
 
 
 def random_rows(spec, count=64, seed=0):
@@ -126,18 +123,12 @@ def test_the_losses_reach_the_columns_of_their_entries_only(options, actor, crit
     action = torch.zeros(flat.shape[:-1], dtype=torch.int64)
     evaluation = agent.evaluate(flat, action, *state)
 
-    def read(output):
-        (gradient,) = torch.autograd.grad(output.sum(), observation, retain_graph=True)
-        return set(gradient.abs().sum((0, 1)).nonzero().flatten().tolist())
-
+    read = functools.partial(read_by, observation=observation)
     assert read(evaluation.log_prob) == read(evaluation.entropy) == actor
     assert read(evaluation.value) == critic
     value = evaluation.value.detach()
-    minibatch = {
-        "action_log_prob": evaluation.log_prob.detach(),
-        "state_value": value,
-        "value_target": value + 1,
-    }
+    log_prob = evaluation.log_prob.detach()
+    minibatch = {"action_log_prob": log_prob, "state_value": value, "value_target": value + 1}
     for vf_coef, advantage, expected in ((0, 1, actor), (1, 0, critic)):
         module = PPO(vf_coef=vf_coef, ent_coef=0)
         loss, _ = module.loss(minibatch | {"advantage": torch.full_like(value, advantage)}, evaluation)
