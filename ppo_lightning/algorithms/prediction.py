@@ -53,7 +53,7 @@ class Predictor:
         chosen, _, _, memory = agent.act(agent.normalize(rows), noise, memory)
         actions: Any = agent.head.for_environment(chosen)
         if not isinstance(observation, Tensor):
-            array = actions.numpy(force=True).reshape(len(rows), -1)
+            array = (actions if actions.ndim > 1 else actions.unsqueeze(-1)).numpy(force=True)
             if not is_batch and isinstance(self._action_space, spaces.Dict | spaces.Tuple):
                 return from_row(self._action_space, array[0]), memory
             actions = from_row(self._action_space, array)
