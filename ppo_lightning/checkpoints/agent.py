@@ -198,8 +198,10 @@ def _comparable(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:
     if plain["kind"] == "Composite":
         return {name: _comparable(part, bounds) for name, part in plain["parts"].items()}
     kind = "Box" if plain["kind"] in ("Bounded", "Unbounded") else plain["kind"]
-    left_out = {"kind", "entries"} if bounds else {"kind", "entries", "low", "high"}
-    return {"kind": kind} | {key: value for key, value in plain.items() if key not in left_out}
+    comparable = {"kind": kind} | {key: plain[key] for key in plain if key != "kind"}
+    if "entries" in plain:
+        comparable["entries"] = list(plain["entries"].items())  # the order of the columns counts
+    return {key: value for key, value in comparable.items() if bounds or key not in ("low", "high")}
 
 
 def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
@@ -217,10 +219,6 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
         trained, present = (
             _comparable(plain[key], bounds=key == "action_spec") for plain in (saved, current)
         )
-        # Older checkpoints do not have the names of entries that were joined to a vector.
-        old_names, new_names = (list(plain[key].get("entries", {}).items()) for plain in (saved, current))
-        if trained == present and old_names and new_names:
-            trained, present = {"entries": old_names}, {"entries": new_names}
         if trained != present:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) was trained on {field} {trained} and data.env_id has {present}:"

@@ -11,7 +11,7 @@ from typing import IO, Any
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 
-from ppo_lightning.checkpoints.versions import require_known_classes
+from ppo_lightning.checkpoints.settings import require_known_classes
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.utils.finite import first_nonfinite
 

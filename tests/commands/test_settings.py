@@ -17,7 +17,7 @@ from lightning.pytorch.tuner import Tuner
 from ppo_lightning import PPO, RPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.utils.arguments import Range
-from tests.commands.test_cli import CARTPOLE, SHORT, run_cli  # noqa: F401  (a fixture)
+from tests.commands.conftest import CARTPOLE, SHORT
 from tests.environments import Counter
 
 SMALL = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32}
@@ -186,56 +186,9 @@ def test_lightnings_tuner_is_refused(make_trainer, method):
         getattr(Tuner(make_trainer()), method)(PPO(), datamodule=RolloutDataModule(**SMALL))
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--seed_everything", "-1"], r"seed_everything is -1: it must be between 0 and 4294967295"),
-        (
-            ["--seed_everything", "4294967296"],
-            r"seed_everything is 4294967296: it must be between 0 and 4294967295",
-        ),
-        (["--trainer.min_steps", "100"], r"trainer\.min_steps"),
-        (["--trainer.val_check_interval", "0"], r"trainer\.val_check_interval is 0"),
-        (["--trainer.log_every_n_steps", "0"], r"trainer\.log_every_n_steps is 0"),
-        (["--trainer.devices", "true"], "`devices` selected with `CPUAccelerator`"),
-        (["--trainer.devices", "[0,0]"], "`devices` selected with `CPUAccelerator`"),
-        (["--trainer.num_nodes", "0"], "`num_nodes` must be a positive integer"),
-        (["--trainer.strategy", "fsdp"], "The strategy `fsdp` requires a GPU accelerator"),
-        (["--trainer.accelerator", "tpu"], "torch_xla"),
-        (["--trainer.barebones", "true"], "barebones"),
-        (["--trainer.default_root_dir", "/proc/nowhere", "--trainer.logger", "false"], "/proc/nowhere"),
-        (["--ckpt_path", "hpc"], "hpc"),
-        (
-            ["--model.learning_rate", "0.0"],
-            r"model\.learning_rate is 0\.0: it must be at least 1e-15",
-        ),
-        (
-            ["--model.agent.hidden_sizes", "[64,0]"],
-            r"model\.agent\.hidden_sizes is .*: each entry must be",
-        ),
-        (
-            ["--model.lr", "1e-3"],
-            r"the option '--model\.lr' is unknown: did you mean --model\.learning_rate\?",
-        ),
-        (
-            ["--model.n_steps", "8"],
-            r"the option '--model\.n_steps' is unknown: did you mean --data\.num_steps\?",
-        ),
-        (["--model.agent", "null"], r"model\.agent is None: it must be a class or a function"),
-    ],
-)
-def test_wrong_flags_end_in_one_sentence(run_cli, flags, message):  # noqa: F811
-    code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags)
-    last = err.strip().splitlines()[-1]
-    assert code == 2
-    assert last.startswith("error: ")
-    assert re.search(message, last), last
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize("number", ["2e3", "2k", "2000", "0.002M", "2.0e3"])
 @pytest.mark.parametrize("place", ["flag", "yaml"])
-def test_large_integers_may_be_short(run_cli, tmp_path, number, place):  # noqa: F811
+def test_large_integers_may_be_short(run_cli, tmp_path, number, place):
     lines = ("seed_everything: {0}", "model: {{update_epochs: {0}}}", "data: {{total_timesteps: {0}}}")
     text = "\n".join([*lines, "trainer: {{max_steps: {0}}}"]).format(number)
     (tmp_path / "short.yaml").write_text(text)
@@ -249,7 +202,7 @@ def test_large_integers_may_be_short(run_cli, tmp_path, number, place):  # noqa:
     assert read["model"]["init_args"]["update_epochs"] == 2000
 
 
-def test_only_integers_may_be_short(run_cli, tmp_path):  # noqa: F811
+def test_only_integers_may_be_short(run_cli, tmp_path):
     code, out, err = run_cli("fit", "--data.total_timesteps", "1.5")
     assert code == 2 and "data.total_timesteps: Expected a int. Got value: 1.5" in err
     flags = ["--name", "500k", "--data.env_kwargs.a", "1e3", "--data.env_kwargs.b", "5k"]
@@ -277,7 +230,7 @@ def test_only_integers_may_be_short(run_cli, tmp_path):  # noqa: F811
         (b"data: {num_envs: 4, seed: [}\n", r"is not YAML"),
     ],
 )
-def test_a_configuration_that_cannot_be_read_ends_in_one_sentence(run_cli, tmp_path, content, message):  # noqa: F811
+def test_a_configuration_that_cannot_be_read_ends_in_one_sentence(run_cli, tmp_path, content, message):
     (tmp_path / "odd.yaml").write_bytes(content)
     code, _, err = run_cli("fit", "--config=odd.yaml", *SHORT)
     assert code == 2
@@ -289,7 +242,7 @@ def test_a_configuration_that_cannot_be_read_ends_in_one_sentence(run_cli, tmp_p
     "error",
     [MemoryError("9 TiB"), torch.OutOfMemoryError("9 TiB"), RuntimeError("can't allocate memory: 9 TiB")],
 )
-def test_insufficient_memory_ends_in_one_sentence(run_cli, monkeypatch, error):  # noqa: F811
+def test_insufficient_memory_ends_in_one_sentence(run_cli, monkeypatch, error):
     def fail(*args):
         raise error
 
@@ -299,7 +252,7 @@ def test_insufficient_memory_ends_in_one_sentence(run_cli, monkeypatch, error): 
     assert re.search(r"error: The run does not fit into memory \(.*9 TiB\): lower data\.num_envs, ", err)
 
 
-def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):  # noqa: F811
+def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):
     """Only errors of Lightning itself become one sentence; here, a method of the module raises an error."""
     monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.configure_optimizers", lambda self: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
