@@ -240,6 +240,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         if self.fitting:
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
+            self.data.seed = checkpoint["seed"]  # the random numbers of that run go on
         self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])

@@ -292,7 +292,8 @@ class AuxiliaryPhase:
         module = self.module
         num_sequences = len(self.rollouts) * len(self.rollouts[0]["action"])
         count = num_sequences * module.trainer.world_size // module.hparams.num_aux_rollouts
-        for indices in deal_sequences(module.uniform(num_sequences), count).chunk(count):
+        keys = module.uniform("auxiliary", num_sequences, draw=self.epochs_done)
+        for indices in deal_sequences(keys, count).chunk(count):
             minibatch = self.sequences(indices.tolist())
             if "valid" in minibatch:
                 valid = minibatch["valid"].float()

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
@@ -31,7 +32,7 @@ from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.seeding import Stream
 
 
 class PPO(AgentModule):
@@ -129,7 +130,7 @@ class PPO(AgentModule):
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
-        self._shuffle = torch.Generator()
+        self._draws: Counter[Stream] = Counter()  # of the iteration
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration.
@@ -200,7 +201,9 @@ class PPO(AgentModule):
         """
         num_envs, num_steps = rollout.batch_size
         # detail 6
-        steps = self.uniform(num_envs, num_steps).numpy().argsort(axis=1)  # in a seventh of PyTorch's time
+        steps = (
+            self.uniform("shuffle", num_envs, num_steps).numpy().argsort(axis=1)
+        )  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
         keys = with_valid(rollout, self.minibatch_keys)
@@ -306,7 +309,6 @@ class PPO(AgentModule):
         """Check, before any environment is created, that the rollout can be split into minibatches."""
         super().setup(stage)
         if stage == "fit":
-            self._shuffle = torch.Generator().manual_seed(derive_seed(self.data.seed, "shuffle"))
             self.check_split()
             self.check_update()
 
@@ -328,6 +330,7 @@ class PPO(AgentModule):
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Set the clipping range of the iteration."""
+        self._draws.clear()
         share = remaining(self.rollouts_done - 1, self.data.num_rollouts)
         # detail A1
         self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
@@ -344,30 +347,27 @@ class PPO(AgentModule):
         """Release compiled graphs."""
         self.release_updates()
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of the shuffles."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["shuffle"] = self._shuffle.get_state()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state of the shuffles, to resume a run."""
-        super().on_load_checkpoint(checkpoint)
-        if self.fitting:
-            self._shuffle.set_state(checkpoint["shuffle"].cpu())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, which cannot be pickled. ``setup`` creates a new one."""
-        return super().__getstate__() | {"_shuffle": None}
-
     # For updates, variants and callbacks
 
-    def uniform(self, num_envs: int, *shape: int) -> Tensor:
+    def uniform(self, stream: Stream, num_envs: int, *shape: int, draw: int | None = None) -> Tensor:
         """Draw from U(0, 1), [num_envs, *shape].
 
-        Every rank draws for the environments of all ranks and keeps its own rows.
+        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Every
+        rank draws for the environments of all ranks and keeps its own rows.
+
+        Args:
+            stream: Use of the numbers.
+            num_envs: Rows of this rank.
+            *shape: Shape of a row.
+            draw: Number of the draw for this rollout. None: the draws of the stream are counted.
         """
-        first = self.trainer.global_rank * num_envs
-        drawn = torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)
+        if draw is None:
+            draw = self._draws[stream]
+            self._draws[stream] += 1
+        shard = self.data.shard
+        generator = shard.generator(stream, self.rollouts_done - 1, draw)
+        first = num_envs // shard.count * shard.first
+        drawn = torch.rand(num_envs // shard.count * shard.total, *shape, generator=generator)
         return drawn[first : first + num_envs]
 
     def check_split(self) -> None:

@@ -135,7 +135,7 @@ class RND(PPO):
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield minibatches, with the weights of the steps that train the predictor in this epoch."""
         share = self.hparams.update_proportion
-        chosen = self.uniform(*rollout.batch_size) < share
+        chosen = self.uniform("predictor", *rollout.batch_size) < share
         weighted = rollout.copy().set("novelty_weight", chosen.to(rollout["action"].device) / share)
         yield from super().minibatches(weighted)
 

@@ -49,7 +49,7 @@ class RPO(PPO):
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield minibatches whose actions are shifted by the noise of this epoch."""
         action, moved = rollout["action"], rollout.copy()
-        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform(*action.shape) - 1).to(
+        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform("mean", *action.shape) - 1).to(
             action.device
         )
         yield from super().minibatches(moved)

@@ -31,7 +31,6 @@ CHECKPOINT = (  # entries of a checkpoint
     "env_steps",
     "frames_per_rollout",
     "episode_returns",
-    "shuffle",
 )
 RESUME = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step")  # that `fit` needs, too
 

@@ -183,10 +183,7 @@ class RolloutCollector(Collector):
         episode_dones = store["next", "episode_done"][..., 0]
         policy = self.agent.array_policy()
         steps_before = self.rollouts_done * self.num_steps
-        noise: np.ndarray | None = None  # [T, N, ...]
-        if not self.deterministic:
-            drawn = self.agent.noise((self.num_steps, self.shard.total), self._generator)
-            noise = drawn[:, self.shard.rows].numpy()
+        noise = None if self.deterministic else self.draw_noise().numpy()
         resets_late = env.resets_late
         step, reset = env.step_arrays, env.reset_arrays
         if self.clock is not None:

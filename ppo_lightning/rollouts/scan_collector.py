@@ -54,8 +54,7 @@ class ScanCollector(TensorCollector):
             first = env.rows(env.reset_tensors(None))
             statistics = tuple(merged(old, summary_of(first)) for old in statistics)
             self._observation = self._normalized(first, statistics)
-        drawn = self.agent.noise((self.num_steps, self.shard.total), self._generator)
-        noise = drawn[:, self.shard.rows]
+        noise = self.draw_noise()
         if self.deterministic:
             noise.zero_()  # zero noise selects the mode
         memory = () if self._memory is None else (self._memory,)

@@ -42,8 +42,6 @@ class TensorCollector(Collector):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         env = self.env
-        # Seeded runs keep the numbers that TorchRL's Collector gave, which acted once for a test.
-        self.agent.noise((self.shard.total,), self._generator)
         self._device = env.device or torch.device("cpu")
         self._bounds: tuple[Tensor, Tensor] | None = None
         action_spec = env.action_spec_unbatched
@@ -104,14 +102,13 @@ class TensorCollector(Collector):
             self._carrier = self.env.reset()
             first = self._carrier["observation"]
             (self._observation,) = self._update_and_normalize(moments, [first])
-        for _ in range(self.num_steps):
+        noise = None if self.deterministic else self.draw_noise().to(agent.device)
+        for t in range(self.num_steps):
             self._watch.step_begins()
-            noise = None
-            if not self.deterministic:
-                drawn = agent.noise((self.shard.total,), self._generator)
-                noise = drawn[self.shard.rows].to(agent.device)
             with self.precision():
-                action, log_prob, value, memory = agent.act(self._observation, noise, self._memory)
+                action, log_prob, value, memory = agent.act(
+                    self._observation, None if noise is None else noise[t], self._memory
+                )
             output: dict[Any, Tensor] = {
                 "action": action,
                 "action_log_prob": log_prob,

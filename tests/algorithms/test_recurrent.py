@@ -235,13 +235,20 @@ def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset(tmp_path)
             memory = torch.zeros_like(memory)
 
 
+def attach(module, num_envs):
+    """Give a module a Trainer with the data module of a run whose rollouts have 8 steps."""
+    data = RolloutDataModule("Counter-v0", num_envs=num_envs, num_steps=8)
+    data.trainer = module._trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1})()
+    data.trainer.datamodule = data
+
+
 @pytest.mark.detail("35")
 def test_minibatches_partition_the_sequences():
     env = make_env("Counter-v0", 6)
     agent = agent_of(env)
     module = RecurrentPPO(num_minibatches=3)
-    module.agent, module._shuffle = agent, torch.Generator().manual_seed(1)
-    module._trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1})()
+    module.agent = agent
+    attach(module, num_envs=6)
     rollout = module.advantages(make_collector(env, agent, 8, 1, reward_scaler=None).rollout().copy())
     rollout["observation"][..., 0] = torch.arange(48.0).view(6, 8)
     orders = set()
@@ -265,8 +272,8 @@ def test_invalid_steps_do_not_count_in_the_loss():
     env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 4})
     agent = agent_of(env)
     module = RecurrentPPO(num_minibatches=1, norm_adv=False)
-    module.agent, module._shuffle = agent, torch.Generator().manual_seed(1)
-    module._trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1})()
+    module.agent = agent
+    attach(module, num_envs=2)
     rollout = module.advantages(make_collector(env, agent, 8, 1).rollout().copy())
     rollout["valid"] = torch.ones(2, 8, dtype=torch.bool)
     rollout["valid"][1, 4:] = False
@@ -382,7 +389,7 @@ gym.register("Recall-v0", Recall)
 @KINDS
 def test_a_memory_solves_what_no_policy_without_one_can(kind, tmp_path):
     model = {"learning_rate": 5e-3, "anneal_lr": False, "update_epochs": 4, "num_minibatches": 2}
-    data = {"env_id": "Recall-v0", "num_envs": 8, "num_steps": 64, "total_timesteps": 20_480}
+    data = {"env_id": "Recall-v0", "num_envs": 8, "num_steps": 64, "total_timesteps": 30_720}
     assert np.mean(fit(tmp_path, lstm(kind), model=model, **data).episode_returns) > 0.9
     without = fit(tmp_path, MLPAgent, module=PPO, model=model, **data)
     assert np.mean(without.episode_returns) < 0.75, json.dumps(list(without.episode_returns))

@@ -112,7 +112,6 @@ KEYS = [
     "env_steps",
     "frames_per_rollout",
     "episode_returns",
-    "shuffle",
     "pytorch-lightning_version",
 ]
 STRUCTURE = {f"no {key}": (key, MISSING) for key in KEYS} | {
