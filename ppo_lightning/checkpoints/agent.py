@@ -90,11 +90,7 @@ def is_ours(module: str) -> bool:
 
 
 def agent_class_of(plain: dict[str, Any]) -> type[ActorCritic]:
-    """Return the agent class named in a description by :func:`agent_to_plain`.
-
-    Raises:
-        ConfigError: :func:`known_class` does not know the class.
-    """
+    """Return the class named in a description by :func:`agent_to_plain`, or raise a ConfigError."""
     path = plain["class_path"]
     if (agent_class := known_class(path, ActorCritic)) is not None:
         return agent_class
@@ -151,9 +147,7 @@ def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
         for key, tensor in checkpoint["state_dict"].items()
         if key.startswith("agent.")
     }
-    if is_ours(
-        str(plain["class_path"])
-    ):  # a file may name layers of any size: none is allocated on this device
+    if is_ours(plain["class_path"]):  # a file may name layers of any size: none is allocated here
         with torch.device("meta"):
             check_same_state(saved=state, current=agent_from_plain(plain).state_dict())
     agent = agent_from_plain(plain)
@@ -182,11 +176,6 @@ def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
     trained, present = (
         _comparable(plain, bounds=False) for plain in (agent.actions, spec_to_plain(env.agent_specs[1]))
     )
-    if trained.get("kind") == present.get("kind") == "Categorical" and trained != present:
-        raise ConfigError(
-            f"The agent has {trained['n']} actions and the environment {present['n']}:"
-            " choose its environment."
-        )
     if trained != present:
         raise ConfigError(
             f"The agent's actions are {trained} and the environment's {present}: choose its environment."

@@ -58,11 +58,7 @@ def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning details``: print the manifest of a run, or the differences of two checkpoints.
-
-    Args:
-        args: Arguments of the command. Unknown ones are passed to ``fit``.
-    """
+    """Run ``ppo-lightning details``: print the manifest of a run, or the differences of two checkpoints."""
     parser = argparse.ArgumentParser(
         "ppo-lightning details",
         description="List the implementation details of PPO in a recipe or a checkpoint, and their places"

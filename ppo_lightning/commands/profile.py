@@ -132,11 +132,7 @@ def profile(args: Sequence[str], seconds: float) -> StageClock:
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning profile``: print the time of each stage and the speed with other settings.
-
-    Args:
-        args: Arguments of the command. Unknown ones are passed to ``fit``.
-    """
+    """Run ``ppo-lightning profile``: print the time of each stage and the speed with other settings."""
     parser = argparse.ArgumentParser(
         "ppo-lightning profile",
         description="Measure the time of each stage of a recipe on this machine, and try faster settings.",

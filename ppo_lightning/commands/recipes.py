@@ -150,11 +150,7 @@ def table() -> Iterator[tuple[str, ...]]:
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning recipes``: print the table of the bundled recipes.
-
-    Args:
-        args: Arguments of the command.
-    """
+    """Run ``ppo-lightning recipes``: print the table of the bundled recipes."""
     parser = argparse.ArgumentParser(
         "ppo-lightning recipes",
         description="List the bundled recipes. ppo-lightning fit --config NAME trains one of them.",

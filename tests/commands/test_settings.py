@@ -23,16 +23,6 @@ from tests.environments import Counter
 SMALL = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32}
 
 
-def owners():
-    return [
-        (PPO, "model"),
-        (RPO, "model"),
-        (RolloutDataModule, "data"),
-        (MLPAgent, "model.agent"),
-        (CNNAgent, "model.agent"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -58,12 +48,7 @@ def test_a_setting_that_cannot_learn_is_refused(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("total_timesteps", -512),
-        ("step_timeout", math.inf),
-        ("backend", None),
-    ],
+    ("name", "value"), [("total_timesteps", -512), ("step_timeout", math.inf), ("backend", None)]
 )
 def test_a_size_out_of_range_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"^data\.{name} is {value}: it must be "):
@@ -77,29 +62,18 @@ def test_widths_below_1_are_refused(fit, hidden_sizes):
 
 
 def test_what_means_no_limit_is_allowed():
-    PPO(
-        max_grad_norm=math.inf,
-        clip_coef=math.inf,
-        target_kl=None,
-        ent_coef=-0.01,
-        vf_coef=0,
-    )
+    PPO(max_grad_norm=math.inf, clip_coef=math.inf, target_kl=None, ent_coef=-0.01, vf_coef=0)
     RolloutDataModule(step_timeout=None)
 
 
 def test_every_number_has_a_range_and_its_default_lies_in_it():
     ranges = 0
-    for owner, _ in owners():
+    for owner in (PPO, RPO, RolloutDataModule, MLPAgent, CNNAgent):
         for parameter in inspect.signature(owner.__init__).parameters.values():
             annotation = str(parameter.annotation)
-            found = [
-                entry
-                for entry in getattr(parameter.annotation, "__metadata__", ())
-                if isinstance(entry, Range)
-            ]
-            assert found or not re.search(r"\b(int|float)\b", annotation), (
-                f"{owner.__name__}.{parameter.name}"
-            )
+            metadata = getattr(parameter.annotation, "__metadata__", ())
+            found = [entry for entry in metadata if isinstance(entry, Range)]
+            assert found or not re.search(r"\b(int|float)\b", annotation), (owner, parameter.name)
             defaults = parameter.default if isinstance(parameter.default, tuple) else (parameter.default,)
             for value in defaults if found else ():
                 assert value is None or found[0].holds(value, Real), parameter.name
@@ -113,22 +87,13 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
         (lambda: PPO(lr=1e-3), "PPO takes no argument 'lr': did you mean learning_rate?"),
         (lambda: PPO(n_envs=4), "PPO takes no argument 'n_envs': did you mean data.num_envs?"),
         (lambda: PPO(quux=4), "PPO takes no argument 'quux': it takes learning_rate, anneal_lr, "),
-        (
-            lambda: RolloutDataModule(n_envs=4),
-            "RolloutDataModule takes no argument 'n_envs': did you mean num_envs?",
-        ),
-        (
-            lambda: RolloutDataModule(env="A"),
-            "RolloutDataModule takes no argument 'env': did you mean env_id?",
-        ),
+        (lambda: RolloutDataModule(n_envs=4), "takes no argument 'n_envs': did you mean num_envs?"),
+        (lambda: RolloutDataModule(env="A"), "takes no argument 'env': did you mean env_id?"),
         (
             lambda: PPO("CartPole-v1"),
-            "PPO's first argument is learning_rate, not 'CartPole-v1': name the env",
+            "first argument is learning_rate, not 'CartPole-v1': name the env",
         ),
-        (
-            lambda: PPO(agent={"class_path": "net.My"}),
-            "a function, such as functools.partial(MyAgent, width=64).",
-        ),
+        (lambda: PPO(agent={"class_path": "net.My"}), "such as functools.partial(MyAgent, width=64)."),
         (lambda: RolloutDataModule(total_timesteps=1e5), "is 100000.0: it must be an integer."),
     ],
 )
