@@ -177,10 +177,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant beside the agent, which exists. By default, there are none.
 
-        A variant returns their parameters in :meth:`trainable_parameters`.
-
-        Args:
-            specs: Specs of one environment.
+        A variant returns their parameters in :meth:`trainable_parameters`. ``specs`` are those of one
+        environment.
         """
 
     def _rebuild(self, checkpoint: dict[str, Any]) -> None:
@@ -334,8 +332,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         An algorithm with long iterations calls this method at each point at which it can resume.
         """
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if hasattr(callback, "end_if_requested"):
-                callback.end_if_requested(self.trainer, self)
+            if isinstance(callback, Preemption):
+                callback.on_train_batch_end(self.trainer, self)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""
@@ -371,16 +369,10 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
-        self._log_episodes("eval", episodes)
-
-    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Log statistics as :meth:`validation_step`."""
-        self._log_episodes("test", episodes)
-
-    def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
-        if self.trainer.state.fn == TrainerFn.FITTING:
+        if self.fitting:
             self._evaluated_at = self.env_steps
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
+        prefix = "test" if self.trainer.testing else "eval"
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
@@ -389,6 +381,10 @@ class AgentModule(NamedArguments, L.LightningModule):
             sync_dist=True,
             sync_dist_group=collectives.cpu_group(),
         )
+
+    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Log statistics as :meth:`validation_step`."""
+        self.validation_step(episodes, batch_idx)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the most probable actions [B, ...], within their bounds, for raw observations [B, ...].

@@ -34,7 +34,7 @@ WRONG = {
     "--data.env_id tests.nowhere": "env_id 'tests.nowhere' cannot be imported",
     "--model.agent.init_args.head gaussian": "2 discrete actions and the Gaussian head",
     "--model.agent null": "model.agent is None: it must be a class or a function",
-    "--model.num_minibatches 3": "= 512 is not divisible by model.num_minibatches = 3: change one of",
+    "--model.num_minibatches 3": "= 512 is not divisible by model.num_minibatches = 3: change",
     "--model.num_minibatches 512": "model.num_minibatches = 512 makes minibatches of one step",
     "--model.gamma 1.5": "model.gamma is 1.5: it must be between 0 and 1",
     "--model.gamma high": "gamma: Expected a float. Got value: high",
