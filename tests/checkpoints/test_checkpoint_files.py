@@ -90,7 +90,9 @@ def refused(capsys, *args):
 
 
 WEIGHT = "agent.critic.weight"
-STRUCTURE = {f"{key}: {value}": (key, value) for key in CHECKPOINT for value in (MISSING, 1.5)} | {
+STRUCTURE = {f"no {key}": (key, MISSING) for key in CHECKPOINT}
+STRUCTURE |= {f"{key} of another type": (key, 1.5) for key in CHECKPOINT}
+STRUCTURE |= {
     "agent without a class": ("agent", "class_path", MISSING),
     "agent's arguments are a list": ("agent", "init_args", [1]),
     "agent's arguments have no names": ("agent", "init_args", {1: 2}),
