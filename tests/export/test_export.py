@@ -152,7 +152,7 @@ def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, tmp_pat
     assert card.startswith("---\nlibrary_name: ppo_lightning\n")
     assert "type: CartPole-v1" in card and "replay.mp4" in card
     result = f"{np.mean(module.episode_returns):.2f} +/- {np.std(module.episode_returns):.2f}"
-    assert f"training episodes (sampled actions; no evaluation of these weights): {result}" in card
+    assert f"training episodes (sampled actions; no evaluation of these weights): {result}, after" in card
     assert config["evaluation"] is None
     assert config["env_steps"] == module.env_steps and config["details"]["28"] is True
     agent, observation = load_from_hub(hub), torch.randn(16, 4)
