@@ -35,8 +35,7 @@ from ppo_lightning.checkpoints.agent import (
 )
 from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.module import module_from_checkpoint, require_known_settings
-from ppo_lightning.checkpoints.versions import VERSION
+from ppo_lightning.checkpoints.settings import VERSION, module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
@@ -333,8 +332,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         An algorithm with long iterations calls this method at each point at which it can resume.
         """
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if hasattr(callback, "end_if_requested"):
-                callback.end_if_requested(self.trainer, self)
+            if isinstance(callback, Preemption):
+                callback.on_train_batch_end(self.trainer, self)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""

@@ -69,17 +69,16 @@ class Preemption(Guard):
     def _request(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             if self.requested or _compiles(frame):
-                _end_at_once()
+                if private.INTERACTIVE:  # the process of a notebook stays
+                    raise KeyboardInterrupt
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGINT)
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
                 # `print` must not be called in a handler
                 os.write(2, b"\nInterrupted: saving after this iteration. Interrupt again to end at once.\n")
         self.requested = number
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
-        """End the run after an iteration if any rank received a signal."""
-        self.end_if_requested(trainer, pl_module)
-
-    def end_if_requested(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Save a checkpoint and end the run if any rank received a signal. This is a collective.
 
         Raises:
@@ -103,15 +102,13 @@ class Preemption(Guard):
             raise KeyboardInterrupt
         raise SystemExit(INTERRUPTED if interrupted else EXIT_CODE)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+    def on_train_end(self, *args: Any) -> None:
         """Restore the handlers."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers = {}
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
-        """Restore the handlers."""
-        self.on_train_end(trainer, pl_module)
+    on_exception = on_train_end  # type: ignore[assignment]
 
 
 def _compiles(frame: FrameType | None) -> bool:
@@ -121,15 +118,3 @@ def _compiles(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _end_at_once() -> None:
-    """End the process as an unhandled SIGINT does; keep the process of a notebook.
-
-    Raises:
-        KeyboardInterrupt: In an interactive session.
-    """
-    if private.INTERACTIVE:
-        raise KeyboardInterrupt
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGINT)

@@ -55,19 +55,13 @@ class CaptureVideo(L.Callback):
         record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                add_to_tensorboard(logger.experiment, path, pl_module.env_steps)
+                _add_to_tensorboard(logger.experiment, path, pl_module.env_steps)
             elif isinstance(logger, WandbLogger):
                 logger.log_video("videos/episode", [str(path)], step=pl_module.env_steps)
 
 
-def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
-    """Write a video to TensorBoard as a GIF, as ``SummaryWriter.add_video`` does with MoviePy.
-
-    Args:
-        writer: TensorBoard's ``SummaryWriter``.
-        path: Video file.
-        step: Number of environment steps.
-    """
+def _add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
+    """Write a video file to TensorBoard as a GIF, as ``SummaryWriter.add_video`` does with MoviePy."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     imageio = import_extra("imageio.v2", extra="video")

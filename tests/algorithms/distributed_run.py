@@ -102,7 +102,7 @@ def make_local(what):
         EnvFactory.make = lambda self, num_envs, seed, first_env: make(self, num_envs, seed, 0)
     if what == "statistics":
         normalizers.collectives = types.SimpleNamespace(
-            world_size=lambda: 1, gather_array=lambda array: array[None]
+            world_size=lambda: 1, gather=lambda tensor: tensor[None]
         )
     if what == "advantages":
         normalize = losses.normalize

@@ -70,19 +70,8 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--data.num_envs", "4")]
     monkeypatch.setattr(profile, "changes", lambda module, share: tried)
-    cli.main(
-        [
-            "profile",
-            "--seconds",
-            "0.2",
-            "--data.num_envs",
-            "2",
-            "--data.env_id",
-            "Reach-v0",
-            "--model.num_minibatches",
-            "2",
-        ]
-    )
+    flags = ["--data.num_envs", "2", "--data.env_id", "Reach-v0", "--model.num_minibatches", "2"]
+    cli.main(["profile", "--seconds", "0.2", *flags])
     out = capsys.readouterr().out
     assert "environment steps per second." in out and "| update |" in out
     for change in ("--model.num_minibatches 2", "--data.num_envs 4"):
@@ -111,7 +100,7 @@ def test_the_fastest_setting_is_recommended(tried, sentence):
     assert speed.recommendation(100.0, tried) == sentence
 
 
-@pytest.mark.parametrize(("load", "shown"), [(1.5, False), (2.5, True), (None, False)])
+@pytest.mark.parametrize(("load", "shown"), [(1.5, False), (2.5, True)])
 def test_a_busy_machine_is_reported(load, shown, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(speed, "load_average", lambda: load)
