@@ -170,9 +170,7 @@ def row_spec(spec: TensorSpec) -> TensorSpec:
     parts = [part for _, part, _ in columns(spec)]
     if any(part.dtype == torch.uint8 and part.ndim == 3 for part in parts) and all(map(_fits_byte, parts)):
         return Unbounded(shape=(sum(part.shape.numel() for part in parts),), dtype=torch.uint8)
-    lows, highs = zip(*map(_bounds, parts), strict=True)
-    low = torch.cat(lows)
-    high = torch.cat(highs)
+    low, high = map(torch.cat, zip(*map(_bounds, parts), strict=True))
     if not (low.isfinite().all() and high.isfinite().all()):
         return Unbounded(shape=low.shape, dtype=torch.float32)
     return Bounded(low, high, shape=low.shape, dtype=torch.float32)
@@ -203,7 +201,8 @@ def stored(observation_spec: TensorSpec) -> TensorSpec:
     A box is stored unchanged, any other spec as a row, see :func:`row_spec`.
     """
     plain = not isinstance(observation_spec, Composite | Categorical)
-    return observation_spec if plain else row_spec(observation_spec)
+    with torch.device("cpu"):  # the bounds are values, also of an agent that is built on the meta device
+        return observation_spec if plain else row_spec(observation_spec)
 
 
 def mask_columns(observation_spec: TensorSpec) -> slice | None:
