@@ -35,7 +35,7 @@ def _model(name: str) -> Callable[[Any], Value]:
 
 
 def _preprocessing(name: str) -> Callable[[Any], Value]:
-    return lambda module: getattr(module.data.env, "preprocessing", {}).get(name)
+    return lambda module: getattr(module.data.env, name, None)
 
 
 def _continuous(value: Callable[[Any], Value]) -> Callable[[Any], Value]:

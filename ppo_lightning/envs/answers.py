@@ -14,8 +14,8 @@ CONTRACT = {
 }
 
 
-def check_parts(answer: Any, call: str, count: int) -> None:
-    """Check that ``reset`` or ``step`` returned the right number of values.
+def check_parts(answer: Any, call: str, count: int) -> Any:
+    """Return what ``reset`` or ``step`` returned, if it is the right number of values.
 
     Args:
         answer: The return value.
@@ -28,44 +28,30 @@ def check_parts(answer: Any, call: str, count: int) -> None:
     if not isinstance(answer, tuple | list) or len(answer) != count:
         given = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
         raise ConfigError(f"{call}() must {CONTRACT[call]}, and returned {given}.")
+    return answer
 
 
-def check_step(answer: Any) -> None:
-    """Check that the return value of ``step`` has five parts, including a number and two flags.
+def check_step(answer: Any, num_envs: int | None = None) -> None:
+    """Check that the return value of ``step`` has five parts, including numbers and flags.
 
     Args:
         answer: Return value of ``step``.
+        num_envs: Number of environments of a vectorized environment. None: a single one.
 
     Raises:
-        ConfigError: A part has the wrong type. The message names the part.
+        ConfigError: A part has the wrong type or shape. The message names the part.
     """
-    check_parts(answer, "step", 5)
-    _, reward, terminated, truncated, _ = answer
+    _, reward, terminated, truncated, _ = check_parts(answer, "step", 5)
     for name, value, kind in (
         ("the reward", reward, "a number"),
         ("terminated", terminated, "True or False"),
         ("truncated", truncated, "True or False"),
     ):
         array = np.asarray(value)
-        if array.shape != () or array.dtype.kind not in "biuf":
+        is_number = array.dtype.kind in "biuf"
+        if num_envs is None and not (is_number and array.shape == ()):
             raise ConfigError(f"{name} is {value!r}: step() must return {kind} there.")
-
-
-def check_vector_step(answer: Any, num_envs: int) -> None:
-    """Check that the return value of a vectorized ``step`` has five parts, including numbers and flags.
-
-    Args:
-        answer: Return value of ``step``.
-        num_envs: Number of environments N.
-
-    Raises:
-        ConfigError: A part has the wrong type or shape. The message names the part.
-    """
-    check_parts(answer, "step", 5)
-    _, reward, terminated, truncated, _ = answer
-    for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-        array = np.asarray(value)
-        if array.shape != (num_envs,) or array.dtype.kind not in "biuf":
+        if num_envs is not None and not (is_number and array.shape == (num_envs,)):
             raise ConfigError(
                 f"{name} has shape {array.shape} and dtype {array.dtype}: step() must return {num_envs}"
                 " numbers or flags there."

@@ -53,6 +53,10 @@ class AtariEnv(BatchedEnv):
 
     # Without this flag, TorchRL sees the attribute frame_skip and adds a frame-skip transform.
     _has_frame_skip = True
+    untransformable = (
+        "Atari games, whose lives and clipped rewards they would count as episodes and returns: remove"
+        " them, and set the preprocessing in data.env_kwargs."
+    )
 
     def __init__(
         self,
@@ -71,9 +75,8 @@ class AtariEnv(BatchedEnv):
         max_episode_frames: int = 108_000,
         num_threads: int = 0,
     ) -> None:
-        self.rom = rom_name(env_id)
+        self.game = game_name(env_id)
         self.seeds = list(seeds)
-        self.game = game_name(self.rom)
         for name, value, minimum in (
             ("noop_max", noop_max, 0),
             ("frame_skip", frame_skip, 1),
@@ -102,34 +105,10 @@ class AtariEnv(BatchedEnv):
         self.num_threads = min(num_threads, len(seeds))
         self.render_fps = 60 / frame_skip
         self.frame_stack = frame_stack
-        count = len(seeds)
-        picture = (frame_stack, screen_size, screen_size)
-        self._stack = np.zeros((count, *picture), np.uint8)
-        self._lives = np.zeros(count, np.int64)
-        super().__init__(spaces.Box(0, 255, picture, np.uint8), spaces.Discrete(self._make()), self.seeds)
-        self.episode_done = np.ones(count, bool)
-
-    @property
-    def untransformable(self) -> str:
-        """See :attr:`BatchedEnv.untransformable`."""
-        return (
-            "Atari games, whose lives and clipped rewards they would count as episodes and returns: remove"
-            " them, and set the preprocessing in data.env_kwargs."
-        )
-
-    @property
-    def preprocessing(self) -> dict[str, Any]:
-        """Settings of the preprocessing, see :attr:`BatchedEnv.preprocessing`."""
-        names = (
-            "noop_max",
-            "frame_skip",
-            "episodic_life",
-            "fire_reset",
-            "screen_size",
-            "clip_reward",
-            "frame_stack",
-        )
-        return {name: getattr(self, name) for name in names}
+        picture = spaces.Box(0, 255, (frame_stack, screen_size, screen_size), np.uint8)
+        super().__init__(picture, spaces.Discrete(self._make()), self.seeds)
+        self.lives = np.zeros(self.num_envs, np.int64)
+        self.episode_done = np.ones(self.num_envs, bool)
 
     @abstractmethod
     def _make(self) -> int:
@@ -154,42 +133,39 @@ class AtariEnv(BatchedEnv):
         """
 
     def reseed(self, seeds: list[int]) -> None:
-        """Recreate the games, see :meth:`BatchedEnv.reseed`."""
+        """Recreate the games with new seeds."""
         self._close_envs()
         self.seeds = list(seeds)
         self._make()
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Start new games or lives, see :meth:`BatchedEnv.reset_arrays`."""
+        """Start new games, or new lives in games that are not over."""
         assert self.episode_done is not None
-        all_rows = np.ones(self.num_envs, bool)
-        new_game_rows = np.flatnonzero(all_rows if mask is None else mask & self.episode_done)
-        if len(new_game_rows):
-            frames, self._lives[new_game_rows] = self._new_games(new_game_rows)
-            self._fill_stack(new_game_rows, frames)
-        next_life_rows = np.flatnonzero(~all_rows if mask is None else mask & ~self.episode_done)
-        if len(next_life_rows):
-            self._fill_stack(next_life_rows, self._next_lives(next_life_rows))
-        return self._stack
-
-    def _fill_stack(self, rows: np.ndarray, frames: np.ndarray) -> None:
-        # detail 20
-        self._stack[rows] = frames
+        if mask is None:
+            mask = self.episode_done = np.ones(self.num_envs, bool)
+        # detail 20: the stack of a new episode repeats the first frame
+        new_games = np.flatnonzero(mask & self.episode_done)
+        if len(new_games):
+            self._observation[new_games], self.lives[new_games] = self._new_games(new_games)
+        new_lives = np.flatnonzero(mask & ~self.episode_done)
+        if len(new_lives):
+            self._observation[new_lives] = self._next_lives(new_lives)
+        return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games, see :meth:`BatchedEnv._step_arrays`."""
+        """Step all games."""
         frames, reward, terminated, truncated, lives = self._step_games(action)
-        self._stack[:, :-1] = self._stack[:, 1:]
-        self._stack[:, -1:] = frames
+        self._observation[:, :-1] = self._observation[:, 1:]
+        self._observation[:, -1:] = frames
         self.episode_done = terminated | truncated
         if self.episodic_life:
             # detail 16
-            terminated = terminated | ((lives < self._lives) & (lives > 0) & ~truncated)
-        self._lives = lives.astype(np.int64)
-        return self._stack, reward, terminated, truncated
+            terminated = terminated | ((lives < self.lives) & (lives > 0) & ~truncated)
+        self.lives = lives.astype(np.int64)
+        return self._observation, reward, terminated, truncated
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Return the clipped reward, see :meth:`BatchedEnv.learning_reward`."""
+        """Return the clipped reward."""
         # detail 19
         return np.sign(reward) if self.clip_reward else reward
 
@@ -216,23 +192,20 @@ def check_options(env_kwargs: dict[str, Any]) -> None:
             raise ConfigError(f"data.env_kwargs.{name} is {value!r}: it must be {word}.")
 
 
-def rom_name(env_id: str) -> str:
-    """Return the name of a game's ROM, for example ``beam_rider`` for ``ALE/BeamRider-v5``.
+def game_name(env_id: str) -> str:
+    """Return the name of a game as in the ids of ``ale_py``, for example ``BeamRider``.
 
     Raises:
         ConfigError: The game does not exist. The message lists the closest names.
     """
     match = ATARI_ID.fullmatch(env_id)
     name = next(filter(None, match.groups())) if match else env_id
-    roms = {rom.replace("_", ""): rom for rom in import_extra("ale_py.roms", extra="atari").get_all_rom_ids()}
-    rom = roms.get(name.lower())
-    if match is None or rom is None:
-        known = {key: f"ALE/{game_name(rom)}-v5" for key, rom in roms.items()}
+    games = {}
+    for rom in import_extra("ale_py.roms", extra="atari").get_all_rom_ids():
+        game = "".join(part[:1].upper() + part[1:] for part in rom.split("_")).replace("3d", "3D")
+        games[game.lower()] = game
+    if match is None or name.lower() not in games:
+        known = {key: f"ALE/{game}-v5" for key, game in games.items()}
         hint = nearest(name.removesuffix("-v5"), known) or ": ale_py.roms.get_all_rom_ids() lists the names."
         raise ConfigError(f"env_id {env_id!r} is not an Atari game{hint}")
-    return rom
-
-
-def game_name(rom: str) -> str:
-    """Convert the name of a ROM to the name in ids, for example ``beam_rider`` to ``BeamRider``."""
-    return "".join(part[:1].upper() + part[1:] for part in rom.split("_")).replace("3d", "3D")
+    return games[name.lower()]

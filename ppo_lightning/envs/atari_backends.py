@@ -83,7 +83,7 @@ class GymnasiumAtari(AtariEnv):
             )
             for _ in self.seeds
         ]
-        self._seeds_to_use: list[int] | None = list(self.seeds)
+        self._seeds_to_use = list(self.seeds)
         self._frames_played = np.zeros(len(self.seeds), np.int64)
         game: Any = self.envs[0].unwrapped
         self.action_names = game.get_action_meanings()
@@ -91,10 +91,10 @@ class GymnasiumAtari(AtariEnv):
         return int(game.action_space.n)
 
     def _new_games(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        seeds, self._seeds_to_use = self._seeds_to_use, None
+        seeds = self._take_seeds()
         self._frames_played[rows] = 0
         for row in rows:
-            self.envs[row].reset(seed=None if seeds is None else seeds[row])
+            self.envs[row].reset(seed=seeds[row])
             if self._fires:
                 self.envs[row].env.step(1)
         games: list[Any] = [self.envs[row].unwrapped for row in rows]
@@ -108,21 +108,21 @@ class GymnasiumAtari(AtariEnv):
         return np.stack([self._frame(self.envs[row].unwrapped) for row in rows])
 
     def render(self) -> np.ndarray:
-        """Return the raw screen of the console, see :meth:`BatchedEnv.render`."""
+        """Return the raw screen of the console."""
         game: Any = self.envs[0].unwrapped
         return game.ale.getScreenRGB()
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return emulator, frame stack and counters, see :meth:`BatchedEnv.get_state`."""
+        """Return emulator, frame stack and counters."""
         assert self.episode_done is not None
         return [
             {
                 "ale": torch.frombuffer(
                     bytearray(game.unwrapped.ale.cloneState(include_rng=True).serialize()), dtype=torch.uint8
                 ),
-                "stack": torch.from_numpy(self._stack[i].copy()),
+                "stack": torch.from_numpy(self._observation[i].copy()),
                 "counts": torch.tensor(
-                    [int(counts[i]) for counts in (self._lives, self._frames_played, self.episode_done)]
+                    [int(counts[i]) for counts in (self.lives, self._frames_played, self.episode_done)]
                 ),
                 "wrappers": wrapper_attributes(game),
             }
@@ -130,16 +130,16 @@ class GymnasiumAtari(AtariEnv):
         ]
 
     def set_state(self, states: list[dict[str, Any]]) -> None:
-        """Restore the games, see :meth:`BatchedEnv.set_state`."""
+        """Restore the games."""
         assert self.episode_done is not None
-        self._seeds_to_use = None
+        self._take_seeds()
         ale_py = import_extra("ale_py", extra="atari")
         for i, (game, saved) in enumerate(zip(self.envs, states, strict=True)):
             game.reset()
             emulator: Any = game.unwrapped
             emulator.ale.restoreState(ale_py.ALEState(saved["ale"].numpy().tobytes()))
-            self._stack[i] = saved["stack"].numpy()
-            self._lives[i], self._frames_played[i], self.episode_done[i] = saved["counts"].tolist()
+            self._observation[i] = saved["stack"].numpy()
+            self.lives[i], self._frames_played[i], self.episode_done[i] = saved["counts"].tolist()
             set_wrapper_attributes(game, saved["wrappers"])
 
     def _frame(self, game: Any) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Base class of natively batched environments: arrays for the fast collector, TensorDicts for TorchRL."""
 
+import functools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,19 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
+from ppo_lightning.envs.answers import check_observation
 from ppo_lightning.envs.minigrid import cells_as_choices
-from ppo_lightning.spaces.specs import join_vectors, row_spec, spec_from_space, stored
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.spaces.rows import from_row, to_row
+from ppo_lightning.spaces.specs import (
+    MASK,
+    choice_counts,
+    join_vectors,
+    mask_columns,
+    row_spec,
+    spec_from_space,
+    stored,
+)
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -41,7 +53,6 @@ class BatchedEnv(EnvBase):
     envs: Any  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
     collector_kind = "array"  # see `make_collector`
-    numbers_its_envs = False  # whether the constructor accepts `first_env`
     flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
     # does not count (`valid`). Until then `reset_arrays(mask)` returns the final observation.
@@ -52,6 +63,14 @@ class BatchedEnv(EnvBase):
     # Turn-based games: index of the player who acts next, [N]. None: all players act at once.
     mover: np.ndarray | None = None
     render_fps = 30.0  # frame rate of a video in real time, frames per second
+    # True where the last step ended the episode, [N]. This differs from `done` if the loss of a life
+    # terminates learning while the game continues. None: equal to `done`.
+    episode_done: np.ndarray | None = None
+    # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
+    step_timeout: float | None = None
+    # False where the last step does not count, [N]: the environment failed or only reset, or its agent is
+    # dead. None: all steps of these environments count.
+    valid: np.ndarray | None = None
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
         super().__init__(device="cpu", batch_size=[len(seeds)])
@@ -70,16 +89,20 @@ class BatchedEnv(EnvBase):
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
         if isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating):
             self._bounds = action_space.low, action_space.high
-        # True where the last step ended the episode, [N]. This differs from `done` if the loss of a life
-        # terminates learning while the game continues. None: equal to `done`.
-        self.episode_done: np.ndarray | None = None
-        # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
-        self.step_timeout: float | None = None
-        # False where the last step does not count, [N]: the environment failed or only reset, or its agent is
-        # dead. None: all steps of these environments count.
-        self.valid: np.ndarray | None = None
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
+        self._seeds_to_use: Sequence[int | None] = list(seeds)
+        # What a step returns: observations, rewards and flags, for adapters that write row by row.
+        self._observation = self.empty_rows()
+        self._results = np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        # Conversions from observations and to actions of an environment. None: rows are used as they are.
+        is_box = isinstance(self.unjoined_space, spaces.Box)
+        self._to_row = None if is_box else functools.partial(to_row, self.unjoined_space)
+        is_simple = isinstance(action_space, spaces.Box | spaces.Discrete)
+        self._from_row = None if is_simple else functools.partial(from_row, action_space)
+        # Columns of the masks in a row, and where the masks of the components of an action begin.
+        self._mask = mask_columns(observation_spec)
+        self._component_starts = np.cumsum([0, *choice_counts(action_spec)])[:-1]
 
     @property
     def agent_specs(self) -> tuple[TensorSpec, TensorSpec]:
@@ -104,6 +127,11 @@ class BatchedEnv(EnvBase):
         """Why TorchRL transforms do not work, as the end of a sentence; empty if they work."""
         if self.num_players > 1:
             return "games of several players: remove them."
+        if self.resets_late:
+            return (
+                "a vectorized environment that resets at the step after an episode end, because the reset"
+                " would count as a step: make it with AutoresetMode.DISABLED or SAME_STEP."
+            )
         return "" if self.valid is None else "data.env_kwargs.max_restarts: remove one of them."
 
     def empty_rows(self) -> np.ndarray:
@@ -113,11 +141,6 @@ class BatchedEnv(EnvBase):
         is_box = isinstance(space, spaces.Box)
         dtype = space.dtype if is_box else torch.empty(0, dtype=spec.dtype).numpy().dtype
         return np.zeros((self.num_envs, *spec.shape), dtype)
-
-    @property
-    def preprocessing(self) -> dict[str, Any]:
-        """Settings of the preprocessing by name, for the run manifest."""
-        return {}
 
     @abstractmethod
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -157,8 +180,12 @@ class BatchedEnv(EnvBase):
         return done if self.episode_done is None else self.episode_done
 
     def render(self) -> np.ndarray | None:
-        """Return a picture of the first environment, [H, W, 3] uint8, or None without rendering."""
-        return None
+        """Return a picture of the first environment, [H, W, 3] uint8, or None without rendering.
+
+        Environments of Gymnasium and PettingZoo need ``render_mode="rgb_array"``.
+        """
+        frame: Any = self.envs[0].render() if isinstance(self.envs, list) else None
+        return None if frame is None else np.asarray(frame)
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
         """Return the rewards for training, [N].
@@ -172,45 +199,75 @@ class BatchedEnv(EnvBase):
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step every environment once with actions inside their bounds, see :meth:`step_arrays`."""
 
+    def _take_seeds(self) -> Sequence[int | None]:
+        """Return the seeds of this reset, [N]: those of :meth:`reseed` once, and then None."""
+        seeds, self._seeds_to_use = self._seeds_to_use, [None] * self.num_envs
+        return seeds
+
+    def _single_actions(self, action: np.ndarray) -> Any:
+        """Return actions [N, ...] as the single environments take them."""
+        if self._from_row is not None:
+            return [self._from_row(row) for row in action]
+        return action.tolist() if action.ndim == 1 else action  # Python numbers are faster than NumPy's
+
+    def _write(
+        self, target: np.ndarray, i: int, observation: Any, over: bool = False, check: bool = False
+    ) -> None:
+        """Write an observation of a single environment to a row.
+
+        Args:
+            target: Observations, [N, ...].
+            i: Index of the row.
+            observation: The observation, as the environment returned it.
+            over: Whether the episode ended. Otherwise the mask must allow an action.
+            check: Validate the observation against the space.
+
+        Raises:
+            ConfigError: The observation is invalid, or the mask allows no action.
+        """
+        if check:
+            check_observation(observation, self.unjoined_space)
+        target[i] = observation if self._to_row is None else self._to_row(observation)
+        if self._mask is not None and not over and self._forbids_all(target[i : i + 1])[0]:
+            raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+
+    def _forbids_all(self, rows: np.ndarray) -> np.ndarray:
+        """Return where a mask in observations [N, D] allows no action, [N] bool."""
+        masks: np.ndarray = rows[:, self._mask] > 0
+        allowed = np.logical_or.reduceat(masks, self._component_starts, axis=1)
+        return np.logical_not(allowed.all(axis=1))
+
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is not None:
             mask = mask.reshape(self.num_envs).numpy()
         observation = torch.tensor(self.reset_arrays(mask), dtype=self.observation_spec["observation"].dtype)
-        return TensorDict({"observation": observation, **self._flags()}, batch_size=self.batch_size)
+        flags = self.full_done_spec.zero()
+        return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         observation, reward, terminated, truncated = self.step_arrays(tensordict["action"].numpy())
-        return TensorDict(
-            {
-                "observation": torch.tensor(observation, dtype=self.observation_spec["observation"].dtype),
-                "reward": torch.tensor(reward, dtype=torch.float32).unsqueeze(-1),
-                **self._flags(terminated, truncated),
-            },
-            batch_size=self.batch_size,
-        )
-
-    def _flags(
-        self, terminated: np.ndarray | None = None, truncated: np.ndarray | None = None
-    ) -> dict[str, torch.Tensor]:
-        shape = (self.num_envs, 1)
-        flags = [
-            torch.zeros(shape, dtype=torch.bool) if flag is None else torch.tensor(flag).reshape(shape)
-            for flag in (terminated, truncated)
-        ]
-        return {"terminated": flags[0], "truncated": flags[1], "done": flags[0] | flags[1]}
+        columns = {
+            "reward": torch.tensor(reward, dtype=torch.float32),
+            "terminated": torch.tensor(terminated),
+            "truncated": torch.tensor(truncated),
+            "done": torch.tensor(terminated | truncated),
+        }
+        step = {key: values.unsqueeze(-1) for key, values in columns.items()}
+        step["observation"] = torch.tensor(observation, dtype=self.observation_spec["observation"].dtype)
+        return TensorDict(step, batch_size=self.batch_size)
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
             self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
 
-    @abstractmethod
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds for the next full reset.
 
         Args:
             seeds: One seed per environment.
         """
+        self._seeds_to_use = list(seeds)
 
     def get_state(self) -> list[dict[str, Any]] | None:
         """Return the state of each environment for resuming its episode.
@@ -233,3 +290,28 @@ class BatchedEnv(EnvBase):
     def _close_envs(self) -> None:
         for env in self.envs if isinstance(self.envs, list) else [self.envs]:
             env.close()
+
+
+def name_of(env: Any) -> str:
+    """Return the id or name of an environment of Gymnasium or PettingZoo, or the name of its class."""
+    if spec := getattr(env, "spec", None):
+        return spec.id
+    return env.metadata.get("name", type(env.unwrapped).__name__)
+
+
+def frame_rate(env: Any) -> float:
+    """Return the frames per second of a video of an environment in real time, 60 at most."""
+    # Seconds per step. The metadata of dm_control environments is wrong.
+    dt = getattr(env.unwrapped, "dt", None)
+    return min(1 / dt if dt else env.metadata.get("render_fps", 30), 60)
+
+
+def require_distinct(envs: Iterable[Any], name: str) -> None:
+    """Check that each environment was made anew.
+
+    Raises:
+        ConfigError: Two of them are the same object.
+    """
+    bases = [env.unwrapped for env in envs]
+    if len({id(base) for base in bases}) < len(bases):
+        raise ConfigError(f"env_id makes the same {name} at each call: it must make a new one.")

@@ -69,12 +69,12 @@ class EnvPoolEnv(BatchedEnv):
         self._action_dtype = self.envs.action_space.dtype
 
     def reseed(self, seeds: list[int]) -> None:
-        """Recreate the environments, see :meth:`BatchedEnv.reseed`."""
+        """Recreate the environments with new seeds."""
         self._close_envs()
         self.envs = self._make(seeds)  # EnvPool accepts seeds only at construction
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset explicitly, see :meth:`BatchedEnv.reset_arrays`."""
+        """Reset explicitly."""
         if mask is None:
             self._observation = self._flat(self.envs.reset()[0])
             return self._observation
@@ -83,7 +83,7 @@ class EnvPoolEnv(BatchedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all environments, see :meth:`BatchedEnv._step_arrays`."""
+        """Step all environments."""
         action = action.astype(self._action_dtype, copy=False)
         observation, reward, terminated, truncated, info = self.envs.step(action)
         self._observation = self._flat(observation)

@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
@@ -112,18 +112,18 @@ class EnvFactory:
         num_workers = 0 if render or not self.num_workers else largest_divisor(num_envs, self.num_workers)
         if stream == "eval" and num_workers == 1:
             num_workers = 0
-        if stream == "eval" and "opening_moves" in self.env_kwargs:  # matches begin at the first position
-            env_kwargs = {key: value for key, value in self.env_kwargs.items() if key != "opening_moves"}
-            return replace(self, env_kwargs=env_kwargs).make(num_envs, seed, first_env, stream, render)
+        env_kwargs = dict(self.env_kwargs)
+        if stream == "eval":  # matches begin at the first position
+            env_kwargs.pop("opening_moves", None)
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         if self.backend == "pettingzoo":
             self._refuse_workers("games of PettingZoo")
             make_games = _import_class("games:make_games")
-            env: EnvBase = make_games(self.env_id, seeds, stream == "eval", render, **self.env_kwargs)
+            env: EnvBase = make_games(self.env_id, seeds, stream == "eval", render, **env_kwargs)
         elif isinstance(self.env_id, str):
-            env = self._from_id(seeds, first_env, render, num_workers)
+            env = self._from_id(self.env_id, env_kwargs, seeds, first_env, render, num_workers)
         else:
-            env = self._from_function(self.env_id, seeds, first_env, stream, render, num_workers)
+            env = self._from_function(self.env_id, env_kwargs, seeds, first_env, stream, render, num_workers)
         return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
 
     def specs(self) -> Specs:
@@ -154,35 +154,38 @@ class EnvFactory:
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
         return limit if isinstance(limit, int) and limit < NO_LIMIT else None
 
-    def _from_id(self, seeds: list[int], first_env: int, render: bool, num_workers: int) -> EnvBase:
-        adapter = BACKENDS[self.backend]
-        env_kwargs = dict(self.env_kwargs)
-        if render:
-            adapter = BACKENDS[adapter.render]
-        if ATARI_ID.fullmatch(self.env_id):  # type: ignore[arg-type]
+    def _from_id(
+        self,
+        env_id: str,
+        env_kwargs: dict[str, Any],
+        seeds: list[int],
+        first_env: int,
+        render: bool,
+        num_workers: int,
+    ) -> EnvBase:
+        adapter = BACKENDS[BACKENDS[self.backend].render if render else self.backend]
+        if ATARI_ID.fullmatch(env_id):
             if adapter.atari is None:
                 raise ConfigError(
-                    f"env_id {self.env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
+                    f"env_id {env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
                 )
             self._refuse_workers("Atari games")
             check_options(env_kwargs)
-            return _import_class(adapter.atari)(self.env_id, seeds, **env_kwargs)
+            return _import_class(adapter.atari)(env_id, seeds, **env_kwargs)
         if self.backend != "gymnasium":
             self._refuse_workers(f"the backend {self.backend!r}")
-        if self.backend == "envpool" and _import_class("envpool:is_board_game")(self.env_id):
-            return _import_class("turn_based:BoardGameEnv")(self.env_id, seeds, **env_kwargs)
+        if self.backend == "envpool" and _import_class("envpool:is_board_game")(env_id):
+            return _import_class("turn_based:BoardGameEnv")(env_id, seeds, **env_kwargs)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
-        if num_workers:
-            return self._in_workers(num_workers, self.env_id, seeds, first_env, **env_kwargs)
-        env_class = _import_class(adapter.path)
-        if getattr(env_class, "numbers_its_envs", False):
-            return env_class(self.env_id, seeds, first_env, **env_kwargs)
-        return env_class(self.env_id, seeds, **env_kwargs)
+        if adapter is BACKENDS["gymnasium"]:
+            return self._of_singles(env_id, env_kwargs, seeds, first_env, num_workers)
+        return _import_class(adapter.path)(env_id, seeds, **env_kwargs)
 
     def _from_function(
         self,
         function: Callable[..., Any],
+        env_kwargs: dict[str, Any],
         seeds: list[int],
         first_env: int,
         stream: Stream,
@@ -197,7 +200,7 @@ class EnvFactory:
         parameters = _parameters(function)
         bound = getattr(function, "keywords", {})  # of a functools.partial
         wanted = {name: batch[name] for name in batch if name in parameters and name not in bound}
-        env_kwargs = {**wanted, **self.env_kwargs}
+        env_kwargs = wanted | env_kwargs
         restarts = {} if "max_restarts" in parameters else {"max_restarts": env_kwargs.pop("max_restarts", 0)}
         if render and "render_mode" in parameters:
             env_kwargs["render_mode"] = "rgb_array"
@@ -214,19 +217,9 @@ class EnvFactory:
             return _import_class("vector:GymnasiumVectorEnv")(env, seeds, any_number)
         if _import_class("games:is_game")(env):
             self._refuse_workers("games of PettingZoo")
-            created = [env]
-            return _import_class("games:make_games")(
-                lambda: created.pop() if created else make(), seeds, stream == "eval"
-            )
+            return _import_class("games:make_games")(begin_with(env, make), seeds, stream == "eval")
         if not isinstance(env, EnvBase):
-            created = [env]  # reuse the environment that revealed the type
-
-            def make_one() -> gymnasium.Env:
-                return created.pop() if created else make()
-
-            if num_workers:
-                return self._in_workers(num_workers, make_one, seeds, first_env, **restarts)
-            return _import_class("gymnasium:GymnasiumEnv")(make_one, seeds, first_env, **restarts)
+            return self._of_singles(begin_with(env, make), restarts, seeds, first_env, num_workers)
         self._refuse_workers("TorchRL environments")
         num_envs = len(seeds)
         if env.batch_size == torch.Size([]):
@@ -241,11 +234,13 @@ class EnvFactory:
             env.set_seed(seeds[0])
         return env
 
-    def _in_workers(
-        self, num_workers: int, env_id: Any, seeds: list[int], first_env: int, **env_kwargs: Any
+    def _of_singles(
+        self, env_id: Any, env_kwargs: dict[str, Any], seeds: list[int], first_env: int, num_workers: int
     ) -> BatchedEnv:
-        worker_env = _import_class("workers:WorkerEnv")
-        return worker_env(num_workers, env_id, seeds, first_env, self.step_timeout, **env_kwargs)
+        if num_workers:
+            worker_env = _import_class("workers:WorkerEnv")
+            return worker_env(num_workers, env_id, seeds, first_env, self.step_timeout, **env_kwargs)
+        return _import_class("gymnasium:GymnasiumEnv")(env_id, seeds, first_env, **env_kwargs)
 
     def _refuse_workers(self, kind: str) -> None:
         if self.num_workers:
@@ -317,6 +312,12 @@ def largest_divisor(number: int, limit: int) -> int:
         2
     """
     return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)
+
+
+def begin_with(first: Any, make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that returns the first object at its first call, and later ones from ``make``."""
+    created = [first]
+    return lambda: created.pop() if created else make()
 
 
 def _import_class(path: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.factory import begin_with
 from ppo_lightning.envs.pettingzoo import ParallelGamesEnv, import_pettingzoo
 from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
@@ -47,12 +48,9 @@ def make_games(
         env_kwargs["render_mode"] = "rgb_array"
     function = find_maker(env_id) if isinstance(env_id, str) else env_id
     make = functools.partial(_make_game, function, env_kwargs, str(env_id))
-    created = [make()]  # reuse the game that reveals the type
-    turn_based = isinstance(created[0], import_pettingzoo().AECEnv)
-
-    def next_game() -> Any:
-        return created.pop() if created else make()
-
+    first = make()  # reveals the type
+    turn_based = isinstance(first, import_pettingzoo().AECEnv)
+    next_game = begin_with(first, make)
     for other in options.keys() - {"opening_moves" if turn_based else "state"}:
         kind = "act at once" if turn_based else "take turns"
         raise ConfigError(f"data.env_kwargs.{other} is an option of games whose players {kind}.")

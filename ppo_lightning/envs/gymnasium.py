@@ -11,12 +11,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.answers import check_parts, check_step, reraise
+from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of, require_distinct
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
-from ppo_lightning.spaces.rows import from_row, to_row
-from ppo_lightning.spaces.specs import MASK, choice_counts, mask_columns, spec_from_space
+from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
 from ppo_lightning.utils.seeding import derive_seed
 
 
@@ -56,8 +55,7 @@ class GymnasiumEnv(BatchedEnv):
         ((2, 4), [1.0, 1.0])
     """
 
-    numbers_its_envs = True
-    _pending_resets: dict[int, tuple[Any, Any]]  # results of resets made in the constructor
+    _pending_resets: dict[int, tuple[Any, Any]]  # results of resets that were made early
 
     def __init__(
         self,
@@ -69,17 +67,19 @@ class GymnasiumEnv(BatchedEnv):
         max_restarts: int = 0,
         **env_kwargs: Any,
     ) -> None:
-        make: Callable[..., gymnasium.Env] = (
-            make_registered if isinstance(env_id, str) else make_from_function
-        )
-        self._make = functools.partial(make, env_id, **env_kwargs)
+        make = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
+        self._make = functools.partial(make, **env_kwargs)
         self.envs = [self._make() for _ in seeds]
-        if len({id(env.unwrapped) for env in self.envs}) < len(seeds):
-            raise ConfigError("env_id makes the same environment at each call: it must make a new one.")
+        for env in self.envs:
+            if not isinstance(env, gymnasium.Env):
+                raise ConfigError(
+                    f"env_id makes a {type(env).__name__}: it must make a Gymnasium environment, a vectorized"
+                    " environment of Gymnasium or a TorchRL environment."
+                )
         self._first_env = first_env
         first = self.envs[0]
-        name = type(first.unwrapped).__name__ if first.spec is None else first.spec.id
-        self._env_id = env_id if isinstance(env_id, str) else name
+        self._env_id = env_id if isinstance(env_id, str) else name_of(first)
+        require_distinct(self.envs, self._env_id)
         space = first.observation_space
         actions = first.action_space
         count = sum(choice_counts(spec_from_space(actions)))
@@ -91,7 +91,7 @@ class GymnasiumEnv(BatchedEnv):
         elif count and not (isinstance(space, spaces.Dict) and MASK in space.spaces):
             # Only a reset shows whether `info` has masks. Keep its result for the first reset of the run.
             try:
-                pending_resets = {0: self._reset_env(first, seeds[0])}
+                pending_resets[0] = check_parts(first.reset(seed=seeds[0]), "reset", 2)
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(0), "reset")
             _, info = pending_resets[0]
@@ -101,18 +101,6 @@ class GymnasiumEnv(BatchedEnv):
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
             space = spaces.Dict({**parts, MASK: spaces.MultiBinary(count)})
         super().__init__(space, actions, seeds)
-        observation_spec, action_spec = self.agent_specs
-        self._observation = self.empty_rows()
-        self._results = np.zeros(len(seeds)), np.zeros(len(seeds), bool), np.zeros(len(seeds), bool)
-        self._to_row = (
-            None
-            if isinstance(self.unjoined_space, spaces.Box)
-            else functools.partial(to_row, self.unjoined_space)
-        )
-        is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
-        self._from_row = None if is_simple else functools.partial(from_row, actions)
-        self._mask = mask_columns(observation_spec)
-        self._component_ends = np.cumsum(choice_counts(action_spec))[:-1]
         self._checked = False  # whether the first step of all environments was validated
         self._fast_path = False  # whether steps write plain arrays without conversion
         if not isinstance(max_restarts, int) or max_restarts < 0:
@@ -124,66 +112,33 @@ class GymnasiumEnv(BatchedEnv):
             self.valid = np.ones(len(seeds), bool)
         self.reseed(seeds)
         self._pending_resets = pending_resets
-        # Seconds per step. The metadata of dm_control environments is wrong.
-        dt = getattr(first.unwrapped, "dt", None)
-        self.render_fps = min(1 / dt if dt else first.metadata.get("render_fps", 30), 60)
+        self.render_fps = frame_rate(first)
 
     def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
+        """Set the seeds of the next reset, and forget earlier restarts."""
+        super().reseed(seeds)
         self._seeds = list(seeds)
         self._restarts = [0] * len(seeds)  # of each environment
-        self._seeds_to_use: list[int] | None = list(seeds)
         self._pending_resets = {}
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset and validate, see :meth:`BatchedEnv.reset_arrays`."""
-        seeds, self._seeds_to_use = self._seeds_to_use, None
+        """Reset and validate."""
+        seeds = self._take_seeds()
         for i in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             try:
-                seed = None if seeds is None else seeds[i]
                 pending = self._pending_resets.pop(i, None)
-                observation, info = pending or self._reset_env(self.envs[i], seed)
-                self._store_observation(i, observation, info, check=True)
+                observation, info = pending or check_parts(self.envs[i].reset(seed=seeds[i]), "reset", 2)
+                if self._mask_source is not None:
+                    observation = self._with_mask(i, observation, info)
+                self._write(self._observation, i, observation, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(i), "reset")
         return self._observation
 
-    @staticmethod
-    def _reset_env(env: gymnasium.Env, seed: int | None) -> tuple[Any, Any]:
-        answer = env.reset(seed=seed)
-        check_parts(answer, "reset", 2)
-        return answer
-
     def _location(self, i: int) -> str:
         return f"{self._env_id}, environment {self._first_env + i}"
 
-    def _store_observation(
-        self, i: int, observation: Any, info: Any, over: bool = False, check: bool = False
-    ) -> None:
-        """Write the observation of environment ``i`` to its row.
-
-        Args:
-            i: Index of the environment.
-            observation: The observation, as the environment returned it.
-            info: The info, as the environment returned it.
-            over: Whether the episode ended. Otherwise the mask must allow an action.
-            check: Validate the observation against the space.
-
-        Raises:
-            ConfigError: The observation is invalid, or the mask allows no action.
-        """
-        if self._mask_source is not None:
-            observation = self._with_mask(i, observation, info, over)
-        if check:
-            check_observation(observation, self.unjoined_space)
-        row = observation if self._to_row is None else self._to_row(observation)
-        self._observation[i] = row
-        if self._mask is not None and not over:
-            allowed = np.split(row[self._mask] > 0, self._component_ends)
-            if not all(component.any() for component in allowed):
-                raise ConfigError("its action_mask allows no action before its episode has ended.")
-
-    def _with_mask(self, i: int, observation: Any, info: Any, over: bool) -> dict[str, Any]:
+    def _with_mask(self, i: int, observation: Any, info: Any, over: bool = False) -> dict[str, Any]:
         """Add the mask to an observation as the entry ``action_mask``.
 
         At an episode end, the mask is not used, so that a missing one is replaced by ones.
@@ -201,10 +156,8 @@ class GymnasiumEnv(BatchedEnv):
         return {**parts, MASK: np.concatenate([np.ravel(component) for component in masks])}
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step the environments in a loop, see :meth:`BatchedEnv._step_arrays`."""
-        chosen = action.tolist() if action.ndim == 1 else action  # Python numbers are faster than NumPy's
-        if self._from_row is not None:
-            chosen = [self._from_row(row) for row in action]
+        """Step the environments in a loop."""
+        chosen = self._single_actions(action)
         reward, terminated, truncated = self._results
         i = 0
         try:
@@ -224,7 +177,10 @@ class GymnasiumEnv(BatchedEnv):
                 if not self._checked:
                     check_step(step)
                 value, reward[i], terminated[i], truncated[i], info = step
-                self._store_observation(i, value, info, over=step[2] or step[3], check=not self._checked)
+                over = step[2] or step[3]
+                if self._mask_source is not None:
+                    value = self._with_mask(i, value, info, over)
+                self._write(self._observation, i, value, over, check=not self._checked)
         except (Exception, SystemExit) as error:
             reraise(error, self._location(i), "step")
         if not self._checked:
@@ -261,21 +217,16 @@ class GymnasiumEnv(BatchedEnv):
         return None
 
     def get_state(self) -> list[Row] | None:
-        """Return states of classic control and MuJoCo environments, see :meth:`BatchedEnv.get_state`."""
+        """Return states of classic control and MuJoCo environments."""
         states = [read_state(env) for env in self.envs]
         return None if None in states else states  # type: ignore[return-value]
 
     def set_state(self, states: list[Row]) -> None:
-        """Restore the environments, see :meth:`BatchedEnv.set_state`."""
-        self._seeds_to_use = None
+        """Restore the environments."""
+        self._take_seeds()
         self._pending_resets.clear()
         for env, state in zip(self.envs, states, strict=True):
             restore_state(env, state)
-
-    def render(self) -> np.ndarray | None:
-        """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
-        frame: Any = self.envs[0].render()
-        return None if frame is None else np.asarray(frame)
 
 
 def _is_finite(value: Any) -> bool:
@@ -327,22 +278,3 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
     except Exception as error:
         error.add_note(f"{env_id}: the constructor raised this.")
         raise
-
-
-def make_from_function(function: Callable[..., Any], **env_kwargs: Any) -> gymnasium.Env:
-    """Make an environment with a user's function.
-
-    Args:
-        function: Returns a new environment.
-        **env_kwargs: Arguments of the function.
-
-    Raises:
-        ConfigError: The function returns another type.
-    """
-    env = function(**env_kwargs)
-    if isinstance(env, gymnasium.Env):
-        return env
-    raise ConfigError(
-        f"env_id makes a {type(env).__name__}: it must make a Gymnasium environment, a vectorized environment"
-        " of Gymnasium or a TorchRL environment."
-    )

@@ -54,13 +54,13 @@ class IsaacLabEnv(TensorEnv):
         self._is_finite = getattr(base.cfg, "is_finite_horizon", False)
 
     def reset_tensors(self, mask: Tensor | None) -> Any:
-        """Reset all environments, see :meth:`TensorEnv.reset_tensors`."""
+        """Reset all environments."""
         assert mask is None, "the simulator resets finished environments"
         observation, _ = self.env.reset()
         return self._groups(observation)
 
     def step_tensors(self, action: Tensor) -> TensorStep:
-        """Step all environments, see :meth:`TensorEnv.step_tensors`."""
+        """Step all environments."""
         observation, *results, extras = self.env.step(action)
         reward, terminated, truncated = (values.clone() for values in results)  # the simulator reuses them
         if self._is_finite:

@@ -59,7 +59,7 @@ class JaxEnv(TensorEnv):
         self._steps = torch.zeros_like(self._episodes)
 
     def reset_tensors(self, mask: Tensor | None) -> Any:
-        """Draw initial states, see :meth:`TensorEnv.reset_tensors`."""
+        """Draw initial states."""
         from jax import numpy as jnp
 
         if mask is None:
@@ -74,7 +74,7 @@ class JaxEnv(TensorEnv):
         return self._observe()
 
     def step_tensors(self, action: Tensor) -> TensorStep:
-        """Step all copies, see :meth:`TensorEnv.step_tensors`."""
+        """Step all copies."""
         from jax import numpy as jnp
 
         self._state = self._step_all(self._state, jnp.from_dlpack(action.contiguous()))

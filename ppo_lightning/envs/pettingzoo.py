@@ -1,6 +1,5 @@
 """PettingZoo games in which all players act at once."""
 
-import functools
 import importlib.metadata
 import os
 from collections.abc import Callable
@@ -10,13 +9,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.answers import check_parts, check_step, reraise
+from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of, require_distinct
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
-from ppo_lightning.spaces.rows import from_row, to_row
 from ppo_lightning.spaces.specs import MASK
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.seeding import extend_seeds
 
 STATE = f"{PRIVILEGED}state"  # entry of the game's state
 
@@ -57,7 +55,7 @@ class ParallelGamesEnv(BatchedEnv):
         state: bool = False,
     ) -> None:
         first = make()
-        self._name = first.metadata.get("name", type(first.unwrapped).__name__)
+        self._name = name_of(first)
         if not first.metadata.get("is_parallelizable", True):
             raise ConfigError(f"{self._name} is a turn-based game: let env_id make its AECEnv.")
         self._players = list(first.possible_agents)
@@ -68,38 +66,26 @@ class ParallelGamesEnv(BatchedEnv):
         space, actions = common_spaces(first, self._name)
         self._has_state = state
         self._in_dict = isinstance(space, spaces.Dict)
-        self._has_mask = self._in_dict and MASK in space.spaces
         if state:
             parts = space.spaces if self._in_dict else {"observation": space}
             space = spaces.Dict({**parts, STATE: state_space(first, self._name)})
-        self._space = space
-        self.envs = distinct_games(first, make, num_games, self._name)
+        self.envs = [first, *(make() for _ in range(num_games - 1))]
+        require_distinct(self.envs, self._name)
         super().__init__(space, actions, seeds)
-        self._to_row = None if isinstance(space, spaces.Box) else functools.partial(to_row, space)
-        is_simple = isinstance(actions, spaces.Box | spaces.Discrete)
-        self._from_row = None if is_simple else functools.partial(from_row, actions)
-        self._observation = self.empty_rows()
         self._fresh = self.empty_rows()  # first observations of games that were just reset
         # Rows whose player ended the game, and gets the first observation of the next one by a reset.
         self._waiting = np.zeros(self.num_envs, bool)
         self._alive = np.zeros(self.num_envs, bool)
         self.valid = self._alive.copy()
-        self._reward = np.zeros(self.num_envs)
-        self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
         self._checked = False  # whether the first step was validated
-        self.render_fps = min(first.metadata.get("render_fps", 30), 60)
-        self.reseed(seeds)
-
-    def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
-        self._seeds_to_use: list[int] | None = list(seeds)[:: self.num_players]
+        self.render_fps = frame_rate(first)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset the games whose players are all masked or have finished, see :meth:`BatchedEnv.reset_arrays`.
 
         The row of a player who died in a running game keeps its observation.
         """
-        seeds, self._seeds_to_use = self._seeds_to_use, None
+        seeds = self._take_seeds()
         for g in range(len(self.envs)):
             rows = self._rows(g)
             if mask is not None and not mask[rows].any():
@@ -107,7 +93,7 @@ class ParallelGamesEnv(BatchedEnv):
             waiting = self._waiting[rows]  # a view
             in_the_middle = mask is None or (mask[rows].all() and not waiting.any())
             if in_the_middle or not self._alive[rows].any():
-                self._reset_game(g, None if seeds is None else seeds[g])
+                self._reset_game(g, seeds[rows.start])
                 waiting[:] = waiting | in_the_middle
             chosen = waiting.copy() if mask is None else mask[rows] & waiting
             self._observation[rows][chosen] = self._fresh[rows][chosen]
@@ -121,15 +107,14 @@ class ParallelGamesEnv(BatchedEnv):
         """Start a game, and write the first observations to ``_fresh``."""
         env = self.envs[g]
         try:
-            answer = env.reset(seed=seed)
-            check_parts(answer, "reset", 2)
-            observations, infos = answer
+            observations, infos = check_parts(env.reset(seed=seed), "reset", 2)
             state = env.state() if self._has_state else None
             for row, player in enumerate(self._players, start=g * self.num_players):
                 self._alive[row] = player in observations and player in env.agents
                 if self._alive[row]:
-                    self._write(self._fresh, row, observations[player], state, check=True)
-                    if not self._has_mask and MASK in infos.get(player, {}):
+                    observation = self._with_state(observations[player], state)
+                    self._write(self._fresh, row, observation, check=True)
+                    if self._mask is None and MASK in infos.get(player, {}):
                         raise ConfigError(
                             f"the {MASK} of its info would be ignored: a wrapper can make it an entry of a"
                             " dictionary of observations."
@@ -140,43 +125,19 @@ class ParallelGamesEnv(BatchedEnv):
     def _location(self, g: int) -> str:
         return f"{self._name}, game {g}"
 
-    def _write(
-        self,
-        target: np.ndarray,
-        row: int,
-        observation: Any,
-        state: Any,
-        over: bool = False,
-        check: bool = False,
-    ) -> None:
-        """Write an observation to a row of an array.
-
-        Args:
-            target: Observations, [N, ...].
-            row: Index of the player.
-            observation: The observation, as the game returned it.
-            state: State of the game. None: not used.
-            over: Whether the player has finished. Otherwise the mask must allow an action.
-            check: Validate the observation against the space.
-        """
-        if state is not None:
-            parts = observation if self._in_dict else {"observation": observation}
-            observation = {**parts, STATE: state}
-        if check:
-            check_observation(observation, self._space)
-        if self._has_mask and not over and not np.any(observation[MASK]):
-            raise ConfigError(f"its {MASK} allows no action before the player has finished.")
-        target[row] = observation if self._to_row is None else self._to_row(observation)
+    def _with_state(self, observation: Any, state: Any) -> Any:
+        """Add the state of the game, if it is used."""
+        if state is None:
+            return observation
+        parts = observation if self._in_dict else {"observation": observation}
+        return {**parts, STATE: state}
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games, see :meth:`BatchedEnv._step_arrays`."""
-        chosen = action.tolist() if action.ndim == 1 else action
-        if self._from_row is not None:
-            chosen = [self._from_row(row) for row in action]
+        """Step all games."""
+        chosen = self._single_actions(action)
         self.valid = self._alive.copy()
-        self._reward[:] = 0
-        self._terminated[:] = False
-        self._truncated[:] = False
+        for values in self._results:
+            values[:] = 0
         for g in range(len(self.envs)):
             try:
                 self._step_game(g, chosen)
@@ -190,49 +151,31 @@ class ParallelGamesEnv(BatchedEnv):
                     self._reset_game(g)
                     self._observation[rows][dead] = self._fresh[rows][dead]
         self._checked = True
-        return self._observation, self._reward, self._terminated, self._truncated
+        return self._observation, *self._results
 
     def _step_game(self, g: int, actions: Any) -> None:
         """Step one game with the actions [N] of all rows, and write its results to the rows."""
         env = self.envs[g]
         players = list(enumerate(self._players, start=g * self.num_players))
         chosen = {player: actions[row] for row, player in players if self._alive[row]}
-        answer = env.step(chosen)
-        check_parts(answer, "step", 5)
-        observations, rewards, terminated, truncated, _ = answer
+        observations, rewards, terminated, truncated, _ = check_parts(env.step(chosen), "step", 5)
         state = env.state() if self._has_state else None
         for row, player in players:
             over = False
             if self._alive[row]:
                 if player not in terminated:
                     raise ConfigError(f"the player {player!r} left the game without a termination.")
+                step = rewards[player], terminated[player], truncated[player]
                 if not self._checked:
-                    check_step((None, rewards[player], terminated[player], truncated[player], None))
-                self._reward[row] = rewards[player]
-                self._terminated[row] = terminated[player]
-                self._truncated[row] = truncated[player]
+                    check_step((None, *step, None))
+                for values, value in zip(self._results, step, strict=True):
+                    values[row] = value
                 over = bool(terminated[player] or truncated[player])
             was_alive, self._alive[row] = self._alive[row], player in env.agents and not over
             if player in observations and (was_alive or self._alive[row]):
-                check = not self._checked
-                self._write(self._observation, row, observations[player], state, not self._alive[row], check)
-
-    def render(self) -> np.ndarray | None:
-        """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
-        frame: Any = self.envs[0].render()
-        return None if frame is None else np.asarray(frame)
-
-
-def distinct_games(first: Any, make: Callable[[], Any], count: int, name: str) -> list[Any]:
-    """Return a first game and further ones.
-
-    Raises:
-        ConfigError: A call of ``make`` returns a game again.
-    """
-    games = [first, *(make() for _ in range(count - 1))]
-    if len({id(env.unwrapped) for env in games}) < count:
-        raise ConfigError(f"{name}: env_id makes the same game at each call: it must make a new one.")
-    return games
+                observation = self._with_state(observations[player], state)
+                over = not self._alive[row]
+                self._write(self._observation, row, observation, over, check=not self._checked)
 
 
 def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
@@ -315,4 +258,4 @@ def whole_games(seeds: list[int], num_players: int, any_number: bool = False) ->
             f"data.num_envs: {len(seeds)} rows are not a multiple of the {num_players} players of a game,"
             f" each of which needs a row: set data.num_envs to a multiple of {num_players} on each rank."
         )
-    return list(seeds) + [derive_seed(seeds[-1], "eval", index) for index in range(missing)]
+    return extend_seeds(seeds, len(seeds) + missing)

@@ -80,25 +80,17 @@ class PettingZooAtari(BatchedEnv):
         # The last two screens of each game, and the index of the last one.
         self._screens = np.zeros((num_games, 2, *first.observation_space(players[0]).shape), np.uint8)
         self._frames = np.zeros(num_games, np.int64)  # of the running games
-        self._observation = self.empty_rows()
         # detail 22: the network divides bytes by 255, which turns these indicators into 1.
         self._by_game = self._observation.reshape(num_games, count, *shape)
         self._by_game[:, range(count), range(FRAME_STACK, FRAME_STACK + count)] = 255
-        self._reward = np.zeros((num_games, count))
-        self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
-        self.reseed(seeds)
-
-    def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
-        self._seeds_to_use: list[int] | None = list(seeds)[:: self.num_players]
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Start the games of all masked rows anew, see :meth:`BatchedEnv.reset_arrays`."""
-        seeds, self._seeds_to_use = self._seeds_to_use, None
+        """Start the games of all masked rows anew."""
+        seeds = self._take_seeds()
         for g in range(len(self.envs)):
             if mask is not None and not mask.reshape(-1, self.num_players)[g].any():
                 continue
-            observation, _ = self.envs[g].reset(seed=None if seeds is None else seeds[g])
+            observation, _ = self.envs[g].reset(seed=seeds[g * self.num_players])
             screens = self._screens[g]
             screens[1] = next(iter(observation.values()))
             screens[0] = screens[1]
@@ -108,18 +100,18 @@ class PettingZooAtari(BatchedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games, see :meth:`BatchedEnv._step_arrays`."""
+        """Step all games."""
         buttons = self._buttons[action.reshape(-1, self.num_players)]
         over = list(map(self._step_game, range(len(self.envs)), buttons))
-        self._terminated[:] = np.repeat(over, self.num_players)
-        self._truncated[:] = np.repeat(self._frames >= self.max_episode_frames, self.num_players)
-        return self._observation, self._reward.ravel(), self._terminated, self._truncated
+        terminated = np.repeat(over, self.num_players)
+        truncated = np.repeat(self._frames >= self.max_episode_frames, self.num_players)
+        return self._observation, self._results[0], terminated, truncated
 
     def _step_game(self, g: int, buttons: np.ndarray) -> bool:
         """Hold the buttons [P] for 4 frames of a game, and return whether the game is over."""
         ale = self.envs[g].ale
         screens = self._screens[g]
-        reward = self._reward[g]
+        reward = self._results[0].reshape(-1, self.num_players)[g]  # a view
         reward[:] = 0
         over = False
         for frame in range(FRAME_SKIP):
@@ -152,11 +144,11 @@ class PettingZooAtari(BatchedEnv):
         rows[:, FRAME_STACK - 1] = self._cv2.resize(blue, size, interpolation=self._cv2.INTER_AREA)
 
     def learning_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Return the clipped reward, see :meth:`BatchedEnv.learning_reward`."""
+        """Return the clipped reward."""
         return np.clip(reward, -1, 1)
 
     def render(self) -> np.ndarray:
-        """Return the screen of the first game, see :meth:`BatchedEnv.render`."""
+        """Return the screen of the first game."""
         return self.envs[0].ale.getScreenRGB()
 
 

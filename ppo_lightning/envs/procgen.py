@@ -57,6 +57,8 @@ class ProcgenEnv(BatchedEnv):
         *"DAWSQE",
     )
     flags_time_limits = False
+    _next: np.ndarray  # the current observations inside Procgen
+    _first: np.ndarray  # whether these belong to a new episode
     render_fps = 15.0
 
     def __init__(
@@ -98,9 +100,6 @@ class ProcgenEnv(BatchedEnv):
         threads = min(num_threads, len(seeds))
         self._options = options | levels | {"distribution_mode": distribution_mode, "num_threads": threads}
         self.game = env_id
-        self._observation = np.zeros((len(seeds), 3, 64, 64), np.uint8)
-        self._next = self._observation  # the current observations inside Procgen
-        self._first = np.ones(len(seeds), bool)  # whether these belong to a new episode
         self._picture: np.ndarray | None = None  # for rendering
         super().__init__(
             spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds
@@ -109,12 +108,12 @@ class ProcgenEnv(BatchedEnv):
         self.reseed(seeds)
 
     def reseed(self, seeds: list[int]) -> None:
-        """Restart the generator of levels, see :meth:`BatchedEnv.reseed`."""
+        """Restart the generator of levels."""
         self._seeds = np.random.default_rng(seeds)
         self._make()
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset, see :meth:`BatchedEnv.reset_arrays`. A mask may only select finished episodes."""
+        """Reset environments. A mask may only select finished episodes."""
         if mask is None:
             if self._played:
                 self._make()
@@ -151,7 +150,7 @@ class ProcgenEnv(BatchedEnv):
         return reward
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies, see :meth:`BatchedEnv._step_arrays`."""
+        """Step all copies."""
         self._played = True
         self.envs.act(action)
         reward = self._observe()
@@ -159,7 +158,7 @@ class ProcgenEnv(BatchedEnv):
         return self._observation, reward.astype(np.float64), self._first, np.zeros(self.num_envs, bool)
 
     def render(self) -> np.ndarray | None:
-        """Return a picture, see :meth:`BatchedEnv.render`.
+        """Return a picture.
 
         Procgen already holds the next level at an episode end. Until the reset, this returns the previous
         picture.

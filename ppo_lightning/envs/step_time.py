@@ -51,5 +51,5 @@ class StepClock:
         if num_workers > 1 and self.seconds > WORTH_WORKERS * self.calls:
             remedy = f"set data.num_workers to {num_workers}"
         else:
-            remedy = "ppo-lightning check-env compares the backends, such as envpool"
+            remedy = "ppo-lightning profile compares the backends, such as envpool"
         return f"The environments take {share:.0%} of the time: {remedy}."

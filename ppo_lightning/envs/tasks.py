@@ -72,13 +72,13 @@ class Locks(gymnasium.Env):
             self.action_masks = self._mask.ravel
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        """Close all locks, see ``gymnasium.Env.reset``."""
+        """Close all locks."""
         super().reset(seed=seed)
         self._open = self._steps = 0
         return self._observation(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Try a pair of keys, see ``gymnasium.Env.step``."""
+        """Try a pair of keys."""
         is_open = bool((action == self._solution[self._open]).all())
         self._open += is_open
         self._steps += 1
@@ -101,7 +101,7 @@ class GoalReward(gymnasium.Wrapper):
     """
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        """Step the environment, see ``gymnasium.Env.step``."""
+        """Step the environment."""
         observation, _, terminated, truncated, info = self.env.step(action)
         return observation, float(terminated), terminated, truncated, info
 
@@ -137,14 +137,14 @@ class FixedLevel(gymnasium.Env):
         self.action_space = self._env.action_space
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        """Start the level again, for any seed, see ``gymnasium.Env.reset``."""
+        """Start the level again, for any seed."""
         super().reset(seed=seed)
         self._env.close()
         self._env = self._make()
         return self._first(self._env.reset()[0]), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        """Step the environment, see ``gymnasium.Env.step``."""
+        """Step the environment."""
         observation, *results, _ = self._env.step(np.array([action], self.action_space.dtype))
         reward, terminated, truncated = (result[0] for result in results)
         return self._first(observation), float(reward), bool(terminated), bool(truncated), {}

@@ -147,9 +147,7 @@ class TensorEnv(EnvBase):
         else:
             observation = self.rows(self.reset_tensors(None if mask is None else mask.reshape(-1)))
         self._begun = observation
-        flag = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        flags = {key: flag.clone() for key in ("terminated", "truncated", "done")}
-        return self._pack({"observation": observation, **flags})
+        return self._pack({"observation": observation, **self.full_done_spec.zero()})
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         step = self.step_tensors(tensordict["action"])
@@ -167,8 +165,8 @@ class TensorEnv(EnvBase):
         return self._pack({"observation": following, **columns})
 
     def rows(self, observation: Observations) -> Tensor:
-        """Return observations as tensors [N, ...], see :func:`joined_rows`."""
-        return joined_rows(observation, self._observation_space)
+        """Return observations as tensors [N, ...], the entries of a dictionary as columns."""
+        return _joined(observation, self._observation_space)
 
     def _pack(self, values: dict[str, Tensor]) -> TensorDictBase:
         return TensorDict(values, batch_size=self.batch_size, device=self.device)
@@ -185,19 +183,8 @@ class TensorEnv(EnvBase):
             self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
 
 
-def joined_rows(observation: Any, space: spaces.Space) -> Tensor:
-    """Return observations as tensors [N, ...]: the entries of a dictionary as columns, in the space's order.
-
-    Args:
-        observation: A tensor [N, ...], or a dictionary of tensors for a dictionary of spaces.
-        space: Observation space of one environment.
-
-    Example:
-        >>> space = spaces.Dict(b=spaces.Box(0, 1, (2,)), a=spaces.Box(0, 1, (1,)))
-        >>> joined_rows({"a": torch.ones(3, 1), "b": torch.zeros(3, 2)}, space)[0].tolist()
-        [0.0, 0.0, 1.0]
-    """
+def _joined(observation: Any, space: spaces.Space) -> Tensor:
     if not isinstance(space, spaces.Dict):
         return observation
-    parts = [joined_rows(observation[name], part) for name, part in entries(space)]
-    return torch.cat([part.flatten(1) for part in parts], dim=1)
+    parts = [_joined(observation[name], part).flatten(1) for name, part in entries(space)]
+    return torch.cat(parts, dim=1)

@@ -5,8 +5,8 @@ that the episodes are Gymnasium's for the same initial states and actions.
 """
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import gymnasium
 import torch
@@ -16,85 +16,62 @@ from ppo_lightning.envs.tensor_env import State, TensorEnv, TensorStep
 from ppo_lightning.errors import ConfigError
 
 
-class Task(ABC):
+class Task(NamedTuple):
     """Dynamics of N copies of a task.
 
     Attributes:
-        low: Lower bounds of the initial state, one per number.
-        high: Upper bounds of the initial state.
+        high: Upper bounds of the initial state, one per number. The lower bounds are their negatives.
+        step: Returns next states [N, S], rewards [N] and terminations [N] bool for states [N, S] float64 and
+            actions, [N] int64 or [N, 1] floats inside their bounds.
+        observe: Returns observations [N, ...] of states.
     """
 
-    low: ClassVar[tuple[float, ...]]
-    high: ClassVar[tuple[float, ...]]
-
-    @staticmethod
-    @abstractmethod
-    def step(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Step each copy once.
-
-        Args:
-            state: States, [N, S] float64.
-            action: Actions, [N] int64, or [N, 1] floats inside their bounds.
-
-        Returns:
-            Next states [N, S], rewards [N] and whether the episode terminated [N] bool.
-        """
-
-    @staticmethod
-    def observe(state: Tensor) -> Tensor:
-        """Return observations [N, ...] float64 of states [N, S]."""
-        return state
+    high: tuple[float, ...]
+    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    observe: Callable[[Tensor], Tensor]
 
 
-class CartPole(Task):
-    """CartPole: cart position (m), velocity, pole angle (rad), angular velocity."""
+def step_cartpole(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Push the cart with 10 N to the left (0) or right (1) for 0.02 s.
 
-    low, high = (-0.05,) * 4, (0.05,) * 4
-
-    @staticmethod
-    def step(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Push the cart with 10 N to the left (0) or right (1) for 0.02 s, see :meth:`Task.step`."""
-        x, x_dot, theta, theta_dot = state.unbind(-1)
-        pole_mass, total_mass, half_length = 0.1, 1.1, 0.5
-        force = 20.0 * action - 10.0
-        sin, cos = theta.sin(), theta.cos()
-        push = (force + pole_mass * half_length * theta_dot**2 * sin) / total_mass
-        inertia = half_length * (4 / 3 - pole_mass * cos**2 / total_mass)
-        theta_acc = (9.8 * sin - cos * push) / inertia
-        x_acc = push - pole_mass * half_length * theta_acc * cos / total_mass
-        change = torch.stack([x_dot, x_acc, theta_dot, theta_acc], dim=-1)
-        following = state + 0.02 * change
-        out = (following[:, 0].abs() > 2.4) | (following[:, 2].abs() > 12 * math.pi / 180)
-        return following, torch.ones_like(x), out
+    The state is the cart's position (m) and velocity, and the pole's angle (rad) and angular velocity.
+    """
+    x, x_dot, theta, theta_dot = state.unbind(-1)
+    pole_mass, total_mass, half_length = 0.1, 1.1, 0.5
+    force = 20.0 * action - 10.0
+    sin, cos = theta.sin(), theta.cos()
+    push = (force + pole_mass * half_length * theta_dot**2 * sin) / total_mass
+    inertia = half_length * (4 / 3 - pole_mass * cos**2 / total_mass)
+    theta_acc = (9.8 * sin - cos * push) / inertia
+    x_acc = push - pole_mass * half_length * theta_acc * cos / total_mass
+    change = torch.stack([x_dot, x_acc, theta_dot, theta_acc], dim=-1)
+    following = state + 0.02 * change
+    out = (following[:, 0].abs() > 2.4) | (following[:, 2].abs() > 12 * math.pi / 180)
+    return following, torch.ones_like(x), out
 
 
-class Pendulum(Task):
-    """Pendulum: angle from upright (rad) and angular velocity (rad/s)."""
-
-    low, high = (-math.pi, -1.0), (math.pi, 1.0)
-
-    @staticmethod
-    def step(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply a torque for 0.05 s, see :meth:`Task.step`."""
-        theta, theta_dot = state.unbind(-1)
-        torque = action[:, 0]  # float32: Gymnasium rounds the products of the torque, too
-        angle = torch.remainder(theta + math.pi, 2 * math.pi) - math.pi
-        reward = -(angle**2 + 0.1 * theta_dot**2 + 0.001 * torque**2)
-        theta_dot = (theta_dot + (15.0 * theta.sin() + (3.0 * torque).to(state.dtype)) * 0.05).clamp(-8, 8)
-        theta = theta + theta_dot * 0.05
-        return torch.stack([theta, theta_dot], dim=-1), reward, torch.zeros_like(theta, dtype=torch.bool)
-
-    @staticmethod
-    def observe(state: Tensor) -> Tensor:
-        """Return cosine, sine and angular velocity, [N, 3]."""
-        theta, theta_dot = state.unbind(-1)
-        return torch.stack([theta.cos(), theta.sin(), theta_dot], dim=-1)
+def step_pendulum(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Apply a torque for 0.05 s. The state is the angle from upright (rad) and the angular velocity."""
+    theta, theta_dot = state.unbind(-1)
+    torque = action[:, 0]  # float32: Gymnasium rounds the products of the torque, too
+    angle = torch.remainder(theta + math.pi, 2 * math.pi) - math.pi
+    reward = -(angle**2 + 0.1 * theta_dot**2 + 0.001 * torque**2)
+    theta_dot = (theta_dot + (15.0 * theta.sin() + (3.0 * torque).to(state.dtype)) * 0.05).clamp(-8, 8)
+    theta = theta + theta_dot * 0.05
+    return torch.stack([theta, theta_dot], dim=-1), reward, torch.zeros_like(theta, dtype=torch.bool)
 
 
-TASKS: dict[str, type[Task]] = {
-    "CartPole-v0": CartPole,
-    "CartPole-v1": CartPole,
-    "Pendulum-v1": Pendulum,
+def observe_pendulum(state: Tensor) -> Tensor:
+    """Return cosine, sine and angular velocity, [N, 3]."""
+    theta, theta_dot = state.unbind(-1)
+    return torch.stack([theta.cos(), theta.sin(), theta_dot], dim=-1)
+
+
+CARTPOLE = Task((0.05,) * 4, step_cartpole, lambda state: state)
+TASKS = {
+    "CartPole-v0": CARTPOLE,
+    "CartPole-v1": CARTPOLE,
+    "Pendulum-v1": Task((math.pi, 1.0), step_pendulum, observe_pendulum),
 }
 
 
@@ -141,10 +118,8 @@ class TorchEnv(TensorEnv):
             default: Any = single.spec
         self.task = TASKS[env_id]
         self.max_episode_steps: int = env_kwargs.get("max_episode_steps", default.max_episode_steps)
-        self.low, self.high = (
-            torch.tensor(bound, dtype=torch.float64, device=self.device)
-            for bound in (self.task.low, self.task.high)
-        )
+        self.high = torch.tensor(self.task.high, dtype=torch.float64, device=self.device)
+        self.low = -self.high
         self.reseed(seeds)
 
     def reseed(self, seeds: list[int]) -> None:
@@ -155,19 +130,19 @@ class TorchEnv(TensorEnv):
         self.state: State = (self.low.repeat(self.num_envs, 1), zeros, zeros)
 
     def reset_tensors(self, mask: Tensor | None) -> Tensor:
-        """Draw initial states, see :meth:`TensorEnv.reset_tensors`."""
+        """Draw initial states."""
         if mask is None:
             mask = torch.ones_like(self.seeds, dtype=torch.bool)
         self.state = self._begun_where(mask, self.state)
         return self._observe(self.state)
 
     def step_tensors(self, action: Tensor) -> TensorStep:
-        """Step all copies, see :meth:`TensorEnv.step_tensors`."""
+        """Step all copies."""
         self.state, step = self._moved(self.state, action)
         return step
 
     def transition(self, state: State, action: Tensor) -> tuple[State, TensorStep, Tensor]:
-        """Step and reset all copies, see :meth:`TensorEnv.transition`."""
+        """Step and reset all copies."""
         state, step = self._moved(state, action)
         state = self._begun_where(step.terminated | step.truncated, state)
         return state, step, self._observe(state)

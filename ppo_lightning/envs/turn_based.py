@@ -7,9 +7,9 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.answers import reraise
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of, require_distinct
 from ppo_lightning.envs.envpool import envpool_maker
-from ppo_lightning.envs.pettingzoo import common_spaces, distinct_games
+from ppo_lightning.envs.pettingzoo import common_spaces
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import MASK
 
@@ -49,7 +49,6 @@ class TurnBasedEnv(BatchedEnv):
         self.mover = np.zeros(self.num_envs, np.int64)
         if opening_moves:
             self.valid = np.ones(self.num_envs, bool)
-        self._observation = self.empty_rows()
         self._generators = [np.random.default_rng(seed) for seed in seeds]
         self._opening_left = np.zeros(self.num_envs, np.int64)  # random moves left in the openings
         # Random keys of the actions, of which the highest legal one moves.
@@ -67,7 +66,7 @@ class TurnBasedEnv(BatchedEnv):
             self._opening_keys[g] = self._generators[g].random((most, num_actions))
 
     def step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games, with random moves in their openings, see :meth:`BatchedEnv.step_arrays`."""
+        """Step all games, with random moves in their openings."""
         if not self._opening_keys.shape[1]:
             return super().step_arrays(action)
         opening = self._opening_left > 0
@@ -130,12 +129,12 @@ class BoardGameEnv(TurnBasedEnv):
         self.valid = ~self._ended
 
     def reseed(self, seeds: list[int]) -> None:
-        """Recreate the games, see :meth:`BatchedEnv.reseed`."""
+        """Recreate the games."""
         self._close_envs()
         self.envs = self._make(seeds)  # EnvPool accepts seeds only at construction
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset all games, or return the final observations, see :meth:`BatchedEnv.reset_arrays`."""
+        """Reset all games, or return the final observations."""
         if mask is None:
             self._ended[:] = False
             self._observation = self._seen_by_mover(*self.envs.reset())
@@ -143,7 +142,7 @@ class BoardGameEnv(TurnBasedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games, see :meth:`BatchedEnv._step_arrays`."""
+        """Step all games."""
         assert self.mover is not None
         mover = self.mover
         observation, reward, terminated, truncated, info = self.envs.step(action.astype(np.int32))
@@ -200,7 +199,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
 
     def __init__(self, make: Callable[[], Any], seeds: list[int], /, opening_moves: int = 0) -> None:
         first = make()
-        self._name = first.metadata.get("name", type(first.unwrapped).__name__)
+        self._name = name_of(first)
         self._players = list(first.possible_agents)
         require_two(len(self._players), self._name)
         views: Any
@@ -211,27 +210,21 @@ class TurnBasedGamesEnv(TurnBasedEnv):
                 f"{self._name} needs discrete actions and observations with the entries {MASK!r} and"
                 f" 'observation': its spaces are {actions} and {views}."
             )
-        self.envs = distinct_games(first, make, len(seeds), self._name)
+        self.envs = [first, *(make() for _ in seeds[1:])]
+        require_distinct(self.envs, self._name)
         self._view = views["observation"]
         flat: Any = spaces.flatten_space(self._view)
         view = spaces.Box(flat.low, flat.high, dtype=np.float32)
         super().__init__("observation", view, int(actions.n), seeds, opening_moves)
-        self._reward = np.zeros(self.num_envs)
-        self._terminated, self._truncated = np.zeros((2, self.num_envs), bool)
-        self.render_fps = min(first.metadata.get("render_fps", 30), 60)
-        self.reseed(seeds)
-
-    def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
-        self._seeds_to_use: list[int] | None = list(seeds)
+        self.render_fps = frame_rate(first)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset games, see :meth:`BatchedEnv.reset_arrays`."""
-        seeds, self._seeds_to_use = self._seeds_to_use, None
+        """Reset games."""
+        seeds = self._take_seeds()
         games = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         for g in games.tolist():
             try:
-                self.envs[g].reset(seed=None if seeds is None else seeds[g])
+                self.envs[g].reset(seed=seeds[g])
                 self._observe(g)
             except (Exception, SystemExit) as error:
                 reraise(error, f"{self._name}, game {g}", "reset")
@@ -239,7 +232,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games, see :meth:`BatchedEnv._step_arrays`."""
+        """Step all games."""
         assert self.mover is not None
         self.mover = self.mover.copy()  # the caller may hold the players of the last step
         for g, move in enumerate(action.tolist()):
@@ -247,7 +240,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
                 self._step_game(g, move)
             except (Exception, SystemExit) as error:
                 reraise(error, f"{self._name}, game {g}", "step")
-        return self._observation, self._reward, self._terminated, self._truncated
+        return self._observation, *self._results
 
     def _step_game(self, g: int, move: int) -> None:
         assert self.mover is not None
@@ -266,9 +259,9 @@ class TurnBasedGamesEnv(TurnBasedEnv):
             )
         if len(set(zip(terminated, truncated, strict=True))) > 1:
             raise ConfigError("one player ended before the other, and turn-based games must end for both.")
-        self._reward[g] = rewards[self.mover[g]]
-        self._terminated[g] = terminated[0]
-        self._truncated[g] = truncated[0]
+        step = rewards[self.mover[g]], terminated[0], truncated[0]
+        for values, value in zip(self._results, step, strict=True):
+            values[g] = value
         self._observe(g, over=terminated[0] or truncated[0])
 
     def _observe(self, g: int, over: bool = False) -> None:
@@ -284,11 +277,6 @@ class TurnBasedGamesEnv(TurnBasedEnv):
                 raise ConfigError(f"its {MASK} allows no action before the game has ended.")
             mask = np.ones_like(mask)  # a truncated game needs a value of its final observation
         self._observation[g] = np.concatenate([mask, spaces.flatten(self._view, view["observation"])])
-
-    def render(self) -> np.ndarray | None:
-        """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
-        frame: Any = self.envs[0].render()
-        return None if frame is None else np.asarray(frame)
 
 
 def require_two(num_players: int, name: str) -> None:

@@ -7,18 +7,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ppo_lightning.envs.answers import check_observation, check_parts, check_vector_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
+from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of
 from ppo_lightning.errors import ConfigError, first_line, nearest
 from ppo_lightning.spaces.rows import from_row, to_row
-from ppo_lightning.spaces.specs import MASK, choice_counts, mask_columns
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.spaces.specs import MASK, choice_counts
+from ppo_lightning.utils.seeding import extend_seeds
 
 MODE = "autoreset_mode"  # key of the metadata
 FINAL_KEYS = ("final_obs", "final_observation")  # the second one is Gymnasium's key before version 1.0
@@ -58,16 +57,14 @@ class GymnasiumVectorEnv(BatchedEnv):
     """
 
     def __init__(self, envs: VectorEnv, seeds: list[int], any_number: bool = False) -> None:
-        self._name = type(envs.unwrapped).__name__ if envs.spec is None else envs.spec.id
+        self._name = name_of(envs)
         num_envs = envs.num_envs
         if num_envs != len(seeds) and not any_number:
             raise ConfigError(
                 f"env_id makes a {self._name} of {num_envs} environments, and {len(seeds)} are needed: the"
                 " function should take num_envs."
             )
-        seeds = seeds[:num_envs] + [
-            derive_seed(seeds[-1], "eval", index) for index in range(num_envs - len(seeds))
-        ]
+        seeds = extend_seeds(seeds, num_envs)
         if envs.unwrapped in _adapted or envs.closed:
             raise ConfigError(f"env_id makes the same {self._name} at each call: it must make a new one.")
         _adapted.add(envs.unwrapped)
@@ -75,32 +72,12 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._mode = _mode(envs, self._name)
         super().__init__(envs.single_observation_space, envs.single_action_space, seeds)
         self.resets_late = self._mode is AutoresetMode.NEXT_STEP
-        observation_spec, action_spec = self.agent_specs
-        self._is_box = isinstance(self.unjoined_space, spaces.Box)
-        self._observation = self.empty_rows()
         self._batched_space = batch_space(self.unjoined_space, num_envs)
-        self._mask = mask_columns(observation_spec)
-        self._component_ends = np.cumsum(choice_counts(action_spec))[:-1]
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
         self.valid = ~self._done if self.resets_late else None
         self._fresh = self._observation  # with SAME_STEP: observations after the resets of the last step
         self._checked = False  # whether the first step was validated
-        self.render_fps = min(envs.metadata.get("render_fps", 30), 60)
-        self.reseed(seeds)
-
-    def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds of the next full reset, see :meth:`BatchedEnv.reseed`."""
-        self._seeds_to_use: list[int] | None = list(seeds)
-
-    @property
-    def untransformable(self) -> str:
-        """See :attr:`BatchedEnv.untransformable`."""
-        if not self.resets_late:
-            return ""
-        return (
-            "a vectorized environment that resets at the step after an episode end, because the reset would"
-            " count as a step: make it with AutoresetMode.DISABLED or SAME_STEP."
-        )
+        self.render_fps = frame_rate(envs)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset and validate, see :meth:`BatchedEnv.reset_arrays`.
@@ -109,9 +86,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         """
         if mask is None:
             try:
-                answer = self._reset_all()
-                check_parts(answer, "reset", 2)
-                observation, info = answer
+                observation, info = check_parts(self._reset_all(), "reset", 2)
                 self._store(observation, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
@@ -134,8 +109,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         return self._observation
 
     def _reset_all(self) -> tuple[Any, Any]:
-        seeds, self._seeds_to_use = self._seeds_to_use, None
-        if seeds is None:
+        seeds: Any = self._take_seeds()
+        if seeds[0] is None:
             return self.envs.reset()
         try:
             return self.envs.reset(seed=seeds)
@@ -163,23 +138,27 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._observation[~mask] = previous
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all environments, see :meth:`BatchedEnv._step_arrays`."""
+        """Step all environments."""
         space = self.spaces[1]
-        if isinstance(space, spaces.Box | spaces.Discrete):
-            actions: Any = action.astype(space.dtype, copy=False)
-        else:
-            actions = from_row(space, action)
+        is_simple = self._from_row is None
+        actions: Any = action.astype(space.dtype, copy=False) if is_simple else from_row(space, action)
         try:
             answer = self.envs.step(actions)
             if not self._checked:
-                check_vector_step(answer, self.num_envs)
+                check_step(answer, self.num_envs)
             observation, reward, terminated, truncated, info = answer
             reward = np.asarray(reward)
             terminated = np.asarray(terminated, bool)
             truncated = np.asarray(truncated, bool)
             done = terminated | truncated
-            if self.resets_late:
-                reward = self._mark_resets(done, reward)
+            if self.resets_late:  # where an episode ended before this step, it only resets
+                self.valid = ~self._done
+                if (self._done & done).any():
+                    raise ConfigError(
+                        "an episode ended at the step that resets the environment:"
+                        f" metadata[{MODE!r}] may be wrong."
+                    )
+                reward = np.where(self.valid, reward, 0)
             resets_now = self._mode is AutoresetMode.SAME_STEP
             self._store(observation, None if resets_now else done, check=not self._checked)
             self._checked = True
@@ -190,21 +169,6 @@ class GymnasiumVectorEnv(BatchedEnv):
             reraise(error, self._name, "step")
         self._done = done
         return self._observation, reward, terminated, truncated
-
-    def _mark_resets(self, done: np.ndarray, reward: np.ndarray) -> np.ndarray:
-        """Mark the environments that reset at this step, and return the rewards [N] without theirs.
-
-        Args:
-            done: Environments that report an episode end, [N] bool.
-            reward: Rewards, [N].
-        """
-        late = self._done  # finished before this step
-        self.valid = ~late
-        if (late & done).any():
-            raise ConfigError(
-                f"an episode ended at the step that resets the environment: metadata[{MODE!r}] may be wrong."
-            )
-        return np.where(late, 0, reward)
 
     def _store(self, observation: Any, done: np.ndarray | None = None, check: bool = False) -> None:
         """Write observations to the rows.
@@ -219,18 +183,19 @@ class GymnasiumVectorEnv(BatchedEnv):
         """
         if check:
             check_observation(observation, self._batched_space, "batch of observations")
-        if self._is_box:
-            self._observation[:] = np.asarray(observation).reshape(self._observation.shape)
-        else:
-            self._observation[:] = to_row(self.unjoined_space, observation, (self.num_envs,))
+        self._observation[:] = self._rows(observation)
         if self._mask is not None:
-            masks = self._observation[:, self._mask]
-            components = np.split(masks > 0, self._component_ends, axis=1)
-            useless = ~np.logical_and.reduce([component.any(axis=1) for component in components])
+            useless = self._forbids_all(self._observation)
             if useless.any() and (done is None or (useless & ~done).any()):
-                raise ConfigError("its action_mask allows no action before an episode has ended.")
-            if self.resets_late:
-                masks[useless] = 1  # a view of the final observation, on which the policy acts once more
+                raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+            if self.resets_late:  # the policy acts once more, on the final observation
+                self._observation[:, self._mask][useless] = 1
+
+    def _rows(self, observation: Any) -> np.ndarray:
+        """Return observations of all environments as rows [N, ...]."""
+        if self._to_row is not None:
+            return to_row(self.unjoined_space, observation, (self.num_envs,))
+        return np.asarray(observation).reshape(self._observation.shape)
 
     def _store_final(self, info: Any, done: np.ndarray) -> None:
         """Write the final observations of the info to the rows of finished environments."""
@@ -249,17 +214,15 @@ class GymnasiumVectorEnv(BatchedEnv):
         if missing.any():
             raise ConfigError(f"info[{key!r}] lacks the environment {missing.argmax()}, which has finished.")
         if by_env:
-            for i in np.flatnonzero(done):
+            for i in np.flatnonzero(done).tolist():
                 check_observation(finals[i], self.unjoined_space, f"info[{key!r}][{i}]")
-                row: Any = finals[i] if self._is_box else to_row(self.unjoined_space, finals[i])
-                self._observation[i] = np.asarray(row).reshape(self._observation.shape[1:])
+                self._write(self._observation, i, finals[i], over=True)
             return
         check_observation(finals, self._batched_space, f"info[{key!r}]")
-        rows = np.asarray(finals) if self._is_box else to_row(self.unjoined_space, finals, (self.num_envs,))
-        self._observation[done] = rows.reshape(self._observation.shape)[done]
+        self._observation[done] = self._rows(finals)[done]
 
     def render(self) -> np.ndarray | None:
-        """Return a picture, see :meth:`BatchedEnv.render`. This needs ``render_mode="rgb_array"``."""
+        """Return a picture of the first environment."""
         frames: Any = self.envs.render() if self.envs.render_mode == "rgb_array" else None
         return None if frames is None or frames[0] is None else np.asarray(frames[0])
 
@@ -314,25 +277,26 @@ class CartPoleEnv(GymnasiumVectorEnv):
         self.envs = envs.unwrapped
         self.resets_late, self.valid = False, None
         self.envs.reset()
+        self.reseed(seeds)
 
     def reseed(self, seeds: list[int]) -> None:
-        """Create one generator per seed, see :meth:`BatchedEnv.reseed`."""
+        """Create one generator per seed."""
         self._generators = [np_random(seed)[0] for seed in seeds]
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Draw initial states, see :meth:`BatchedEnv.reset_arrays`."""
+        """Draw initial states."""
         for i in range(self.num_envs) if mask is None else np.flatnonzero(mask):
             self.envs.state[:, i] = self._generators[i].uniform(self.envs.low, self.envs.high, 4)
             self.envs.steps[i] = 0
         return self.envs.state.T.astype(np.float32)
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies, see :meth:`BatchedEnv._step_arrays`."""
+        """Step all copies."""
         self.envs.prev_done[:] = False  # disables the autoreset
         return self.envs.step(action)[:4]
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return states, step counts and generators, see :meth:`BatchedEnv.get_state`."""
+        """Return states, step counts and generators."""
         return [
             {
                 "state": torch.from_numpy(self.envs.state[:, i].copy()),
@@ -343,7 +307,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
         ]
 
     def set_state(self, states: list[dict[str, Any]]) -> None:
-        """Restore all copies, see :meth:`BatchedEnv.set_state`."""
+        """Restore all copies."""
         for i, saved in enumerate(states):
             self.envs.state[:, i] = saved["state"].numpy()
             self.envs.steps[i] = saved["steps"]

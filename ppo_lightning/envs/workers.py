@@ -85,7 +85,7 @@ class WorkerEnv(BatchedEnv):
         >>> env.close()
     """
 
-    envs: list["Worker"]
+    envs = ()  # those of the workers
 
     def __init__(
         self,
@@ -99,8 +99,7 @@ class WorkerEnv(BatchedEnv):
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise ConfigError("data.num_workers must be 0 in a daemonic process, which cannot start others.")
-        num_envs = len(seeds)
-        size, rest = divmod(num_envs, num_workers)
+        size, rest = divmod(len(seeds), num_workers)
         assert rest == 0
         # One copy in this process shows the spaces. The copies that are stepped exist in the workers only.
         sample = GymnasiumEnv(env_id, seeds[:1], first_env, **env_kwargs)
@@ -110,30 +109,29 @@ class WorkerEnv(BatchedEnv):
         self.render_fps = sample.render_fps
         self._bounds = None  # the workers clip actions
         self._first_env = first_env
-        self._observation = self.empty_rows()
-        self._results = np.zeros(num_envs), np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         if sample.valid is not None:
-            self.valid = np.ones(num_envs, bool)
+            self.valid = np.ones(self.num_envs, bool)
         self._started = False
         self._waiting = False  # whether an exchange with the workers was interrupted
-        self.envs = []
-        for start in range(0, num_envs, size):
+        self.workers: list[Worker] = []
+        for start in range(0, self.num_envs, size):
             rows = slice(start, start + size)
             make = functools.partial(Members, env_id, seeds[rows], first_env + start, **env_kwargs)
-            self.envs.append(Worker(rows, make))
+            self.workers.append(Worker(rows, make))
         # At exit, multiprocessing waits for its processes, which ignore its SIGTERM.
-        multiprocessing.util.Finalize(self, _kill, [self.envs], exitpriority=100)
+        multiprocessing.util.Finalize(self, _kill, [self.workers], exitpriority=100)
         try:
-            self._ask({worker: Request("start") for worker in self.envs}, loading=True)
+            # The first request creates the environments, whatever its method.
+            self._ask({worker: Request("numel") for worker in self.workers}, loading=True)
         except BaseException:
             self.close()
             raise
         self._started = True
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset in the workers, see :meth:`BatchedEnv.reset_arrays`."""
+        """Reset in the workers."""
         requests = {}
-        for worker in self.envs:  # those without a finished episode get no message
+        for worker in self.workers:  # those without a finished episode get no message
             if mask is None or mask[worker.rows].any():
                 requests[worker] = Request("reset_arrays", (None if mask is None else mask[worker.rows],))
         # The first reset may load a simulator.
@@ -142,8 +140,8 @@ class WorkerEnv(BatchedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step in the workers, see :meth:`BatchedEnv._step_arrays`."""
-        requests = {worker: Request("step_arrays", (action[worker.rows],)) for worker in self.envs}
+        """Step in the workers."""
+        requests = {worker: Request("step_arrays", (action[worker.rows],)) for worker in self.workers}
         for worker, reply in self._ask(requests).items():
             arrays = self._observation, *self._results
             for array, part in zip(arrays, reply.value, strict=True):
@@ -153,18 +151,18 @@ class WorkerEnv(BatchedEnv):
         return self._observation, *self._results
 
     def reseed(self, seeds: list[int]) -> None:
-        """Set the seeds of the next reset, see :meth:`BatchedEnv.reseed`."""
-        self._ask({worker: Request("reseed", (seeds[worker.rows],)) for worker in self.envs})
+        """Set the seeds of the next reset."""
+        self._ask({worker: Request("reseed", (seeds[worker.rows],)) for worker in self.workers})
 
     def get_state(self) -> list[Row] | None:
-        """Return states as :class:`GymnasiumEnv` does, see :meth:`BatchedEnv.get_state`."""
-        replies = self._ask({worker: Request("packed_state") for worker in self.envs})
+        """Return states as :class:`GymnasiumEnv` does."""
+        replies = self._ask({worker: Request("packed_state") for worker in self.workers})
         groups = [unpack(reply.value) for reply in replies.values()]
         return None if None in groups else [row for rows in groups if rows for row in rows]
 
     def set_state(self, states: list[Row]) -> None:
-        """Restore the environments, see :meth:`BatchedEnv.set_state`."""
-        packed = {worker: pack(states[worker.rows]) for worker in self.envs}
+        """Restore the environments."""
+        packed = {worker: pack(states[worker.rows]) for worker in self.workers}
         requests = {worker: Request("set_packed_state", (data,)) for worker, data in packed.items()}
         self._ask(requests, loading=True)
 
@@ -202,12 +200,12 @@ class WorkerEnv(BatchedEnv):
         """
         timeout = self.step_timeout or 0.0
         limit = f"{share:g} * data.step_timeout = {share * timeout:g} s"
-        late = [worker for worker in self.envs if worker.transport.late]
+        late = [worker for worker in self.workers if worker.transport.late]
         for worker in late:
             os.kill(worker.process.pid, signal.SIGALRM)
         seconds = min(CLOSE_SECONDS, ALARM_SHARE * timeout) if late else CLOSE_SECONDS
-        ended = multiprocessing.connection.wait([worker.process.sentinel for worker in self.envs], seconds)
-        dead = [worker for worker in self.envs if worker.process.sentinel in ended]
+        ended = multiprocessing.connection.wait([worker.process.sentinel for worker in self.workers], seconds)
+        dead = [worker for worker in self.workers if worker.process.sentinel in ended]
         if not (dead or late):
             raise RuntimeError("A worker closed its pipe: set data.num_workers to 0 to see the reason.")
         worker = (dead or late)[0]
@@ -230,20 +228,21 @@ class WorkerEnv(BatchedEnv):
         if not self._started:
             remedy = "start the run under `if __name__ == '__main__':`, or set data.num_workers to 0"
         raise RuntimeError(
-            f"Worker {self.envs.index(worker)} of {len(self.envs)} (environments {numbers}) {end}: {remedy}."
+            f"Worker {self.workers.index(worker)} of {len(self.workers)} (environments {numbers}) {end}:"
+            f" {remedy}."
         ) from None
 
     def _close_envs(self) -> None:
         """Close the environments, unless an exchange was interrupted, and end the workers."""
         if not self._waiting:
-            for worker in self.envs:
+            for worker in self.workers:
                 with contextlib.suppress(OSError):
                     worker.transport.send(Request("close"))
             deadline = time.monotonic() + CLOSE_SECONDS
-            for worker in self.envs:
+            for worker in self.workers:
                 worker.process.join(max(0, deadline - time.monotonic()))
-        _kill(self.envs)
-        for worker in self.envs:
+        _kill(self.workers)
+        for worker in self.workers:
             worker.transport.close()
 
 
@@ -321,9 +320,6 @@ class Members(GymnasiumEnv):
         np.random.seed(seeds[0])  # noqa: NPY002
         torch.manual_seed(seeds[0])
         super().__init__(env_id, seeds, first_env, **env_kwargs)
-
-    def start(self) -> None:
-        """Do nothing: the first request creates the environments."""
 
     def packed_state(self) -> bytes:
         """Return the states, packed."""

@@ -41,6 +41,11 @@ def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
+def extend_seeds(seeds: list[int], count: int) -> list[int]:
+    """Return the first seeds, and further ones if there are not enough."""
+    return seeds[:count] + [derive_seed(seeds[-1], "eval", index) for index in range(count - len(seeds))]
+
+
 @dataclass(frozen=True)
 class Shard:
     """The environments of a rank among those of the run, and the seed of the run.

@@ -22,15 +22,12 @@ def play(env, steps, seed=0):
     """Play random actions and return copies of the results of each step."""
     rng, played = np.random.default_rng(seed), [np.array(env.reset_arrays())]
     for _ in range(steps):
-        out = [
-            np.array(result)
-            for result in env.step_arrays(rng.integers(0, env.action_spec_unbatched.space.n, env.num_envs))
-        ]
+        action = rng.integers(0, env.action_spec_unbatched.space.n, env.num_envs)
+        out = [np.array(result) for result in env.step_arrays(action)]
         done = out[2] | out[3]
-        played += [*out, np.array(env.episode_done), np.array(env._lives)]
+        played += [*out, np.array(env.episode_done), np.array(env.lives)]
         if done.any():
             played.append(np.array(env.reset_arrays(done)))
-    env.close()
     return played
 
 
@@ -38,16 +35,12 @@ def play(env, steps, seed=0):
 @pytest.mark.detail("20")
 @pytest.mark.parametrize("options", [{}, {"frame_stack": 2}, {"frame_skip": 2}])
 @pytest.mark.parametrize("game", ["Breakout", "Pong"])
-def test_the_same_actions_give_the_same_games_on_all_backends(game, options):
+def test_the_same_actions_give_the_same_games_on_all_backends(env, game, options):
     """Pictures, rewards, ends and lives of several games are equal, to the bit."""
-    first, other = (
-        play(make_env(f"ALE/{game}-v5", 2, b, env_kwargs={**NOTHING_RANDOM, **options}), 300)
-        for b in BACKENDS
-    )
+    batches = [env(f"ALE/{game}-v5", 2, b, env_kwargs=NOTHING_RANDOM | options) for b in BACKENDS]
+    assert all(isinstance(batch, BatchedEnv) for batch in batches), "TorchRL wraps nothing around it"
+    first, other = (play(batch, 300) for batch in batches)
     frames = options.get("frame_stack", 4)
-    assert isinstance(make_env(f"ALE/{game}-v5", 1, "envpool", env_kwargs=options), BatchedEnv), (
-        "TorchRL wraps nothing around it"
-    )
     assert first[0].shape == (2, frames, 84, 84) and first[0].dtype == np.uint8
     np.testing.assert_array_equal(first[0], np.repeat(first[0][:, -1:], frames, axis=1))
     assert len(first) > 1 + 6 * 300 or game == "Pong", "games ended"
@@ -57,52 +50,50 @@ def test_the_same_actions_give_the_same_games_on_all_backends(game, options):
 
 @pytest.mark.detail("14")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_game_begins_with_up_to_noop_max_frames(backend):
+def test_a_game_begins_with_up_to_noop_max_frames(env, backend):
     """In Freeway, cars move from the first frame on."""
-    first, again = (make_env("ALE/Freeway-v5", 6, backend, seed=3).reset_arrays().copy() for _ in range(2))
+    first, again = (env("ALE/Freeway-v5", 6, backend, seed=3).reset_arrays().copy() for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert len(np.unique(first[:, -1].reshape(6, -1), axis=0)) > 1
-    still = make_env("ALE/Freeway-v5", 6, backend, seed=3, env_kwargs={"noop_max": 0}).reset_arrays()
+    still = env("ALE/Freeway-v5", 6, backend, seed=3, env_kwargs={"noop_max": 0}).reset_arrays()
     assert len(np.unique(still[:, -1].reshape(6, -1), axis=0)) == 1
 
 
 def lose_a_life(env):
     """Wait until a life is lost; return the results of that step and the pictures before it."""
-    env.reset_arrays()
+    before = np.array(env.reset_arrays())
     for _ in range(200):
-        before = np.array(env._stack)
         out = [np.array(result) for result in env.step_arrays(np.zeros(env.num_envs, np.int64))]
         if out[2].any():
             return out, before
+        before = out[0]
     raise AssertionError("No life was lost.")
 
 
 @pytest.mark.detail("16")
 @pytest.mark.detail("17")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_lost_life_cuts_learning_and_not_the_game(backend):
-    env = make_env("ALE/Breakout-v5", 1, backend)
-    (observation, _, terminated, truncated), before = lose_a_life(env)
-    assert terminated[0] and not truncated[0] and not env.episode_done[0]
-    assert env._lives[0] == 4
+def test_a_lost_life_cuts_learning_and_not_the_game(env, backend):
+    game = env("ALE/Breakout-v5", 1, backend)
+    (observation, _, terminated, truncated), before = lose_a_life(game)
+    assert terminated[0] and not truncated[0] and not game.episode_done[0]
+    assert game.lives[0] == 4
     np.testing.assert_array_equal(observation[0, :-1], before[0, 1:])
-    following = np.array(env.reset_arrays(terminated))
-    assert env._lives[0] == 4, "the game goes on"
+    following = np.array(game.reset_arrays(terminated))
+    assert game.lives[0] == 4, "the game goes on"
     ball = slice(38, 75), slice(8, 76)  # below the bricks, above the paddle
     flying = []
     for _ in range(5):
-        observation, _, terminated, _ = env.step_arrays(np.zeros(1, np.int64))
+        observation, _, terminated, _ = game.step_arrays(np.zeros(1, np.int64))
         flying.append(int(observation[0, -1][ball].max()) > 0)
-        assert not terminated[0] and env._lives[0] == 4
+        assert not terminated[0] and game.lives[0] == 4
     assert any(flying), "FIRE was pressed"
     assert all((picture == following[0, -1]).all() for picture in following[0])
-    env.close()
-    env = make_env("ALE/Breakout-v5", 1, backend, env_kwargs={"episodic_life": False})
-    env.reset_arrays()
-    while env._lives[0] != 4:
-        *_, terminated, _ = env.step_arrays(np.full(1, 1))
+    game = env("ALE/Breakout-v5", 1, backend, env_kwargs={"episodic_life": False})
+    game.reset_arrays()
+    while game.lives[0] != 4:
+        *_, terminated, _ = game.step_arrays(np.full(1, 1))
         assert not terminated[0]
-    env.close()
 
 
 class Presses(CNNAgent):
@@ -121,10 +112,9 @@ class Presses(CNNAgent):
 @pytest.mark.detail("16")
 @pytest.mark.detail("19")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rollout_learns_from_lives_and_signs_and_reports_whole_games(backend):
-    env = make_env("ALE/Breakout-v5", 2, backend, seed=2)
-    agent = Presses(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
-    rollout = RolloutCollector(env, agent, 300).rollout()
+def test_a_rollout_learns_from_lives_and_signs_and_reports_whole_games(env, backend):
+    batch = env("ALE/Breakout-v5", 2, backend, seed=2)
+    rollout = RolloutCollector(batch, Presses(*batch.agent_specs), 300).rollout()
     following = rollout["next"]
     done, over = following["done"], following["episode_done"]
     assert rollout["observation"].dtype == following["observation"].dtype == torch.uint8
@@ -138,61 +128,44 @@ def test_a_rollout_learns_from_lives_and_signs_and_reports_whole_games(backend):
             assert again == bool(over[row, end]), "the sums go on where the game does"
     inside = ~done[:, :-1, 0]
     assert torch.equal(rollout["observation"][:, 1:][inside], following["observation"][:, :-1][inside])
-    env.close()
-    raw = make_env("ALE/Breakout-v5", 2, backend, env_kwargs={"clip_reward": False})
+    raw = env("ALE/Breakout-v5", 2, backend, env_kwargs={"clip_reward": False})
     assert raw.learning_reward(np.array([7.0, -3.0])).tolist() == [7.0, -3.0]
-    assert env.learning_reward(np.array([7.0, -3.0])).tolist() == [1.0, -1.0]
-    raw.close()
+    assert batch.learning_reward(np.array([7.0, -3.0])).tolist() == [1.0, -1.0]
 
 
 @pytest.mark.detail("15")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_game_is_truncated_after_max_episode_frames(backend):
-    env = make_env(
-        "ALE/Pong-v5", 1, backend, env_kwargs={"noop_max": 0, "frame_skip": 4, "max_episode_frames": 80}
-    )
-    env.reset_arrays()
-    ends = [bool(env.step_arrays(np.zeros(1, np.int64))[3][0]) for _ in range(20)]
+def test_a_game_is_truncated_after_max_episode_frames(env, backend):
+    options = {"noop_max": 0, "frame_skip": 4, "max_episode_frames": 80}
+    batch = env("ALE/Pong-v5", 1, backend, env_kwargs=options)
+    batch.reset_arrays()
+    ends = [bool(batch.step_arrays(np.zeros(1, np.int64))[3][0]) for _ in range(20)]
     assert ends == [False] * 19 + [True], "80 frames are 20 steps of 4"
-    env.close()
 
 
 @pytest.mark.detail("15")
+@pytest.mark.parametrize("option", [{"frame_skip": 2}, {"repeat_action_probability": 0.5}])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_options_of_atari_games_have_their_effect(backend):
-    """Frame skip and sticky actions follow their options."""
-    four, two = (
-        play(make_env("ALE/Pong-v5", 1, backend, env_kwargs={"frame_skip": skip, **NOTHING_RANDOM}), 40)
-        for skip in (4, 2)
+def test_options_of_atari_games_have_their_effect(env, backend, option):
+    plain, other = (
+        env("ALE/Pong-v5", 1, backend, env_kwargs=NOTHING_RANDOM | options) for options in ({}, option)
     )
-    assert not np.array_equal(four[-6], two[-6])
-    plain, sticky = (
-        play(
-            make_env(
-                "ALE/Pong-v5", 1, backend, env_kwargs={"repeat_action_probability": p, **NOTHING_RANDOM}
-            ),
-            40,
-        )
-        for p in (0.0, 0.5)
-    )
-    assert not np.array_equal(plain[-6], sticky[-6])
-    assert make_env("ALE/Pong-v5", 1, backend).action_spec_unbatched.space.n == 6
+    assert plain.action_spec_unbatched.space.n == 6
+    assert not np.array_equal(play(plain, 40)[-6], play(other, 40)[-6])
 
 
 @pytest.mark.detail("19")
-def test_the_agent_learns_from_signs_where_the_game_gives_more():
-    env = make_env("ALE/MsPacman-v5", 1, "envpool")
-    agent = CNNAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
-    following = RolloutCollector(env, agent, 150).rollout()["next"]
+def test_the_agent_learns_from_signs_where_the_game_gives_more(env):
+    batch = env("ALE/MsPacman-v5", 1, "envpool")
+    following = RolloutCollector(batch, CNNAgent(*batch.agent_specs), 150).rollout()["next"]
     assert set(following["reward"].unique().tolist()) == {0.0, 1.0}
     assert following["episode_reward"].max() >= 10, "ten a dot"
-    env.close()
 
 
 class Scripted(AtariEnv):
     """Game with scripted lives, ends and time limits; the pictures show the number of the step."""
 
-    lives = (3, 3, 2, 2, 1, 0, 0)
+    lives_at = (3, 3, 2, 2, 1, 0, 0)
     over = (5,)
     cut = ()
 
@@ -215,7 +188,7 @@ class Scripted(AtariEnv):
         self.step_number += 1
         t, rows = self.step_number % 100, np.arange(self.num_envs)
         flags = (np.array([t in when for _ in rows]) for when in (self.over, self.cut))
-        return self.frame(rows), np.ones(len(rows)), *flags, np.full(len(rows), self.lives[t])
+        return self.frame(rows), np.ones(len(rows)), *flags, np.full(len(rows), self.lives_at[t])
 
 
 @pytest.mark.detail("16")
@@ -256,16 +229,15 @@ def test_a_time_limit_at_a_lost_life_is_no_terminal_state():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_through_torchrl_lives_go_down_one_by_one_with_a_single_environment(backend):
-    env = make_env("ALE/Breakout-v5", 1, backend)
+def test_through_torchrl_lives_go_down_one_by_one_with_a_single_environment(env, backend):
+    batch = env("ALE/Breakout-v5", 1, backend)
     lives = []
 
     def fire(tensordict):
-        lives.append(int(env._lives[0]))
+        lives.append(int(batch.lives[0]))
         return tensordict.set("action", torch.ones(1, dtype=torch.int64))
 
-    env.rollout(150, policy=fire, break_when_any_done=False)
-    env.close()
+    batch.rollout(150, policy=fire, break_when_any_done=False)
     assert [a for a, b in pairwise([*lives, -1]) if a != b][:4] == [5, 4, 3, 2]
 
 
@@ -302,11 +274,10 @@ def test_wrong_ids_of_games(env_id, backend, sentence):
     ],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_ids_of_games(env_id, game, backend):
-    env = make_env(env_id, 1, backend)
-    assert env.game == game
-    assert env.reset_arrays().shape == (1, 4, 84, 84)
-    env.close()
+def test_ids_of_games(env, env_id, game, backend):
+    batch = env(env_id, 1, backend)
+    assert batch.game == game
+    assert batch.reset_arrays().shape == (1, 4, 84, 84)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.environments import Counter
 
 ROOT = Path(__file__).parents[2]
 FORKS = pytest.mark.skipif(sys.platform != "linux", reason="the tests' classes need fork")
+QUIET = ("--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
 ZEROS = np.zeros(3, np.float32)
 
@@ -203,18 +204,6 @@ def test_equivalent_answers_train(name):
     make_and_collect(RIGHT[name])
 
 
-def test_an_exception_of_an_environment_gets_a_note_that_names_it():
-    class Raises(Plain):
-        def step(self, action):
-            if self.time == 9:
-                raise KeyError("wheel")
-            return super().step(action)
-
-    with pytest.raises(KeyError, match="wheel") as raised:
-        make_and_collect(Raises)
-    assert raised.value.__notes__ == ["Brought-v0, environment 5: step() raised this."]
-
-
 def test_a_reset_that_needs_options_says_that_it_gets_none():
     class Needs(Plain):
         def reset(self, *, seed=None, options=None):
@@ -295,7 +284,7 @@ def test_transforms_act_on_environments_made_by_a_function(fit):
         (lambda: gym.make_vec("CartPole-v1", 3), "makes a CartPole-v1 of 3 environments, and 2 .*num_envs"),
         (lambda: "CartPole-v1", "makes a str: .*Gymnasium environment, .* or a TorchRL environment"),
         (lambda number: Plain(), "env_id.*missing a required argument: 'number'"),
-        (functools.partial(lambda env: env, Plain()), "same environment"),
+        (functools.partial(lambda env: env, Plain()), "makes the same Plain at each call"),
     ],
 )
 def test_what_is_no_function_of_an_environment_ends_in_one_sentence(make_trainer, env_id, said):
@@ -332,20 +321,13 @@ def test_a_run_of_a_function_resumes_from_python_and_not_from_the_command_line(
     for a, b in zip(whole.agent.parameters(), resumed.agent.parameters(), strict=True):
         assert torch.equal(a, b)
     monkeypatch.chdir(tmp_path)
-    quiet = (
-        "--trainer.enable_progress_bar",
-        "false",
-        "--data.eval_episodes",
-        "1",
-        "--trainer.logger",
-        "false",
-    )
+    command = ["validate", "--ckpt_path", str(path), *QUIET, "--data.eval_episodes", "1"]
     if name != "partial":
         with pytest.raises(SystemExit):
-            cli.main(["validate", "--ckpt_path", str(path), *quiet, "--trust_checkpoint"])
+            cli.main([*command, "--trust_checkpoint"])
         error = capsys.readouterr().err
         assert re.fullmatch(r"error: data.env_id '.*' cannot be imported .*: give .*\n", error), error
-    cli.main(["validate", "--ckpt_path", str(path), *quiet, "--data.env_id", "CartPole-v1"])
+    cli.main([*command, "--data.env_id", "CartPole-v1"])
     assert "eval/episodic_return" in capsys.readouterr().out
 
 
@@ -366,15 +348,8 @@ def made_for_yaml(**options) -> gym.Env:
 def test_a_function_and_a_class_can_be_named_in_yaml(env_id, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text(f"data:\n  env_id: {env_id}\n  total_timesteps: 1024\n")
-    quiet = (
-        "--trainer.logger",
-        "false",
-        "--trainer.enable_progress_bar",
-        "false",
-        "--trainer.enable_checkpointing",
-        "false",
-    )
-    cli.main(["fit", "--config", "recipe.yaml", *quiet, "--trainer.limit_val_batches", "0"])
+    flags = ["--trainer.enable_checkpointing", "false", "--trainer.limit_val_batches", "0"]
+    cli.main(["fit", "--config", "recipe.yaml", *QUIET, *flags])
     assert "1024 environment steps" in capsys.readouterr().out
 
 

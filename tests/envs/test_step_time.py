@@ -28,7 +28,7 @@ def short(monkeypatch):
     ("cores", "remedy"),
     [
         (3, r"set data.num_workers to 2\."),  # 3 does not divide 4 environments
-        (1, r"ppo-lightning check-env compares the backends, such as envpool\."),
+        (1, r"ppo-lightning profile compares the backends, such as envpool\."),
     ],
 )
 def test_slow_environments_are_named_once_with_the_setting(fit, capsys, monkeypatch, overlap, cores, remedy):
@@ -50,5 +50,5 @@ def test_workers_are_not_named_for_short_steps():
     for _ in range(1000):
         clock.time(sum, range(1000))
     assert re.fullmatch(
-        r"The environments take \d+% of the time: ppo-lightning check-env .*", clock.advice(4, 4)
+        r"The environments take \d+% of the time: ppo-lightning profile .*", clock.advice(4, 4)
     )

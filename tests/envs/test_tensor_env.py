@@ -94,16 +94,13 @@ class Sized(Clock):
         super().__init__(num_envs)
 
 
-def test_a_class_gets_the_number_of_environments():
-    assert EnvFactory(Sized).make(5).batch_size == (5,)
-
-
 class Kind(Sized):
     """Inherits its constructor."""
 
 
-def test_a_subclass_gets_the_number_of_environments():
-    assert EnvFactory(Kind).make(5).batch_size == (5,)
+@pytest.mark.parametrize("kind", [Sized, Kind])
+def test_a_class_gets_the_number_of_environments(kind):
+    assert EnvFactory(kind).make(5).batch_size == (5,)
 
 
 def cartpole(seeds):

@@ -1,10 +1,12 @@
 """Turn-based games: who moves, who gets the reward, the sign of the advantages, and random openings."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
-from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, make_env
+from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, make_env
 from ppo_lightning.algorithms import losses
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.rollouts import RolloutCollector
@@ -45,7 +47,6 @@ def test_random_games_end_with_opposite_returns(game):
         assert set(env.mover.tolist()) <= {0, 1}
     assert games
     assert returns.any()
-    env.close()
 
 
 def test_a_row_shows_the_player_to_move():
@@ -60,7 +61,6 @@ def test_a_row_shows_the_player_to_move():
     observation, *_ = env.step_arrays(np.array([0]))
     board = observation[0, 9:].reshape(9, 2)
     np.testing.assert_array_equal(board[[4, 0]], [[1, 0], [0, 1]])
-    env.close()
 
 
 class Scripted(MLPAgent):
@@ -105,7 +105,6 @@ def test_advantages_of_a_game_computed_by_hand():
     # gamma 0.5, lambda 1: 1, -0.5, 0.25, -0.125, 0.0625 from the last step backwards.
     advantage, _ = advantages(0.5, 1.0, torch.zeros(1, 12))
     assert advantage[0, :5].tolist() == [0.0625, -0.125, 0.25, -0.5, 1]
-    env.close()
 
 
 @pytest.mark.parametrize(
@@ -116,14 +115,11 @@ def test_unplayable_games_are_refused(env_id, message):
         make_env(env_id, 2, backend="envpool")
 
 
-def test_a_memory_is_refused(tmp_path):
-    import lightning as L
-
-    data = RolloutDataModule("TicTacToe-v1", "envpool", num_envs=4, num_steps=8, total_timesteps=64)
-    module = RecurrentPPO(agent=lambda *specs: MLPAgent(*specs, memory="lstm", shared=True))
-    trainer = L.Trainer(max_epochs=-1, accelerator="cpu", logger=False, default_root_dir=tmp_path)
+def test_a_memory_is_refused(fit):
+    data = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 4, "num_steps": 8}
+    agent = functools.partial(MLPAgent, memory="lstm", shared=True)
     with pytest.raises(ConfigError, match="would share"):
-        trainer.fit(module, datamodule=data)
+        fit(data | {"total_timesteps": 64}, {"agent": agent}, ppo=RecurrentPPO)
 
 
 def openings_of(rollout):
@@ -157,12 +153,10 @@ def test_openings_are_random_legal_moves_with_weight_0(env_id, backend):
     assert set(lengths) == {0, 1, 2, 3}
     assert min(np.bincount(lengths)) > len(lengths) / 8
     assert set(moves) == set(range(9))
-    env.close()
     # Matches and evaluations begin at the first position.
     env = make_env(env_id, 16, backend, stream="eval", **options)
     rollout = RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=5).rollout()
     assert rollout.get("valid", torch.ones(16, 5)).all()
-    env.close()
 
 
 def test_ranks_have_the_openings_of_one_rank():
@@ -190,7 +184,6 @@ def test_a_picture_shows_the_stones():
     red, blue = (200, 60, 50), (50, 90, 200)
     assert (colors[4], colors[0]) == ((red, blue) if first == 0 else (blue, red))
     assert len(set(colors)) == 3
-    env.close()
 
 
 @pytest.mark.parametrize("moves", [-1, "two"])

@@ -276,16 +276,13 @@ def test_a_function_gets_what_its_parameters_name():
         (2, 0, derive_seed(7, "eval", 0), 9.0, {}),
         (2, 1, 5, 10.0, {}),
     ]
+    calls.clear()
 
-
-def test_functions_of_single_environments_get_them_too():
-    calls = []
-
-    def make(num_envs, seed):
+    def make_one(num_envs, seed):
         calls.append((num_envs, seed))
         return gym.make("CartPole-v1")
 
-    make_env(make, 2, seed=7)
+    make_env(make_one, 2, seed=7)
     assert calls == [(2, derive_seed(7, "train", 0))] * 2
 
 

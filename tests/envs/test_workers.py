@@ -115,7 +115,7 @@ def make():
 
 
 def processes_of(env):
-    return [worker.process for worker in env.envs if isinstance(worker, workers.Worker)]
+    return [worker.process for worker in getattr(env, "workers", [])]
 
 
 def collect(env, rollouts=4, num_steps=16):
