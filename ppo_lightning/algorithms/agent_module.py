@@ -178,10 +178,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant beside the agent, which exists. By default, there are none.
 
-        A variant returns their parameters in :meth:`trainable_parameters`.
-
-        Args:
-            specs: Specs of one environment.
+        A variant returns their parameters in :meth:`trainable_parameters`. ``specs`` are those of one
+        environment.
         """
 
     def _rebuild(self, checkpoint: dict[str, Any]) -> None:
@@ -373,16 +371,10 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
-        self._log_episodes("eval", episodes)
-
-    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Log statistics as :meth:`validation_step`."""
-        self._log_episodes("test", episodes)
-
-    def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
-        if self.trainer.state.fn == TrainerFn.FITTING:
+        if self.fitting:
             self._evaluated_at = self.env_steps
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
+        prefix = "test" if self.trainer.testing else "eval"
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
@@ -391,6 +383,10 @@ class AgentModule(NamedArguments, L.LightningModule):
             sync_dist=True,
             sync_dist_group=collectives.cpu_group(),
         )
+
+    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Log statistics as :meth:`validation_step`."""
+        self.validation_step(episodes, batch_idx)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the most probable actions [B, ...], within their bounds, for raw observations [B, ...].

@@ -164,9 +164,7 @@ class PPO(AgentModule):
         following = rollout["next"]
         value = rollout["state_value"].squeeze(-1)
         done = following["done"].squeeze(-1)
-        terminated = following["terminated"].squeeze(-1)
-        if not self.hparams.bootstrap_truncated:
-            terminated = done
+        terminated = following["terminated"].squeeze(-1) if self.hparams.bootstrap_truncated else done
         boundary = done & ~terminated
         boundary[:, -1] = ~terminated[:, -1]
         next_value = value.roll(-1, dims=1)
@@ -201,13 +199,12 @@ class PPO(AgentModule):
         """
         num_envs, num_steps = rollout.batch_size
         # detail 6
-        steps = (
-            self.uniform("shuffle", num_envs, num_steps).numpy().argsort(axis=1)
-        )  # in a seventh of PyTorch's time
+        keys = self.uniform("shuffle", num_envs, num_steps).numpy()
+        steps = keys.argsort(axis=1)  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
-        keys = with_valid(rollout, self.minibatch_keys)
-        return {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
+        names = with_valid(rollout, self.minibatch_keys)
+        return {name: take(rollout[name].transpose(0, 1).flatten(0, 1), order) for name in names}
 
     def total_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Evaluate a minibatch and return its loss and the detached parts, for the update."""
@@ -252,6 +249,21 @@ class PPO(AgentModule):
             return False
         return bool(collectives.gather(approx_kl).mean() > self.hparams.target_kl)
 
+    def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
+        """Log one iteration at the number of environment steps of all ranks.
+
+        Losses are means over the minibatches, returns are means over the episodes that ended.
+        """
+        # detail 12
+        means = mean_of(metrics) if metrics else {}
+        values: dict[str, Any] = {f"losses/{name}": value for name, value in means.items()}
+        keys = with_valid(rollout, ("state_value", "value_target"))
+        everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
+        values["losses/explained_variance"] = losses.explained_variance(*everywhere)
+        values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        values["charts/SPS"] = self.run_log.steps_per_second()
+        self.run_log.log(values)
+
     def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Do what follows an iteration, before the learning rate changes. By default, this is nothing.
 
@@ -271,22 +283,6 @@ class PPO(AgentModule):
             schedule.adapt(float(collectives.gather(mean_of(metrics)["approx_kl"]).mean()))
         if isinstance(schedule, LRScheduler):
             schedule.step()
-
-    def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
-        """Log one iteration at the number of environment steps of all ranks.
-
-        Losses are means over the minibatches, returns are means over the episodes that ended.
-        """
-        # detail 12
-        values: dict[str, Any] = (
-            {f"losses/{name}": value for name, value in mean_of(metrics).items()} if metrics else {}
-        )
-        keys = with_valid(rollout, ("state_value", "value_target"))
-        everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
-        values["losses/explained_variance"] = losses.explained_variance(*everywhere)
-        values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        values["charts/SPS"] = self.run_log.steps_per_second()
-        self.run_log.log(values)
 
     # Lightning's hooks
 
@@ -322,7 +318,7 @@ class PPO(AgentModule):
     def on_train_start(self) -> None:
         """Override restored optimizer settings with those of this run, and create the update."""
         super().on_train_start()
-        check_optimizers(self.optimizers(), self.lr_schedulers())
+        self.check_optimizers()
         if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
@@ -335,17 +331,13 @@ class PPO(AgentModule):
         # detail A1
         self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
 
-    def release_updates(self) -> None:
+    def on_train_end(self) -> None:
         """Release compiled graphs."""
         self.optimize = EagerUpdate(self, self.total_loss)
 
-    def on_train_end(self) -> None:
-        """Release compiled graphs."""
-        self.release_updates()
-
     def on_exception(self, exception: BaseException) -> None:
         """Release compiled graphs."""
-        self.release_updates()
+        self.on_train_end()
 
     # For updates, variants and callbacks
 
@@ -372,17 +364,13 @@ class PPO(AgentModule):
 
     def check_split(self) -> None:
         """Check that a rollout can be split into equal minibatches."""
-        count = self.hparams.num_minibatches
-        num_envs, num_steps, ranks = self.data.num_envs, self.data.num_steps, self.trainer.world_size
-        if ranks > 1 and num_steps % count:
+        names, steps = "data.num_envs * data.num_steps", self.data.frames_per_rollout
+        if self.trainer.world_size > 1:  # each rank splits the steps of each environment
+            names, steps = "data.num_steps", self.data.num_steps
+        if steps % self.hparams.num_minibatches:
             raise ConfigError(
-                f"data.num_steps = {num_steps} is not divisible by model.num_minibatches = {count}, which"
-                f" {ranks} ranks need: change one of the two."
-            )
-        if num_envs * num_steps // ranks % count:
-            raise ConfigError(
-                f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by"
-                f" model.num_minibatches = {count}: change one of the three."
+                f"{names} = {steps} is not divisible by model.num_minibatches ="
+                f" {self.hparams.num_minibatches}: change one of these numbers."
             )
 
     def check_update(self) -> None:
@@ -400,6 +388,16 @@ class PPO(AgentModule):
                 " that of self.evaluate(minibatch): add the argument, and pass it on to super().loss."
             ) from error
 
+    def check_optimizers(self) -> None:
+        """Refuse a result of a subclass's ``configure_optimizers`` that the update cannot use."""
+        optimizer, schedule = self.optimizers(), self.lr_schedulers()
+        fits = isinstance(schedule, LRScheduler | None) and not isinstance(schedule, ReduceLROnPlateau)
+        if isinstance(optimizer, list) or not optimizer.param_groups or not fits:
+            raise ConfigError(
+                "configure_optimizers must return one optimizer, with at most one LRScheduler (but not"
+                " ReduceLROnPlateau), which PPO steps once a rollout: self.data.num_rollouts times."
+            )
+
     @property
     def steps_per_rollout(self) -> int | None:
         """Number of optimizer steps per iteration, or None if it varies."""
@@ -416,28 +414,3 @@ class PPO(AgentModule):
         """Maximum number of rows of a minibatch that are differentiated at once."""
         in_cache = self.agent.microbatch_size if self.device.type == "cpu" else sys.maxsize
         return self.hparams.microbatch_size or in_cache
-
-
-def check_optimizers(optimizers: Any, schedules: Any) -> None:
-    """Check that ``configure_optimizers`` returned what PPO's update uses.
-
-    Args:
-        optimizers: ``LightningModule.optimizers()``: an optimizer, or a list of several or none.
-        schedules: ``LightningModule.lr_schedulers()``: a schedule, a list of several, or None.
-
-    Raises:
-        ConfigError: There is not one optimizer, or the schedule cannot be stepped once a rollout.
-    """
-    if isinstance(optimizers, list) or not optimizers.param_groups:
-        count = len(optimizers) if isinstance(optimizers, list) else 0
-        returned = f"{count} optimizers"
-    elif isinstance(schedules, list):
-        returned = f"{len(schedules)} schedules"
-    elif isinstance(schedules, ReduceLROnPlateau) or not isinstance(schedules, LRScheduler | None):
-        returned = f"the schedule {type(schedules).__name__}, whose step() needs more than a count"
-    else:
-        return
-    raise ConfigError(
-        f"configure_optimizers returned {returned}: return one optimizer, with at most one LRScheduler, which"
-        " PPO steps once a rollout (self.data.num_rollouts times)."
-    )

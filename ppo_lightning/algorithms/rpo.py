@@ -35,7 +35,6 @@ class RPO(PPO):
     def __init__(self, rpo_alpha: Annotated[float, Range(0)] = 0.5, **hyperparameters: Any) -> None:
         check_arguments(RPO.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        self.save_hyperparameters("rpo_alpha")
 
     def check_agent(self) -> None:
         """Refuse an agent without a Gaussian head."""

@@ -159,7 +159,9 @@ class CompiledUpdate:
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
         expected = None
         if -self._calls % CHECK_EVERY < len(minibatches):
-            expected = self._without_compiler(minibatches[0])
+            parts = equal_parts(minibatches[0], self.module.microbatch_size)
+            with torch.no_grad():
+                expected = mean_of([self._holder(part)[1] for part in parts])
         self._calls += len(minibatches)
         with torch.no_grad():
             if self._can_scan(minibatches):
@@ -203,12 +205,6 @@ class CompiledUpdate:
             if len(parts) > 1:
                 return self._accumulate(parts)
             return self._whole(self._detached, self._state, self._lr, minibatch)
-
-    @torch.no_grad()
-    def _without_compiler(self, minibatch: Minibatch) -> Metrics:
-        """Return the parts of the loss, computed without the compiler."""
-        parts = equal_parts(minibatch, self.module.microbatch_size)
-        return mean_of([self._holder(part)[1] for part in parts])
 
     @functools.cached_property
     def _state(self) -> State:

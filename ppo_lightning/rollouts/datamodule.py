@@ -161,7 +161,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.overlap = overlap
         self.num_envs = num_envs
         self.frames_per_rollout = num_envs * num_steps  # of all ranks together
-        self.num_rollouts = total_timesteps // self.frames_per_rollout
         if not self.num_rollouts:
             raise ConfigError(
                 f"data.total_timesteps is {total_timesteps}, less than one rollout of num_envs * num_steps ="
@@ -186,6 +185,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         assert self.trainer is not None
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts of the whole run."""
+        return self.total_timesteps // self.frames_per_rollout  # a second fit may set other timesteps
 
     @property
     def rollouts_per_epoch(self) -> int:
@@ -222,19 +226,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             ConfigError: ``num_envs`` cannot be divided among the ranks.
         """
         if self._env is None:
-            self._env = self.make_env(self.shard)
+            shard = self.shard
+            self._env = self.factory.make(shard.count, shard.seed, shard.first)
         return self._env
-
-    def make_env(self, shard: Shard) -> EnvBase:
-        """Make training environments.
-
-        Args:
-            shard: Their number and their seeds.
-
-        Raises:
-            ConfigError: As for :attr:`env`.
-        """
-        return self.factory.make(shard.count, shard.seed, shard.first)
 
     @property
     def has_valid(self) -> bool:

@@ -286,18 +286,18 @@ def two_schedules(module):
 
 
 @pytest.mark.parametrize(
-    ("configure", "returned"),
+    "configure",
     [
-        (lambda module: [optimizer_of(module), optimizer_of(module)], "2 optimizers"),
-        (lambda module: None, "0 optimizers"),
-        (two_schedules, "2 schedules"),
-        (plateau, r"the schedule ReduceLROnPlateau, whose step\(\) needs more than a count"),
+        lambda module: [optimizer_of(module), optimizer_of(module)],
+        lambda module: None,
+        two_schedules,
+        plateau,
     ],
+    ids=["two optimizers", "none", "two schedules", "plateau"],
 )
-def test_what_the_update_cannot_use_is_refused(fit, configure, returned):
+def test_what_the_update_cannot_use_is_refused(fit, configure):
     own = type("Own", (PPO,), {"configure_optimizers": configure})
-    message = rf"^configure_optimizers returned {returned}: .*self.data.num_rollouts times\)\.$"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"^configure_optimizers must .*self.data.num_rollouts times\.$"):
         fit(EIGHT, MODEL, ppo=own)
 
 

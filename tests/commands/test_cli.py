@@ -84,7 +84,7 @@ def edited(tmp_path, old, new):
         (["--model.agent.init_args.head", "gaussian"], "2 discrete actions and the Gaussian head"),
         (
             ["--model.num_minibatches", "3"],
-            "= 512 is not divisible by model.num_minibatches = 3: change one of the three",
+            "= 512 is not divisible by model.num_minibatches = 3: change",
         ),
         (["--model.num_minibatches", "512"], "model.num_minibatches = 512 makes minibatches of one step"),
         (["--model.gamma", "1.5"], "model.gamma is 1.5: it must be between 0 and 1"),
