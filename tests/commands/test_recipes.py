@@ -63,7 +63,7 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
 
     monkeypatch.setattr(PPO, "update", recorded)
     # Other tests cover the compiled update.
-    out = run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.compile", "false")
+    _, out, _ = run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.compile", "false")
     assert abs(metrics_of_updates[0]["approx_kl"]) < 1e-6, "also with bfloat16"
     assert metrics_of_updates[0]["clipfrac"] == 0
     assert all(torch.isfinite(value) for metrics in metrics_of_updates for value in metrics.values())
@@ -263,7 +263,7 @@ def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
 
 def test_a_checkpoint_knows_its_environment(run_cli, tmp_path):
     recipe = "configs/classic/acrobot.yaml"
-    out = run_cli("fit", "--config", ROOT / recipe, *short(recipe))
+    _, out, _ = run_cli("fit", "--config", ROOT / recipe, *short(recipe))
     checkpoint = Path(out.split("checkpoint: ")[1].splitlines()[0])
     assert torch.load(checkpoint, weights_only=True)["datamodule_hyper_parameters"]["env_id"] == "Acrobot-v1"
     assert (
@@ -271,7 +271,7 @@ def test_a_checkpoint_knows_its_environment(run_cli, tmp_path):
         == "Acrobot-v1"
     )
     trained = float(out.split("deterministic: return ")[1].split()[0])
-    assert f"{trained}" in run_cli("validate", "--ckpt_path", checkpoint)
+    assert f"{trained}" in run_cli("validate", "--ckpt_path", checkpoint)[1]
 
 
 @pytest.mark.integration
