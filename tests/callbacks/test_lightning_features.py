@@ -329,8 +329,9 @@ class Begin(L.Callback):
 
 def test_a_second_fit_begins_a_new_run_with_the_trained_weights(fit, make_trainer):
     module, begin = fit(EIGHT, MODEL), Begin()
-    trained = weights(module)
-    make_trainer(callbacks=[begin]).fit(module, RolloutDataModule(**EIGHT | {"total_timesteps": STEPS * 4}))
+    trained, data = weights(module), module.data
+    data.total_timesteps = STEPS * 4
+    make_trainer(callbacks=[begin]).fit(module, data)
     assert begin.steps == 0
     assert torch.equal(begin.weights, trained)
     assert begin.learning_rate == module.hparams.learning_rate
