@@ -1,4 +1,8 @@
+import contextlib
 import os
+import signal
+import sys
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -8,6 +12,8 @@ import torch
 
 import tests.environments  # noqa: F401  (registers them)
 from ppo_lightning import PPO, RolloutDataModule, make_env
+from ppo_lightning.commands import cli
+from tests.helpers import RECIPE, SHORT, Runs, SaveAfter, require_same
 
 torch.set_num_threads(1)
 
@@ -45,6 +51,66 @@ def fit(make_trainer):
         return module
 
     return run
+
+
+@pytest.fixture
+def fit_and_resume(fit, tmp_path):
+    """Return a function that trains a run and resumes it, and requires the same end of both, to the bit.
+
+    ``fit_and_resume(rollouts, {data options}, {model options}, **options of fit)``. The checkpoint after
+    ``rollouts`` rollouts is ``middle.ckpt``.
+    """
+
+    def run(rollouts, data=None, model=None, **options):
+        path = tmp_path / "middle.ckpt"
+        whole = fit(data, model, callbacks=[SaveAfter(path, rollouts)], **options)
+        resumed = fit(data, model, ckpt_path=path, **options)
+        require_same(whole, resumed)
+        return whole, resumed
+
+    return run
+
+
+@pytest.fixture
+def run_cli(tmp_path, monkeypatch, capsys):
+    """Return a function that runs the command line in this process: exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
+
+    def run(*args):
+        code = 0
+        try:
+            cli.main([str(arg) for arg in args])
+        except SystemExit as end:
+            code = end.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def trained(run_cli):
+    """Return a checkpoint of a short run of the command line."""
+    code, out, err = run_cli("fit", "--config", RECIPE, *SHORT)
+    assert code == 0, err
+    return Path(out.split("checkpoint: ")[1].splitlines()[0])
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Return a function that makes a folder for runs in processes, which end with the test."""
+    made = []
+
+    def make(name):
+        made.append(Runs(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for folder_runs in made:
+        for process in folder_runs.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture

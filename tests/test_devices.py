@@ -11,7 +11,7 @@ from torch.optim.adam import adam as own
 from ppo_lightning import CNNAgent, MLPAgent
 from ppo_lightning.algorithms import update
 from ppo_lightning.rollouts.storage import allocate
-from tests.algorithms.test_update import CARTPOLE, MODEL, REACH, weights
+from tests.helpers import CARTPOLE, MODEL, REACH, weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 simulates_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

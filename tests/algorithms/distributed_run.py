@@ -25,13 +25,28 @@ from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
 from ppo_lightning.utils import collectives
 from tests import environments
+from tests.helpers import weights
 
-options = {}
+options = {
+    "model": {},
+    "agent": {},
+    "data": {},
+    "transforms": False,
+    "rollouts": 3,
+    "kl_of_ranks": None,
+    "local": None,
+    "spoil": None,
+    "check_every": 10,
+    "trouble_on": None,
+    "nodes": 1,
+    "nccl": False,
+    "validations": 0,
+    "invalid": [],
+    "timeout": 100,
+    "save_after": None,
+    "ckpt_path": None,
+}
 several = False
-
-
-def weights(module):
-    return torch.nn.utils.parameters_to_vector(module.trainable_parameters()).detach().clone()
 
 
 class Recorded:

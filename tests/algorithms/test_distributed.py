@@ -1,12 +1,8 @@
 """Data parallel training in real processes (gloo): N ranks train as one rank with all environments does."""
 
 import contextlib
-import functools
-import json
-import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,30 +15,9 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  (register
 
 from ppo_lightning import ConfigError, RolloutDataModule
 from ppo_lightning.utils import collectives
-from tests.algorithms import distributed_run
+from tests.helpers import DISTRIBUTED, ROOT, difference, finish, launch, port, run, start
 
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).parent / "distributed_run.py"
-DEFAULTS = {
-    "model": {},
-    "agent": {},
-    "data": {},
-    "transforms": False,
-    "rollouts": 3,
-    "kl_of_ranks": None,
-    "local": None,
-    "spoil": None,
-    "check_every": 10,
-    "trouble_on": None,
-    "nodes": 1,
-    "nccl": False,
-    "validations": 0,
-    "invalid": [],
-    "timeout": 100,
-    "save_after": None,
-    "ckpt_path": None,
-}
 # All running statistics, and environments whose episodes end soon and at different steps.
 HOPPER = {
     "data": {"env_id": "Hopper-v5"},
@@ -52,71 +27,6 @@ HOPPER = {
 }
 
 
-@functools.cache
-def forks():
-    """Return the context of a server that imports everything once, which takes five seconds of CPU time."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([distributed_run.__name__])
-    return context
-
-
-def settings_of(folder, devices, options):
-    """Make the folder of a run, and return its settings."""
-    folder.mkdir(exist_ok=True)
-    return DEFAULTS | {"folder": str(folder), "devices": devices} | options
-
-
-def start(folder, devices, launcher=(), **options):
-    """Start a run as a script, whose ``devices`` processes Lightning starts."""
-    return launch([*launcher, SCRIPT], settings_of(folder, devices, options))
-
-
-def launch(script, settings):
-    """Start a script with its settings as argument."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *map(str, script), json.dumps(settings)]
-    return subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process, timeout=120):
-    """Return the exit code and standard error; kill all ranks if one of them hangs."""
-    try:
-        _, errors = process.communicate(timeout=timeout)
-        return process.returncode, errors
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def run(folder, devices, **options):
-    """Train in ``devices`` forked processes and return the result of each rank."""
-    settings = settings_of(folder, devices, options)
-    master_port = port()
-    ranks = [
-        forks().Process(target=distributed_run.train_forked, args=(settings, rank, master_port))
-        for rank in range(devices)
-    ]
-    end = time.monotonic() + 300  # compilation on a busy machine
-    try:
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(max(0, end - time.monotonic()))
-        errors = [path.read_text() for path in sorted(folder.glob("errors*.txt"))]
-        assert [rank.exitcode for rank in ranks] == [0] * devices, "\n".join(errors)
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(devices)]
-
-
-def port():
-    """Return a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """Return the result of one rank with all environments after three iterations."""
@@ -124,11 +34,6 @@ def one(tmp_path_factory):
     assert (result["weights"] - result["initial"]).abs().max() > 1e-3
     assert len(result["returns"]) > 2, "or nothing was reset"
     return result
-
-
-def difference(ranks, one, when="weights"):
-    """Return the weight difference of several ranks to one rank, relative to the change by training."""
-    return ((ranks[0][when] - one[when]).abs().max() / (one[when] - one["initial"]).abs().max()).item()
 
 
 def require_same_statistics(several, one):
@@ -428,7 +333,7 @@ def test_a_run_shorter_than_a_rollout_is_refused():
 @pytest.mark.integration
 def test_processes_started_by_fork_or_spawn_train_as_ddp_does(tmp_path):
     """The starting process gets the trained agent."""
-    script = SCRIPT.with_name("spawned_run.py")
+    script = DISTRIBUTED.with_name("spawned_run.py")
     results = []
     for strategy in ("ddp", "ddp_spawn", "ddp_notebook"):
         folder = tmp_path / strategy

@@ -13,8 +13,8 @@ from ppo_lightning import PPO, RND, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.rnd import Curiosity, IntrinsicRewards, endless_gae, random_rollouts
 from ppo_lightning.callbacks.guards import NonFiniteGuard
-from tests.checkpoints.test_resume import SaveAfter
 from tests.environments import Trouble
+from tests.helpers import SaveAfter
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
 MODEL = {

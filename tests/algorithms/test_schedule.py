@@ -5,7 +5,7 @@ import torch
 
 from ppo_lightning import PPO
 from ppo_lightning.algorithms.schedule import IterationLR, KLAdaptiveLR, LinearAnnealing, remaining
-from tests.checkpoints.test_resume import SaveAfter
+from tests.helpers import SaveAfter
 
 DESIRED_KL = 0.02
 TOO_LOW, NEAR, TOO_HIGH = (

@@ -6,7 +6,7 @@ import torch
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.algorithms.update import EagerUpdate
 from ppo_lightning.callbacks import Threads
-from tests.algorithms.test_update import CARTPOLE, MODEL
+from tests.helpers import CARTPOLE, MODEL
 
 
 class Interrupted(PPO):

@@ -11,7 +11,7 @@ from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms import losses
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import CollectorInputs
-from tests.checkpoints.test_resume import SaveAfter
+from tests.helpers import SaveAfter
 
 ROLLOUTS = 3
 DATA = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * ROLLOUTS}

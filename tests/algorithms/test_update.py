@@ -15,11 +15,7 @@ from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.algorithms.schedule import IterationLR
 from ppo_lightning.algorithms.update import CompiledUpdate, compile_per_instance
 from ppo_lightning.models.bodies import FastTanh
-
-# Few iterations: float32 rounds differently in a compiled graph, and training amplifies any difference.
-REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}
-CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
-MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
+from tests.helpers import CARTPOLE, MODEL, REACH, Recorder, weights
 
 MIN_GRU = functools.partial(MLPAgent, shared=True, memory="min_gru", memory_size=16)
 
@@ -43,30 +39,20 @@ def calls(monkeypatch):
     return made
 
 
-class Tracing(PPO):
-    """Recorder of the metrics of each minibatch and the learning rate of each iteration."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.metrics, self.learning_rates = [], []
-
-    def update(self, minibatches):
-        self.learning_rates.append(self.optimizers().param_groups[0]["lr"])
-        metrics = super().update(minibatches)
-        self.metrics += metrics
-        return metrics
+class Counted(Recorder):
+    """Recorder that keeps Lightning's count of optimizer steps."""
 
     def on_train_end(self):
         super().on_train_end()
         self.steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
 
 
-class TracingSequences(Tracing, RecurrentPPO):
-    """The same for agents with a memory."""
+class Tracing(Counted, PPO):
+    pass
 
 
-def weights(module):
-    return torch.cat([parameter.detach().flatten() for parameter in module.agent.parameters()])
+class TracingSequences(Counted, RecurrentPPO):
+    pass
 
 
 def optimizer_state(module):

@@ -21,48 +21,14 @@ from torchrl.envs.libs.gym import GymEnv
 import ppo_lightning
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 from ppo_lightning.commands import cli, options
-
-ROOT = Path(__file__).parents[2]
-CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
-SHORT = ["--data.total_timesteps", "1024", "--data.eval_episodes", "2"]
-
-
-@pytest.fixture
-def run_cli(tmp_path, monkeypatch, capsys):
-    """Return a function that runs the command line in this process: exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
-
-    def run(*args):
-        code = 0
-        try:
-            cli.main([str(arg) for arg in args])
-        except SystemExit as exit_:
-            code = exit_.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
-def trained(run_cli):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
-    assert code == 0, err
-    return Path(out.split("checkpoint: ")[1].splitlines()[0])
-
-
-def metric(out, name):
-    """Read a number from the table that Lightning prints, with or without rich."""
-    return float(re.search(rf"{name}\s[\s│]*([\d.]+)", out).group(1))
-
+from tests.helpers import RECIPE, ROOT, SHORT, metric
 
 AGENT = "agent:\n"  # of the recipe
 
 
 def edited(tmp_path, old, new):
     path = tmp_path / "edited.yaml"
-    text = Path(CARTPOLE).read_text()
+    text = Path(RECIPE).read_text()
     assert old in text
     path.write_text(text.replace(old, new))
     return path
@@ -110,7 +76,7 @@ def edited(tmp_path, old, new):
     ],
 )
 def test_wrong_input_ends_in_one_sentence_and_exit_code_2(run_cli, flags, message):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags)
+    code, out, err = run_cli("fit", "--config", RECIPE, *SHORT, *flags)
     last = err.strip().splitlines()[-1]
     assert code == 2
     assert last.startswith("error: ")
@@ -152,7 +118,7 @@ def test_a_misspelt_key_names_the_right_one(run_cli, tmp_path, old, new, message
 
 
 def test_a_finished_run_says_so_and_makes_no_new_version(run_cli, trained, tmp_path):
-    for flags in (["--config", CARTPOLE, *SHORT, "--auto_resume"], ["--ckpt_path", trained]):
+    for flags in (["--config", RECIPE, *SHORT, "--auto_resume"], ["--ckpt_path", trained]):
         code, out, err = run_cli("fit", *flags)
         assert code == 0, err
         *_, last = out.splitlines()
@@ -194,7 +160,7 @@ def test_a_video_and_an_export_show_no_noise(run_cli, trained, tmp_path, monkeyp
 
 def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    code, _, err = run_cli("fit", "--config", CARTPOLE, "--data.backend", "envpool")
+    code, _, err = run_cli("fit", "--config", RECIPE, "--data.backend", "envpool")
     assert code == 2
     assert err == (
         "error: The package 'envpool' is missing: run pip install 'ppo-lightning[envpool]', or, in a clone,"
@@ -204,7 +170,7 @@ def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
 
 @pytest.mark.integration
 def test_an_exit_code_reaches_the_shell():
-    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", CARTPOLE, "--model.gamma", "2"]
+    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", RECIPE, "--model.gamma", "2"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 2
     assert run.stderr.strip() == "error: model.gamma is 2.0: it must be between 0 and 1."
@@ -229,7 +195,7 @@ def answered(capsys, *args):
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test"])
 def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(capsys, command):
-    out = answered(capsys, command, "--config", CARTPOLE, "--help")
+    out = answered(capsys, command, "--config", RECIPE, "--help")
     for owner, prefix in (
         (PPO, "model"),
         (MLPAgent, "model.agent"),
@@ -260,7 +226,7 @@ def test_another_agent_has_its_own_defaults(run_cli):
 def test_a_full_disk_ends_in_one_sentence_before_training(run_cli, tmp_path, monkeypatch):
     """Without the check, TensorBoard's writer would end the run with a traceback."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
-    code, _, err = run_cli("fit", "--config", CARTPOLE)
+    code, _, err = run_cli("fit", "--config", RECIPE)
     assert code == 2
     assert re.search(r"error: The folder of the run, \S+, cannot be written: No space left on device\.", err)
 
@@ -306,7 +272,7 @@ def test_help_and_version_import_neither_pytorch_nor_lightning(tmp_path):
 def test_a_compiler_cache_that_cannot_be_made_ends_in_one_sentence(tmp_path, monkeypatch):
     """PyTorch creates the folder on import, with or without ``model.compile``."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
-    run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, "--model.compile", "true")
+    run = in_a_process(tmp_path, "fit", "--config", RECIPE, "--model.compile", "true")
     assert run.returncode == 2
     assert run.stderr.count("\n") == 1
     assert run.stderr.startswith(
@@ -319,7 +285,7 @@ def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
     """``python -m ppo_lightning`` does so, too; Python puts the folder of a script on the path instead."""
     shutil.copy(ROOT / "tests/environments.py", tmp_path / "my_own.py")
     flags = ["--data.env_id", "my_own:Counter-v0", *SHORT, "--trainer.logger", "false"]
-    run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, *flags)
+    run = in_a_process(tmp_path, "fit", "--config", RECIPE, *flags)
     assert run.returncode == 0, run.stderr
     assert "wall time" in run.stdout
 
@@ -327,11 +293,11 @@ def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
 def test_a_bug_keeps_its_traceback(run_cli, monkeypatch):
     monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.advantages", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run_cli("fit", "--config", CARTPOLE, *SHORT)
+        run_cli("fit", "--config", RECIPE, *SHORT)
 
 
 def test_the_last_lines_tell_what_was_reached(run_cli):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
+    code, out, err = run_cli("fit", "--config", RECIPE, *SHORT)
     assert code == 0
     lines = out.strip().splitlines()[-5:]
     assert lines[0].startswith("return over the last ")
@@ -344,7 +310,7 @@ def test_the_last_lines_tell_what_was_reached(run_cli):
 
 
 def test_the_progress_bar_can_be_switched_off(run_cli):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.enable_progress_bar", "false")
+    code, out, err = run_cli("fit", "--config", RECIPE, *SHORT, "--trainer.enable_progress_bar", "false")
     assert code == 0
     assert "SPS" not in err
     assert "wall time" in out
@@ -384,7 +350,7 @@ def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, t
 
 
 def test_without_evaluation_the_end_of_the_run_is_saved(run_cli):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.limit_val_batches", "0")
+    code, out, err = run_cli("fit", "--config", RECIPE, *SHORT, "--trainer.limit_val_batches", "0")
     assert code == 0, err
     assert torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)["env_steps"] == 1024
 
@@ -412,7 +378,7 @@ def test_a_resumed_run_uses_the_flags(run_cli, trained, trust):
 
 
 def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(run_cli):
-    _, out, _ = run_cli("fit", "--config", CARTPOLE, *SHORT, "--seed_everything", "7")
+    _, out, _ = run_cli("fit", "--config", RECIPE, *SHORT, "--seed_everything", "7")
     logged = re.search(r"deterministic: return ([\d.]+)", out).group(1)
     _, out, _ = run_cli("validate", "--ckpt_path", out.split("checkpoint: ")[1].splitlines()[0])
     assert metric(out, "eval/episodic_return") == pytest.approx(float(logged), abs=0.05)
@@ -420,10 +386,10 @@ def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(run_cli):
 
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_evaluation_needs_a_checkpoint(run_cli, command):
-    code, _, err = run_cli(command, "--config", CARTPOLE)
+    code, _, err = run_cli(command, "--config", RECIPE)
     assert code == 2
     assert "--ckpt_path" in err
-    code, _, err = run_cli(command, "--config", CARTPOLE, "--ckpt_path", "best")
+    code, _, err = run_cli(command, "--config", RECIPE, "--ckpt_path", "best")
     assert code == 2
     assert "'best' is not a file" in err
 
@@ -436,7 +402,7 @@ def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, traine
         and "has {'kind': 'Box', 'shape': [6]" in err
     )
     code, _, err = run_cli(
-        "validate", "--config", CARTPOLE, "--ckpt_path", trained, "--model.agent.hidden_sizes", "[32]"
+        "validate", "--config", RECIPE, "--ckpt_path", trained, "--model.agent.hidden_sizes", "[32]"
     )
     assert code == 2
     assert "model.agent" in err
@@ -444,7 +410,7 @@ def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, traine
     code, _, err = run_cli("validate", "--ckpt_path", "notes.ckpt")
     assert code == 2 and "not a checkpoint of ppo_lightning" in err
     torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.6"}, tmp_path / "foreign.ckpt")
-    for config in ([], ["--config", CARTPOLE]):
+    for config in ([], ["--config", RECIPE]):
         code, _, err = run_cli("validate", *config, "--ckpt_path", "foreign.ckpt")
         assert code == 2, err
         assert err.startswith("error: ") and "ppo_lightning" in err

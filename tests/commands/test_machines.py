@@ -22,8 +22,8 @@ from torch.distributed import run as torchrun
 
 from ppo_lightning.callbacks.guards import warn_of_lost_restarts
 from ppo_lightning.commands import cli
-from tests.checkpoints.test_resume import ROOT, RUN, Runs, environment_of, wait_for_a_checkpoint
 from tests.documented import blocks, commands
+from tests.helpers import ROOT, RUN, Runs, environment_of, wait_for_a_checkpoint
 
 PAGE = ROOT / "docs/machines.md"
 JOB = ROOT / "docs/cluster/slurm.sh"

@@ -17,8 +17,8 @@ from lightning.pytorch.tuner import Tuner
 from ppo_lightning import PPO, RPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.utils.arguments import Range
-from tests.commands.test_cli import CARTPOLE, SHORT, run_cli  # noqa: F401  (a fixture)
 from tests.environments import Counter
+from tests.helpers import RECIPE, SHORT
 
 SMALL = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32}
 
@@ -224,8 +224,8 @@ def test_lightnings_tuner_is_refused(make_trainer, method):
         (["--model.agent", "null"], r"model\.agent is None: it must be a class or a function"),
     ],
 )
-def test_wrong_flags_end_in_one_sentence(run_cli, flags, message):  # noqa: F811
-    code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags)
+def test_wrong_flags_end_in_one_sentence(run_cli, flags, message):
+    code, _, err = run_cli("fit", "--config", RECIPE, *SHORT, *flags)
     last = err.strip().splitlines()[-1]
     assert code == 2
     assert last.startswith("error: ")
@@ -235,7 +235,7 @@ def test_wrong_flags_end_in_one_sentence(run_cli, flags, message):  # noqa: F811
 
 @pytest.mark.parametrize("number", ["2e3", "2k", "2000", "0.002M", "2.0e3"])
 @pytest.mark.parametrize("place", ["flag", "yaml"])
-def test_large_integers_may_be_short(run_cli, tmp_path, number, place):  # noqa: F811
+def test_large_integers_may_be_short(run_cli, tmp_path, number, place):
     lines = ("seed_everything: {0}", "model: {{update_epochs: {0}}}", "data: {{total_timesteps: {0}}}")
     text = "\n".join([*lines, "trainer: {{max_steps: {0}}}"]).format(number)
     (tmp_path / "short.yaml").write_text(text)
@@ -249,7 +249,7 @@ def test_large_integers_may_be_short(run_cli, tmp_path, number, place):  # noqa:
     assert read["model"]["init_args"]["update_epochs"] == 2000
 
 
-def test_only_integers_may_be_short(run_cli, tmp_path):  # noqa: F811
+def test_only_integers_may_be_short(run_cli, tmp_path):
     code, out, err = run_cli("fit", "--data.total_timesteps", "1.5")
     assert code == 2 and "data.total_timesteps: Expected a int. Got value: 1.5" in err
     flags = ["--name", "500k", "--data.env_kwargs.a", "1e3", "--data.env_kwargs.b", "5k"]
@@ -277,7 +277,7 @@ def test_only_integers_may_be_short(run_cli, tmp_path):  # noqa: F811
         (b"data: {num_envs: 4, seed: [}\n", r"is not YAML"),
     ],
 )
-def test_a_configuration_that_cannot_be_read_ends_in_one_sentence(run_cli, tmp_path, content, message):  # noqa: F811
+def test_a_configuration_that_cannot_be_read_ends_in_one_sentence(run_cli, tmp_path, content, message):
     (tmp_path / "odd.yaml").write_bytes(content)
     code, _, err = run_cli("fit", "--config=odd.yaml", *SHORT)
     assert code == 2
@@ -289,21 +289,21 @@ def test_a_configuration_that_cannot_be_read_ends_in_one_sentence(run_cli, tmp_p
     "error",
     [MemoryError("9 TiB"), torch.OutOfMemoryError("9 TiB"), RuntimeError("can't allocate memory: 9 TiB")],
 )
-def test_insufficient_memory_ends_in_one_sentence(run_cli, monkeypatch, error):  # noqa: F811
+def test_insufficient_memory_ends_in_one_sentence(run_cli, monkeypatch, error):
     def fail(*args):
         raise error
 
     monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.advantages", fail)
-    code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
+    code, _, err = run_cli("fit", "--config", RECIPE, *SHORT)
     assert code == 2
     assert re.search(r"error: The run does not fit into memory \(.*9 TiB\): lower data\.num_envs, ", err)
 
 
-def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):  # noqa: F811
+def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):
     """Only errors of Lightning itself become one sentence; here, a method of the module raises an error."""
     monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.configure_optimizers", lambda self: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
-        run_cli("fit", "--config", CARTPOLE, *SHORT)
+        run_cli("fit", "--config", RECIPE, *SHORT)
 
 
 def test_huge_rewards_are_advised_to_be_normalized(fit):

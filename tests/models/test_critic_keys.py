@@ -26,9 +26,8 @@ from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import JoinedBox, spec_from_plain, spec_from_space, spec_to_plain
-from tests.algorithms.test_distributed import difference, run
-from tests.algorithms.test_update import MODEL, REACH, weights
 from tests.environments import Reach
+from tests.helpers import MODEL, REACH, difference, run, weights
 
 # Reach-v0 joins its entries to the vector: action (2), luck (1), time (1).
 BLIND = {"actor_keys": ["action", "time"]}

@@ -19,8 +19,8 @@ from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.rollouts.storage import add_evaluation
 from tests.callbacks.test_doctor import Dropout
-from tests.checkpoints.test_resume import SaveAfter
 from tests.environments import Trouble
+from tests.helpers import SaveAfter
 
 DATA = {"env_id": "Hopper-v5", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 7, "overlap": True}
 AGENT = functools.partial(MLPAgent, norm_obs=True)

@@ -14,8 +14,7 @@ from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.seeding import Shard
-from tests.algorithms.test_distributed import difference, run
-from tests.checkpoints.test_resume import SaveAfter
+from tests.helpers import SaveAfter, difference, run
 
 SMALL = {"backend": "torch", "num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 12}
 SHORT = {"max_episode_steps": 10}  # time limits, besides poles that fall
