@@ -15,6 +15,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
+import yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,6 +37,32 @@ def weights(module):
 def metric(out, name):
     """Read a number from the table that Lightning prints, with or without rich."""
     return float(re.search(rf"{name}\s[\s│]*([\d.]+)", out).group(1))
+
+
+def short(recipe=None, rollouts=2, **sizes):
+    """Return flags that run a recipe, or the defaults, for some rollouts, at most of the given sizes."""
+    data = {"num_envs": 4, "num_steps": 128, "env_id": "CartPole-v1"}
+    if recipe is not None:
+        data |= yaml.safe_load(Path(recipe).read_text())["data"]
+    sizes = {name: data[name] for name in ("num_envs", "num_steps")} | sizes
+    family, flags = Path(recipe or "").parent.name, []
+    if "ALE/" in str(data["env_id"]) or str(data["env_id"]).startswith("atari/"):
+        sizes["num_steps"] = 16
+        flags += ["--data.env_kwargs.max_episode_frames", "400"]
+    if data.get("backend") == "procgen":
+        sizes = {"num_envs": 16, "num_steps": 8}
+    if family == "tensor":  # tests/envs/test_jax_env.py and test_isaac_lab.py have their environments
+        sizes = {"num_envs": 64, "num_steps": 16}
+        flags += ["--data.env_id", "tests.envs.simulators.StandIn", "--trainer.accelerator", "cpu"]
+    of_family = {
+        "selfplay": ["--model.rating_games", "2"],
+        "rnd": ["--model.num_iterations_obs_norm_init", "1"],
+        "ppg": ["--model.n_iteration", "2"],
+        **{name: ["--data.env_kwargs.max_episode_steps", "50"] for name in ("mujoco", "rpo", "dm_control")},
+    }
+    sizes["total_timesteps"] = rollouts * sizes["num_envs"] * sizes["num_steps"]
+    flags += [part for name, size in sizes.items() for part in (f"--data.{name}", str(size))]
+    return ["--data.eval_episodes", "1", *flags, *of_family.get(family, [])]
 
 
 def require_same(one, other):

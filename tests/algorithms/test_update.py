@@ -319,24 +319,9 @@ def test_without_a_compiler_one_sentence_says_so(tmp_path):
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
         "PYTHONWARNINGS": "ignore",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "ppo_lightning",
-        "fit",
-        "--model.compile",
-        "true",
-        "--data.total_timesteps",
-        "2048",
-    ]
-    command += [
-        "--trainer.logger",
-        "false",
-        "--trainer.enable_checkpointing",
-        "false",
-        "--trainer.limit_val_batches",
-        "0",
-    ]
+    flags = "--model.compile true --data.total_timesteps 2048 --trainer.logger false"
+    flags += " --trainer.enable_checkpointing false --trainer.limit_val_batches 0"
+    command = [sys.executable, "-m", "ppo_lightning", "fit", *flags.split()]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert "error: model.compile does not work here" in done.stderr and "install g++" in done.stderr

@@ -12,34 +12,10 @@ import yaml
 
 import ppo_lightning
 from ppo_lightning import PPO
-from tests.helpers import ROOT
+from tests.helpers import ROOT, short
 
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
 QUICK = ("configs/classic/", "configs/spaces/")
-
-
-def short(recipe):
-    data = yaml.safe_load((ROOT / recipe).read_text())["data"]
-    options = ["--data.total_timesteps", 2 * data["num_envs"] * data["num_steps"], "--data.eval_episodes", 1]
-    if "ALE/" in data["env_id"] or data["env_id"].startswith("atari/"):
-        options += ["--data.env_kwargs.max_episode_frames", 400, "--data.num_steps", 16]
-        options[1] //= 8
-    if "/selfplay/" in recipe:
-        options += ["--model.rating_games", 2]
-    if "/rnd/" in recipe:
-        options += ["--model.num_iterations_obs_norm_init", 1]
-    if "/ppg/" in recipe:
-        options += ["--model.n_iteration", 2]
-    if "/tensor/" in recipe:  # tests/envs/test_jax_env.py and test_isaac_lab.py have their environments
-        options += ["--data.env_id", "tests.envs.simulators.StandIn", "--trainer.accelerator", "cpu"]
-        options += ["--data.num_envs", 64, "--data.num_steps", 16]
-        options[1] = 2 * 64 * 16
-    if data.get("backend") == "procgen":
-        options += ["--data.num_envs", 16, "--data.num_steps", 8]
-        options[1] = 2 * 16 * 8
-    # RPO's noise moves the ratio from 1; without it, RPO is PPO.
-    is_rpo = "ppo_lightning.RPO" in (ROOT / recipe).read_text()
-    return options + (["--model.rpo_alpha", 0] if is_rpo else [])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +35,9 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
 
     monkeypatch.setattr(PPO, "update", recorded)
     # Other tests cover the compiled update.
-    code, out, errors = run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.compile", "false")
+    code, out, errors = run_cli(
+        "fit", "--config", ROOT / recipe, *short(ROOT / recipe), "--model.compile", "false"
+    )
     assert code == 0, errors
     assert abs(metrics_of_updates[0]["approx_kl"]) < 1e-6, "also with bfloat16"
     assert metrics_of_updates[0]["clipfrac"] == 0
@@ -186,7 +164,9 @@ def rows(path):
 
 def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
     recipe = RECIPES[[Path(r).stem for r in RECIPES].index("cartpole")]
-    run_cli("fit", "--config", ROOT / recipe, *short(recipe), "--model.gamma", 0.9, "--seed_everything", 7)
+    run_cli(
+        "fit", "--config", ROOT / recipe, *short(ROOT / recipe), "--model.gamma", 0.9, "--seed_everything", 7
+    )
     run_cli("fit", "--config", "runs/cartpole/version_0/cli_config.yaml")
     first, second = (rows(tmp_path / f"runs/cartpole/version_{version}/metrics.csv") for version in (0, 1))
     assert len(first) == 4, "two rollouts, each with an evaluation"
@@ -196,7 +176,7 @@ def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
 
 def test_a_checkpoint_knows_its_environment(run_cli, tmp_path):
     recipe = "configs/classic/acrobot.yaml"
-    _, out, _ = run_cli("fit", "--config", ROOT / recipe, *short(recipe))
+    _, out, _ = run_cli("fit", "--config", ROOT / recipe, *short(ROOT / recipe))
     checkpoint = Path(out.split("checkpoint: ")[1].splitlines()[0])
     assert torch.load(checkpoint, weights_only=True)["datamodule_hyper_parameters"]["env_id"] == "Acrobot-v1"
     assert (

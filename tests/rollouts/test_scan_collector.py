@@ -14,7 +14,7 @@ from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.seeding import Shard
-from tests.helpers import SaveAfter, difference, run
+from tests.helpers import SaveAfter
 
 SMALL = {"backend": "torch", "num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 12}
 SHORT = {"max_episode_steps": 10}  # time limits, besides poles that fall
@@ -111,22 +111,6 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, c
     for key, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[key]), key
     assert list(resumed.episode_returns) == list(whole.episode_returns)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("compiled", [False, True])
-def test_two_ranks_do_what_one_rank_with_all_environments_does(tmp_path, compiled):
-    options = {
-        "data": {"env_id": "CartPole-v1", "backend": "torch"},
-        "model": {"norm_reward": True, "compile": compiled},
-        "rollouts": 12,
-        "check_every": 1,
-    }
-    (one,) = run(tmp_path / "one", 1, **options)
-    two = run(tmp_path / "two", 2, **options)
-    assert difference(two, one) < 0.01
-    assert torch.equal(two[0]["weights"], two[1]["weights"])
-    assert two[0]["returns"] == pytest.approx(one["returns"], rel=1e-4)
 
 
 def test_a_new_seed_starts_other_episodes():
