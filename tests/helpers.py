@@ -31,7 +31,7 @@ SHORT = ["--data.total_timesteps", "1024", "--data.eval_episodes", "2"]
 
 def weights(module):
     """Return a copy of all parameters that the optimizer updates, as one vector."""
-    return torch.nn.utils.parameters_to_vector(module.trainable_parameters()).detach().clone()
+    return torch.cat([parameter.detach().flatten() for parameter in module.trainable_parameters()])
 
 
 def metric(out, name):

@@ -96,9 +96,8 @@ def make_local(what):
         make = EnvFactory.make
         EnvFactory.make = lambda self, num_envs, seed, first_env: make(self, num_envs, seed, 0)
     if what == "statistics":
-        normalizers.collectives = types.SimpleNamespace(
-            world_size=lambda: 1, gather_array=lambda array: array[None]
-        )
+        alone = {"world_size": lambda: 1, "gather": lambda tensor: tensor[None]}
+        normalizers.collectives = types.SimpleNamespace(**alone)
     if what == "advantages":
         normalize = losses.normalize
         losses.normalize = lambda advantage, reference, weight: normalize(advantage, weight=weight)

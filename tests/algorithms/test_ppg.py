@@ -332,7 +332,8 @@ def test_a_run_resumes_in_the_middle_of_an_auxiliary_phase_to_the_bit(fit, tmp_p
     assert saved["epochs_done"] == at + 1
     assert len(saved["rollouts"]) == 3
     resumed = fit(DATA, model, ppo=PPG, ckpt_path=path)
-    require_same(whole, resumed)
+    assert resumed.env_steps == whole.env_steps
+    assert torch.equal(state(resumed), state(whole))
     assert resumed.lr_schedulers().state_dict() == whole.lr_schedulers().state_dict()
 
 
