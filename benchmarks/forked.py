@@ -33,7 +33,7 @@ RUNS = {  # the second run has running statistics of observations and rewards
     "cartpole_lstm_masked_velocity": [],
 }
 ROLLOUTS = 40  # rollouts per run
-COUNTERS = ("global_step", "env_steps", "episode_returns", "shuffle")
+COUNTERS = ("global_step", "env_steps", "episode_returns")
 STATE = ("state_dict", "optimizer_states", "lr_schedulers", *COUNTERS)
 SAVE_EVERY_4 = "--data.rollouts_per_epoch=4"
 

@@ -4,7 +4,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Iterable, Mapping
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 SYNONYMS = {  # commands and settings of Stable-Baselines3, CleanRL and others -> names here
     "train": "fit",
@@ -62,27 +62,6 @@ class NonFiniteError(ValueError):
         Traceback (most recent call last):
         ppo_lightning.errors.NonFiniteError: The reward of environment 0 is nan at its step 19.
     """
-
-
-def blame(error: BaseException, frames: TracebackType | None, note: str) -> None:
-    """Add a note to an error of the user's code, and mark the frames of this code.
-
-    Args:
-        error: The error.
-        frames: Traceback from the first frame of the user's code on.
-        note: Says which code raised the error.
-    """
-    error.add_note(note)
-    error.user_frames = frames  # type: ignore[attr-defined]
-
-
-def cut_traceback(error: BaseException) -> None:
-    """Reduce the traceback of an error that :func:`blame` marked to the frames of the user's code.
-
-    The frames of Lightning, PyTorch and this package above say nothing about such an error. Other errors keep
-    their traceback.
-    """
-    error.__traceback__ = getattr(error, "user_frames", error.__traceback__)
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

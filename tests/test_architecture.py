@@ -1,6 +1,7 @@
 """The imports between the subpackages: each one imports only from those below it."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "ppo_lightning"
 # From the bottom up: a subpackage imports only from itself and from the ones before it.
 FLOORS = (
     "errors",
+    "private",
     "utils",
     "spaces",
     "envs",
@@ -88,6 +90,51 @@ def test_no_modules_import_each_other_in_a_circle():
     while leaves := {module for module, sources in graph.items() if not sources & graph.keys()}:
         graph = {module: sources for module, sources in graph.items() if module not in leaves}
     assert not graph
+
+
+def private_names(path: Path) -> set[str]:
+    """Return the imports and attributes with a leading underscore in a file that are not this package's."""
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            source = getattr(node, "module", None) or ""
+            names = [f"{source}.{alias.name}" for alias in node.names]
+            ours = source.split(".")[0] in ("ppo_lightning", "__future__")
+            found |= {name for name in names if not ours and "._" in f".{name}"}
+        elif isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr):
+            is_own = ast.unparse(node.value) in ("self", "cls", "super()") and node.attr in OWN
+            found |= set() if is_own or node.attr in DOCUMENTED else {ast.unparse(node)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_private = node.value in PRIVATE_STRINGS or re.fullmatch(r"[\w.]+\._[\w.]+", node.value)
+            found |= {node.value} if is_private else set()
+    return found
+
+
+def own_names() -> set[str]:
+    """Return the names that a class or module of this package defines, or sets on ``self``."""
+    names = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names.add(node.target.id)
+    return names
+
+
+OWN = own_names()
+DOCUMENTED = ("_replace", "_exit")  # of named tuples and `os`, in Python's documentation
+PRIVATE_STRINGS = ("_hparams", "_elapsed_steps", "_has_reset", "unsafe_marked_cacheable_functions")
+
+
+def test_private_names_of_other_libraries_are_in_one_file():
+    paths = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "private.py"]
+    found = {str(path.relative_to(PACKAGE)): names for path in paths if (names := private_names(path))}
+    assert not found
+    assert len(private_names(PACKAGE / "private.py")) > 20, "the search finds them"
 
 
 def test_the_core_trains_without_any_backend():

@@ -18,7 +18,6 @@ load, start = PPO.on_load_checkpoint, PPO.on_fit_start
 
 def on_load_checkpoint(self, checkpoint):
     load(self, checkpoint)
-    self._shuffle.manual_seed(0)
     checkpoint["state_dict"]["agent.critic.bias"] += 1
 
 def on_fit_start(self):
@@ -69,7 +68,7 @@ def test_a_small_attack(tmp_path):
 
 @pytest.mark.integration
 def test_planted_losses_are_found(tmp_path):
-    """The sabotage changes the minibatches and weights of resumed runs, and lets valid settings fail."""
+    """The sabotage changes the weights of resumed runs, and lets valid settings fail."""
     done, table = attack(tmp_path, "-c", SABOTAGE, kills=6, files=2, disks=0, settings=16)
     assert done.returncode == 1
     assert table["kills"][0] == 6

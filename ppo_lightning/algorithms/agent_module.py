@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from ppo_lightning import __version__
+from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
@@ -46,7 +46,7 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
 from ppo_lightning.utils.finite import require_finite_state
 from ppo_lightning.utils.seeding import one_thread
@@ -102,7 +102,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     @property
     def fitting(self) -> bool:
         """Whether a Trainer runs ``fit``."""
-        return lightning_private.has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING
+        return private.has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters that the optimizer updates. A variant adds those of its own networks."""
@@ -133,7 +133,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         Raises:
             ConfigError: The module is compiled as a whole.
         """
-        if lightning_private.is_compiled(self):
+        if private.is_compiled(self):
             raise ConfigError(
                 "torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead."
             )
@@ -141,7 +141,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()
         if stage != "fit":
             return
-        lightning_private.replace_defaults(self.trainer)
+        private.replace_defaults(self.trainer)
         present = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, ExceptionGuard) for callback in present):
             rank_zero_warn(
@@ -149,7 +149,7 @@ class AgentModule(NamedArguments, L.LightningModule):
                 " run has no guards, does not save at SIGTERM and Ctrl+C, and uses all threads."
             )
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            lightning_private.remove_step_limit(self.trainer)
+            private.remove_step_limit(self.trainer)
         if self.trainer.ckpt_path is None:
             self.env_steps = 0
             self.episode_returns.clear()
@@ -157,7 +157,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def configure_model(self) -> None:
         """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""
-        data = getattr(self.trainer, "datamodule", None) if lightning_private.has_trainer(self) else None
+        data = getattr(self.trainer, "datamodule", None) if private.has_trainer(self) else None
         if not isinstance(data, RolloutDataModule) or self.trainer.state.fn == TrainerFn.PREDICTING:
             return
         # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
@@ -178,10 +178,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant beside the agent, which exists. By default, there are none.
 
-        A variant returns their parameters in :meth:`trainable_parameters`.
-
-        Args:
-            specs: Specs of one environment.
+        A variant returns their parameters in :meth:`trainable_parameters`. ``specs`` are those of one
+        environment.
         """
 
     def _rebuild(self, checkpoint: dict[str, Any]) -> None:
@@ -241,6 +239,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         if self.fitting:
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
+            self.data.seed = checkpoint["seed"]  # the random numbers of that run go on
         self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
@@ -334,8 +333,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         An algorithm with long iterations calls this method at each point at which it can resume.
         """
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if hasattr(callback, "end_if_requested"):
-                callback.end_if_requested(self.trainer, self)
+            if isinstance(callback, Preemption):
+                callback.on_train_batch_end(self.trainer, self)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""
@@ -371,16 +370,10 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
-        self._log_episodes("eval", episodes)
-
-    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Log statistics as :meth:`validation_step`."""
-        self._log_episodes("test", episodes)
-
-    def _log_episodes(self, prefix: str, episodes: TensorDictBase) -> None:
-        if self.trainer.state.fn == TrainerFn.FITTING:
+        if self.fitting:
             self._evaluated_at = self.env_steps
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
+        prefix = "test" if self.trainer.testing else "eval"
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
@@ -389,6 +382,10 @@ class AgentModule(NamedArguments, L.LightningModule):
             sync_dist=True,
             sync_dist_group=collectives.cpu_group(),
         )
+
+    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
+        """Log statistics as :meth:`validation_step`."""
+        self.validation_step(episodes, batch_idx)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the most probable actions [B, ...], within their bounds, for raw observations [B, ...].
@@ -441,7 +438,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def teardown(self, stage: str) -> None:
         """In a process that Lightning started, let :meth:`state_dict` describe the agent."""
-        self._returns_agent = stage == "fit" and lightning_private.starts_processes(self.trainer)
+        self._returns_agent = stage == "fit" and private.starts_processes(self.trainer)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return weights and statistics."""

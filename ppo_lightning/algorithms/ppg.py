@@ -3,7 +3,7 @@
 Source: Cobbe et al., "Phasic Policy Gradient" (2020), arXiv:2009.04416.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +20,7 @@ from ppo_lightning.algorithms.minibatches import (
     with_valid,
 )
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
+from ppo_lightning.algorithms.update import EagerUpdate, make_update
 from ppo_lightning.checkpoints.resume import save_beside_checkpoints
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
@@ -75,8 +75,8 @@ class PPG(PPO):
     ) -> None:
         check_arguments(PPG.__init__, locals(), "model")
         super().__init__(update_epochs=update_epochs, **hyperparameters)
-        self.save_hyperparameters("n_iteration", "e_auxiliary", "beta_clone", "num_aux_rollouts")
-        self.auxiliary = AuxiliaryPhase(self)
+        self.rollouts: list[Minibatch] = []  # of the policy phase, in main memory, tensors [N, T, ...]
+        self.epochs_done = 0  # passes that a preempted auxiliary phase completed
         self._approx_kl = 0.0  # of the last iteration, for the schedule after the auxiliary phase
 
     def add_networks(self, specs: Specs) -> None:
@@ -91,7 +91,7 @@ class PPG(PPO):
         yield from self.auxiliary_critic.parameters()
 
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
-        """Add ``advantage``, normalized over the rollouts of all ranks, and ``value_target``. Store them."""
+        """Add ``advantage``, normalized over all ranks, and ``value_target``. Store a copy for the phase."""
         rollout = super().advantages(rollout)
         if self.hparams.norm_adv:
             flat = rollout["advantage"].reshape(1, -1)
@@ -100,7 +100,8 @@ class PPG(PPO):
             rollout["advantage"] = losses.normalize(flat, all_ranks(flat), weight).view_as(
                 rollout["advantage"]
             )
-        self.auxiliary.store(rollout)
+        stored_keys = with_valid(rollout, STORED)
+        self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in stored_keys})
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
@@ -136,15 +137,57 @@ class PPG(PPO):
 
     def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Run the auxiliary phase if it is due, at the learning rate of this iteration."""
-        if len(self.auxiliary.rollouts) >= self.hparams.n_iteration:
+        if len(self.rollouts) >= self.hparams.n_iteration:
             if metrics:
                 self._approx_kl = float(collectives.gather(mean_of(metrics)["approx_kl"]).mean())
-            self.run_phase()
+            self.store_policy()
+            self.auxiliary_phase()
 
-    def run_phase(self) -> None:
-        """Run the auxiliary phase, or the rest of a preempted one, and log its losses."""
-        parts = self.auxiliary.run()
-        self.run_log.log({f"losses/aux/{name}": value for name, value in parts.items()}, rare=True)
+    @torch.no_grad()
+    def store_policy(self) -> None:
+        """Store the parameters of the policy at each step."""
+        for rollout in self.rollouts:
+            inputs = zip(rollout["observation"], rollout["action"], strict=True)  # one sequence at a time
+            parameters = [
+                self.agent.evaluate(*(x.to(self.device) for x in pair)).parameters for pair in inputs
+            ]
+            for number, tensors in enumerate(zip(*parameters, strict=True)):
+                rollout[f"{POLICY}{number}"] = torch.stack(tensors).cpu()
+
+    def auxiliary_phase(self) -> None:
+        """Train on the stored rollouts ``e_auxiliary`` times, log the mean losses, and forget the rollouts.
+
+        Between two passes, a preempted run saves a checkpoint and ends. A resumed run does the rest.
+        """
+        metrics = []
+        while self.epochs_done < self.hparams.e_auxiliary:
+            if self.epochs_done:
+                self.end_if_preempted()
+            for minibatch in self.auxiliary_minibatches():  # all of them may not fit into memory
+                metrics += self.optimize_auxiliary([minibatch])
+            self.epochs_done += 1
+        self.rollouts, self.epochs_done = [], 0
+        self.run_log.log({f"losses/aux/{name}": x for name, x in mean_of(metrics).items()}, rare=True)
+
+    def auxiliary_minibatches(self) -> Iterator[Minibatch]:
+        """Yield all sequences once, in random minibatches of whole sequences, tensors [B, ...].
+
+        A sequence is one environment in one rollout. That of environment n in rollout r of R has the index
+        n * R + r, so that ranks, which have consecutive environments, have consecutive sequences.
+        """
+        num_rollouts = len(self.rollouts)
+        num_sequences = num_rollouts * self.data.shard.count
+        count = num_sequences * self.trainer.world_size // self.hparams.num_aux_rollouts
+        keys = self.uniform("auxiliary", num_sequences, draw=self.epochs_done)
+        for indices in deal_sequences(keys, count).chunk(count):
+            chosen = [(self.rollouts[i % num_rollouts], i // num_rollouts) for i in indices.tolist()]
+            minibatch = {
+                key: torch.cat([rollout[key][n] for rollout, n in chosen]) for key in self.rollouts[0]
+            }
+            if "valid" in minibatch:
+                valid = minibatch["valid"].float()
+                minibatch["valid"] = valid / collectives.gather(valid.mean()).mean().clamp(min=1e-8)
+            yield {key: tensor.to(self.device) for key, tensor in minibatch.items()}
 
     # Lightning's hooks
 
@@ -152,7 +195,7 @@ class PPG(PPO):
         """Forget the rollouts of an earlier run."""
         super().setup(stage)
         if stage == "fit" and self.trainer.ckpt_path is None:
-            self.auxiliary.clear()
+            self.rollouts, self.epochs_done = [], 0
 
     def configure_model(self) -> None:
         """Build the networks, and check that a phase fits into the memory of a rank."""
@@ -160,8 +203,7 @@ class PPG(PPO):
         if self.fitting:
             steps = self.hparams.n_iteration * self.data.frames_per_rollout // self.trainer.world_size
             row = stored(self.data.specs.observation)
-            action_and_target = torch.int64.itemsize + torch.float32.itemsize  # of one discrete action
-            size = row.shape.numel() * row.dtype.itemsize + action_and_target
+            size = row.shape.numel() * row.dtype.itemsize + 12  # a discrete action and a value target
             check_memory(steps, size, "model.n_iteration * data.num_envs * data.num_steps")
 
     def check_split(self) -> None:
@@ -183,20 +225,19 @@ class PPG(PPO):
     def on_train_start(self) -> None:
         """Create the updates, and finish the auxiliary phase in which a resumed run was preempted."""
         super().on_train_start()
-        self.auxiliary.optimize = make_update(self, self.auxiliary_loss)
-        if self.auxiliary.epochs_done:
+        self.optimize_auxiliary = make_update(self, self.auxiliary_loss)
+        if self.epochs_done:
             with self.trainer.precision_plugin.train_step_context():
-                self.run_phase()
+                self.auxiliary_phase()
             self.step_schedule([{"approx_kl": torch.tensor(self._approx_kl)}])
             if self.trainer.should_stop:  # only this phase was missing, and Lightning saves nothing
-                print(
-                    f"Finished the last auxiliary phase: {save_beside_checkpoints(self.trainer, 'finished')}"
-                )
+                path = save_beside_checkpoints(self.trainer, "finished")
+                print(f"Finished the last auxiliary phase: {path}")
 
-    def release_updates(self) -> None:
+    def on_train_end(self) -> None:
         """Release compiled graphs."""
-        super().release_updates()
-        self.auxiliary.optimize = None
+        super().on_train_end()
+        self.optimize_auxiliary = EagerUpdate(self, self.auxiliary_loss)
 
     @property
     def steps_per_rollout(self) -> int | None:
@@ -204,129 +245,20 @@ class PPG(PPO):
         return None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the rollouts of the running phase and the position in it."""
+        """Add, on rank 0, the rollouts of all ranks, and the position in the phase. This is a collective."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["auxiliary"] = self.auxiliary.state_dict()
+        rollouts = []
+        for rollout in self.rollouts:
+            gathered = {key: collectives.gather(tensor).flatten(0, 1) for key, tensor in rollout.items()}
+            rollouts.append(gathered if self.trainer.is_global_zero else {})
+        checkpoint["auxiliary"] = {"rollouts": rollouts, "epochs_done": self.epochs_done}
         checkpoint["approx_kl"] = self._approx_kl
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the rollouts of the running phase, to resume a run."""
         super().on_load_checkpoint(checkpoint)
         if self.fitting:
-            self.auxiliary.load_state_dict(checkpoint["auxiliary"], self.data.shard.rows)
+            rows, saved = self.data.shard.rows, checkpoint["auxiliary"]
+            self.rollouts = [{key: x[rows].clone() for key, x in part.items()} for part in saved["rollouts"]]
+            self.epochs_done = saved["epochs_done"]
             self._approx_kl = checkpoint["approx_kl"]
-
-
-class AuxiliaryPhase:
-    """Passes over the rollouts of a policy phase, which are copied to main memory.
-
-    A sequence is one environment in one rollout. That of environment n in rollout r of R has the index
-    n * R + r, so that ranks, which have consecutive environments, have consecutive sequences.
-
-    Args:
-        module: A PPG module, in a fit when the phase runs.
-
-    Attributes:
-        rollouts: Entries of the stored rollouts, tensors [N, T, ...] by key.
-        epochs_done: Passes that a preempted phase completed. 0 outside of the phase.
-
-    Example:
-        >>> phase = AuxiliaryPhase(PPG())
-        >>> phase.store(TensorDict({key: torch.zeros(4, 8) for key in STORED}, [4, 8]))
-        >>> phase.sequences([0, 3])["action"].shape
-        torch.Size([16])
-    """
-
-    def __init__(self, module: "PPG") -> None:
-        self.module = module
-        self.rollouts: list[Minibatch] = []
-        self.epochs_done = 0
-        self.optimize: EagerUpdate | CompiledUpdate | None = None
-
-    def clear(self) -> None:
-        """Forget the rollouts."""
-        self.rollouts.clear()
-        self.epochs_done = 0
-
-    def store(self, rollout: TensorDictBase) -> None:
-        """Store a copy of the entries of a rollout [N, T] that the phase needs."""
-        keys = with_valid(rollout, STORED)
-        self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in keys})
-
-    def run(self) -> dict[str, Tensor]:
-        """Train on all sequences ``e_auxiliary`` times, and forget the rollouts.
-
-        Between two passes, a preempted run saves a checkpoint and ends.
-
-        Returns:
-            Means of the losses, over the passes since the start or the resume of the phase.
-        """
-        module = self.module
-        assert self.optimize is not None
-        if not self.epochs_done:
-            self.store_policy()
-        metrics = []
-        while self.epochs_done < module.hparams.e_auxiliary:
-            if self.epochs_done:
-                module.end_if_preempted()
-            for minibatch in self.minibatches():  # one at a time: all of them may not fit into memory
-                metrics += self.optimize([minibatch])
-            self.epochs_done += 1
-        self.clear()
-        return mean_of(metrics)
-
-    @torch.no_grad()
-    def store_policy(self) -> None:
-        """Store the parameters of the policy at each step."""
-        device = self.module.device
-        for rollout in self.rollouts:
-            inputs = zip(rollout["observation"], rollout["action"], strict=True)  # one sequence at a time
-            parameters = [
-                self.module.agent.evaluate(*(x.to(device) for x in pair)).parameters for pair in inputs
-            ]
-            for number, tensors in enumerate(zip(*parameters, strict=True)):
-                rollout[f"{POLICY}{number}"] = torch.stack(tensors).cpu()
-
-    def minibatches(self) -> Iterator[Minibatch]:
-        """Yield all sequences once, in random minibatches of whole sequences, tensors [B, ...]."""
-        module = self.module
-        num_sequences = len(self.rollouts) * len(self.rollouts[0]["action"])
-        count = num_sequences * module.trainer.world_size // module.hparams.num_aux_rollouts
-        for indices in deal_sequences(module.uniform(num_sequences), count).chunk(count):
-            minibatch = self.sequences(indices.tolist())
-            if "valid" in minibatch:
-                valid = minibatch["valid"].float()
-                minibatch["valid"] = valid / collectives.gather(valid.mean()).mean().clamp(min=1e-8)
-            yield {key: tensor.to(module.device) for key, tensor in minibatch.items()}
-
-    def sequences(self, indices: Sequence[int]) -> Minibatch:
-        """Return the steps of m sequences, one sequence after the other, tensors [m * T, ...].
-
-        Args:
-            indices: Indices of the sequences, m integers.
-        """
-        count = len(self.rollouts)
-        chosen = [(self.rollouts[index % count], index // count) for index in indices]
-        return {key: torch.cat([rollout[key][n] for rollout, n in chosen]) for key in self.rollouts[0]}
-
-    # Checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rollouts of all ranks, on rank 0, and the position. This is a collective."""
-        rollouts = []
-        for rollout in self.rollouts:
-            gathered = {key: collectives.gather(tensor).flatten(0, 1) for key, tensor in rollout.items()}
-            rollouts.append(gathered if self.module.trainer.is_global_zero else {})
-        return {"rollouts": rollouts, "epochs_done": self.epochs_done}
-
-    def load_state_dict(self, state: dict[str, Any], rows: slice) -> None:
-        """Restore the rollouts and the position.
-
-        Args:
-            state: From :meth:`state_dict`.
-            rows: Environments of this rank.
-        """
-        self.rollouts = [
-            {key: x[rows].clone() for key, x in rollout.items()} for rollout in state["rollouts"]
-        ]
-        self.epochs_done = state["epochs_done"]

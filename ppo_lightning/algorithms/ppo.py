@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
@@ -31,7 +32,7 @@ from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.seeding import Stream
 
 
 class PPO(AgentModule):
@@ -129,7 +130,7 @@ class PPO(AgentModule):
         # A tensor, because a compiled graph treats numbers as constants.
         self.clip_coef = torch.tensor(clip_coef)
         self.optimize: EagerUpdate | CompiledUpdate = EagerUpdate(self, self.total_loss)
-        self._shuffle = torch.Generator()
+        self._draws: Counter[Stream] = Counter()  # of the iteration
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Run one PPO iteration.
@@ -138,15 +139,19 @@ class PPO(AgentModule):
             rollout: From a collector, batch size [N, T].
             batch_idx: Lightning's count of rollouts in this epoch.
         """
-        rollout = self.advantages(rollout)
+        profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
+        with profile("advantages"):
+            rollout = self.advantages(rollout)
         metrics = []
         epochs = (self.minibatches(rollout) for _ in range(self.hparams.update_epochs))
-        # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
-        for minibatches in epochs if self.hparams.target_kl else [itertools.chain.from_iterable(epochs)]:
-            metrics += self.update(minibatches)
-            if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
-                break
-        self.log_rollout(rollout, metrics)
+        with profile("update"):
+            # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
+            for minibatches in epochs if self.hparams.target_kl else [itertools.chain.from_iterable(epochs)]:
+                metrics += self.update(minibatches)
+                if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
+                    break
+        with profile("log"):
+            self.log_rollout(rollout, metrics)
         self.end_iteration(rollout, metrics)
         self.step_schedule(metrics)
 
@@ -159,9 +164,7 @@ class PPO(AgentModule):
         following = rollout["next"]
         value = rollout["state_value"].squeeze(-1)
         done = following["done"].squeeze(-1)
-        terminated = following["terminated"].squeeze(-1)
-        if not self.hparams.bootstrap_truncated:
-            terminated = done
+        terminated = following["terminated"].squeeze(-1) if self.hparams.bootstrap_truncated else done
         boundary = done & ~terminated
         boundary[:, -1] = ~terminated[:, -1]
         next_value = value.roll(-1, dims=1)
@@ -196,11 +199,12 @@ class PPO(AgentModule):
         """
         num_envs, num_steps = rollout.batch_size
         # detail 6
-        steps = self.uniform(num_envs, num_steps).numpy().argsort(axis=1)  # in a seventh of PyTorch's time
+        keys = self.uniform("shuffle", num_envs, num_steps).numpy()
+        steps = keys.argsort(axis=1)  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
-        keys = with_valid(rollout, self.minibatch_keys)
-        return {key: take(rollout[key].transpose(0, 1).flatten(0, 1), order) for key in keys}
+        names = with_valid(rollout, self.minibatch_keys)
+        return {name: take(rollout[name].transpose(0, 1).flatten(0, 1), order) for name in names}
 
     def total_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Evaluate a minibatch and return its loss and the detached parts, for the update."""
@@ -245,6 +249,21 @@ class PPO(AgentModule):
             return False
         return bool(collectives.gather(approx_kl).mean() > self.hparams.target_kl)
 
+    def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
+        """Log one iteration at the number of environment steps of all ranks.
+
+        Losses are means over the minibatches, returns are means over the episodes that ended.
+        """
+        # detail 12
+        means = mean_of(metrics) if metrics else {}
+        values: dict[str, Any] = {f"losses/{name}": value for name, value in means.items()}
+        keys = with_valid(rollout, ("state_value", "value_target"))
+        everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
+        values["losses/explained_variance"] = losses.explained_variance(*everywhere)
+        values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        values["charts/SPS"] = self.run_log.steps_per_second()
+        self.run_log.log(values)
+
     def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Do what follows an iteration, before the learning rate changes. By default, this is nothing.
 
@@ -264,22 +283,6 @@ class PPO(AgentModule):
             schedule.adapt(float(collectives.gather(mean_of(metrics)["approx_kl"]).mean()))
         if isinstance(schedule, LRScheduler):
             schedule.step()
-
-    def log_rollout(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
-        """Log one iteration at the number of environment steps of all ranks.
-
-        Losses are means over the minibatches, returns are means over the episodes that ended.
-        """
-        # detail 12
-        values: dict[str, Any] = (
-            {f"losses/{name}": value for name, value in mean_of(metrics).items()} if metrics else {}
-        )
-        keys = with_valid(rollout, ("state_value", "value_target"))
-        everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
-        values["losses/explained_variance"] = losses.explained_variance(*everywhere)
-        values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        values["charts/SPS"] = self.run_log.steps_per_second()
-        self.run_log.log(values)
 
     # Lightning's hooks
 
@@ -302,7 +305,6 @@ class PPO(AgentModule):
         """Check, before any environment is created, that the rollout can be split into minibatches."""
         super().setup(stage)
         if stage == "fit":
-            self._shuffle = torch.Generator().manual_seed(derive_seed(self.data.seed, "shuffle"))
             self.check_split()
             self.check_update()
 
@@ -316,7 +318,7 @@ class PPO(AgentModule):
     def on_train_start(self) -> None:
         """Override restored optimizer settings with those of this run, and create the update."""
         super().on_train_start()
-        check_optimizers(self.optimizers(), self.lr_schedulers())
+        self.check_optimizers()
         if isinstance(self.lr_schedulers(), IterationLR):  # otherwise a subclass configures its own
             override_restored_settings(self.trainer.optimizers[0])
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
@@ -324,61 +326,51 @@ class PPO(AgentModule):
 
     def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """Set the clipping range of the iteration."""
+        self._draws.clear()
         share = remaining(self.rollouts_done - 1, self.data.num_rollouts)
         # detail A1
         self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
 
-    def release_updates(self) -> None:
+    def on_train_end(self) -> None:
         """Release compiled graphs."""
         self.optimize = EagerUpdate(self, self.total_loss)
 
-    def on_train_end(self) -> None:
-        """Release compiled graphs."""
-        self.release_updates()
-
     def on_exception(self, exception: BaseException) -> None:
         """Release compiled graphs."""
-        self.release_updates()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of the shuffles."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["shuffle"] = self._shuffle.get_state()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state of the shuffles, to resume a run."""
-        super().on_load_checkpoint(checkpoint)
-        if self.fitting:
-            self._shuffle.set_state(checkpoint["shuffle"].cpu())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, which cannot be pickled. ``setup`` creates a new one."""
-        return super().__getstate__() | {"_shuffle": None}
+        self.on_train_end()
 
     # For updates, variants and callbacks
 
-    def uniform(self, num_envs: int, *shape: int) -> Tensor:
+    def uniform(self, stream: Stream, num_envs: int, *shape: int, draw: int | None = None) -> Tensor:
         """Draw from U(0, 1), [num_envs, *shape].
 
-        Every rank draws for the environments of all ranks and keeps its own rows.
+        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Every
+        rank draws for the environments of all ranks and keeps its own rows.
+
+        Args:
+            stream: Use of the numbers.
+            num_envs: Rows of this rank.
+            *shape: Shape of a row.
+            draw: Number of the draw for this rollout. None: the draws of the stream are counted.
         """
-        first = self.trainer.global_rank * num_envs
-        drawn = torch.rand(num_envs * self.trainer.world_size, *shape, generator=self._shuffle)
+        if draw is None:
+            draw = self._draws[stream]
+            self._draws[stream] += 1
+        shard = self.data.shard
+        generator = shard.generator(stream, self.rollouts_done - 1, draw)
+        first = num_envs // shard.count * shard.first
+        drawn = torch.rand(num_envs // shard.count * shard.total, *shape, generator=generator)
         return drawn[first : first + num_envs]
 
     def check_split(self) -> None:
         """Check that a rollout can be split into equal minibatches."""
-        count = self.hparams.num_minibatches
-        num_envs, num_steps, ranks = self.data.num_envs, self.data.num_steps, self.trainer.world_size
-        if ranks > 1 and num_steps % count:
+        names, steps = "data.num_envs * data.num_steps", self.data.frames_per_rollout
+        if self.trainer.world_size > 1:  # each rank splits the steps of each environment
+            names, steps = "data.num_steps", self.data.num_steps
+        if steps % self.hparams.num_minibatches:
             raise ConfigError(
-                f"data.num_steps = {num_steps} is not divisible by model.num_minibatches = {count}, which"
-                f" {ranks} ranks need: change one of the two."
-            )
-        if num_envs * num_steps // ranks % count:
-            raise ConfigError(
-                f"data.num_envs * data.num_steps = {num_envs * num_steps} is not divisible by"
-                f" model.num_minibatches = {count}: change one of the three."
+                f"{names} = {steps} is not divisible by model.num_minibatches ="
+                f" {self.hparams.num_minibatches}: change one of these numbers."
             )
 
     def check_update(self) -> None:
@@ -396,6 +388,16 @@ class PPO(AgentModule):
                 " that of self.evaluate(minibatch): add the argument, and pass it on to super().loss."
             ) from error
 
+    def check_optimizers(self) -> None:
+        """Refuse a result of a subclass's ``configure_optimizers`` that the update cannot use."""
+        optimizer, schedule = self.optimizers(), self.lr_schedulers()
+        fits = isinstance(schedule, LRScheduler | None) and not isinstance(schedule, ReduceLROnPlateau)
+        if isinstance(optimizer, list) or not optimizer.param_groups or not fits:
+            raise ConfigError(
+                "configure_optimizers must return one optimizer, with at most one LRScheduler (but not"
+                " ReduceLROnPlateau), which PPO steps once a rollout: self.data.num_rollouts times."
+            )
+
     @property
     def steps_per_rollout(self) -> int | None:
         """Number of optimizer steps per iteration, or None if it varies."""
@@ -412,28 +414,3 @@ class PPO(AgentModule):
         """Maximum number of rows of a minibatch that are differentiated at once."""
         in_cache = self.agent.microbatch_size if self.device.type == "cpu" else sys.maxsize
         return self.hparams.microbatch_size or in_cache
-
-
-def check_optimizers(optimizers: Any, schedules: Any) -> None:
-    """Check that ``configure_optimizers`` returned what PPO's update uses.
-
-    Args:
-        optimizers: ``LightningModule.optimizers()``: an optimizer, or a list of several or none.
-        schedules: ``LightningModule.lr_schedulers()``: a schedule, a list of several, or None.
-
-    Raises:
-        ConfigError: There is not one optimizer, or the schedule cannot be stepped once a rollout.
-    """
-    if isinstance(optimizers, list) or not optimizers.param_groups:
-        count = len(optimizers) if isinstance(optimizers, list) else 0
-        returned = f"{count} optimizers"
-    elif isinstance(schedules, list):
-        returned = f"{len(schedules)} schedules"
-    elif isinstance(schedules, ReduceLROnPlateau) or not isinstance(schedules, LRScheduler | None):
-        returned = f"the schedule {type(schedules).__name__}, whose step() needs more than a count"
-    else:
-        return
-    raise ConfigError(
-        f"configure_optimizers returned {returned}: return one optimizer, with at most one LRScheduler, which"
-        " PPO steps once a rollout (self.data.num_rollouts times)."
-    )

@@ -53,7 +53,7 @@ class RecurrentPPO(PPO):
         The minibatches of N ranks together are the minibatch of one rank.
         """
         # detail 35
-        order = deal_sequences(self.uniform(rollout.batch_size[0]), self.hparams.num_minibatches)
+        order = deal_sequences(self.uniform("shuffle", rollout.batch_size[0]), self.hparams.num_minibatches)
         sequences = {key: rollout[key] for key in with_valid(rollout, self.minibatch_keys)}
         # detail 36
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}

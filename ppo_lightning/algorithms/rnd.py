@@ -5,7 +5,6 @@ Source: Burda et al., "Exploration by Random Network Distillation" (2018), arXiv
 
 import copy
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar
@@ -74,10 +73,7 @@ class RND(PPO):
     ) -> None:
         check_arguments(RND.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        names = inspect.signature(RND.__init__).parameters
-        self.save_hyperparameters(*(name for name in names if name not in ("self", "hyperparameters")))
         self.rewards = IntrinsicRewards(0, int_gamma)
-        self._saved: dict[str, Tensor] = {}  # sums of all environments of a resumed run
 
     def check_agent(self) -> None:
         """Refuse an agent with a memory, and players who take turns."""
@@ -98,13 +94,15 @@ class RND(PPO):
         yield from self.curiosity.predictor.parameters()
         yield from self.curiosity.critic.parameters()
 
+    def setup(self, stage: str) -> None:
+        """Begin the sums of rewards at 0."""
+        super().setup(stage)
+        if stage == "fit":
+            self.rewards = IntrinsicRewards(self.data.shard.count, self.hparams.int_gamma)
+
     def on_train_start(self) -> None:
-        """Resume the running sums, and begin new statistics with random steps."""
+        """Begin new statistics with random steps."""
         super().on_train_start()
-        self.rewards = IntrinsicRewards(self.data.shard.count, self.hparams.int_gamma)
-        if len(self._saved.get("discounted", ())) == self.data.num_envs:
-            self.rewards.load_state_dict(self._saved, self.data.shard.rows)
-        self._saved = {}
         if not self.curiosity.normalizer.count:
             for rollout in random_rollouts(self.data, self.agent, self.hparams.num_iterations_obs_norm_init):
                 self.curiosity.observe(self.curiosity.view(rollout["next", "observation"]))
@@ -135,7 +133,7 @@ class RND(PPO):
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield minibatches, with the weights of the steps that train the predictor in this epoch."""
         share = self.hparams.update_proportion
-        chosen = self.uniform(*rollout.batch_size) < share
+        chosen = self.uniform("predictor", *rollout.batch_size) < share
         weighted = rollout.copy().set("novelty_weight", chosen.to(rollout["action"].device) / share)
         yield from super().minibatches(weighted)
 
@@ -159,7 +157,8 @@ class RND(PPO):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the sums, to resume a run."""
         super().on_load_checkpoint(checkpoint)
-        self._saved = checkpoint["intrinsic"] if self.fitting else {}
+        if self.fitting and len(checkpoint["intrinsic"]["discounted"]) == self.data.num_envs:
+            self.rewards.load_state_dict(checkpoint["intrinsic"], self.data.shard.rows)
 
 
 class IntrinsicRewards:
@@ -201,25 +200,15 @@ class IntrinsicRewards:
         Returns:
             Rewards divided by the running standard deviation of their discounted sum, [N, T] float32.
         """
-        following = rollout["next"]
         valid = rollout.get("valid")
-        rollout["novelty_input"] = curiosity.view(following["observation"])
+        rollout["novelty_input"] = curiosity.view(rollout["next", "observation"])
         reward = in_parts(curiosity.error, microbatch_size, rollout["novelty_input"])
-        if valid is not None:
-            reward = reward * valid
-        rollout["int_reward"] = reward
+        rollout["int_reward"] = reward if valid is None else reward * valid
         curiosity.observe(rollout["novelty_input"], valid)
-        return reward / curiosity.reward_std(self.discount(reward), valid)
+        return rollout["int_reward"] / curiosity.reward_std(self.discount(rollout["int_reward"]), valid)
 
     def discount(self, reward: Tensor) -> Tensor:
-        """Return the discounted sum of past rewards over time, across episode ends.
-
-        Args:
-            reward: [N, T].
-
-        Returns:
-            Sum up to and including each step, [N, T] float64 on the CPU.
-        """
+        """Return the discounted sums of rewards [N, T] up to each step, across episode ends, on the CPU."""
         never = torch.zeros_like(reward, dtype=torch.bool)
         return discounted_sum(reward.T, never.T, self.discounted, self.gamma).T
 
@@ -243,11 +232,7 @@ class IntrinsicRewards:
 
 
 def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Tensor) -> Tensor:
-    """Apply a function from rows [B, ...] to numbers [B] to tensors [N, T, ...], part by part.
-
-    Returns:
-        Numbers, [N, T].
-    """
+    """Return the numbers [N, T] of a function from rows [B, ...] to numbers [B], applied part by part."""
     parts = (tensor.transpose(0, 1).flatten(0, 1).split(microbatch_size) for tensor in tensors)
     numbers = torch.cat([function(*rows) for rows in zip(*parts, strict=True)])
     return numbers.unflatten(0, tensors[0].shape[1::-1]).T
@@ -275,7 +260,7 @@ def endless_gae(
         valid: False at steps that do not count, [N, T] bool. None: all count.
 
     Returns:
-        Advantages [N, T], and value targets [N, T].
+        Advantages and value targets, both [N, T].
     """
     next_value = torch.cat([value[:, 1:], last_value[:, None]], dim=1)
     never = torch.zeros_like(value, dtype=torch.bool)
@@ -306,10 +291,8 @@ class Curiosity(nn.Module):
     def __init__(self, observation_spec: TensorSpec, critic_features: int) -> None:
         super().__init__()
         shape = tuple(stored(observation_spec).shape)
-        if is_picture(observation_spec):
-            shape = (3 if shape[0] % 3 == 0 else 1, *shape[1:])
-        else:
-            shape = (math.prod(shape),)
+        last_frame = (3 if shape[0] % 3 == 0 else 1, *shape[1:])
+        shape = last_frame if is_picture(observation_spec) else (math.prod(shape),)
         self.shape = shape
         self.normalizer = ObservationNormalizer(shape, clip=CLIP)
         self.reward_moments = Moments(())  # of the discounted sums of intrinsic rewards
@@ -321,9 +304,7 @@ class Curiosity(nn.Module):
 
     def view(self, observation: Tensor) -> Tensor:
         """Return what the networks see of stored observations [N, T, ...], [N, T, *shape]."""
-        if len(self.shape) == 1:
-            return observation.flatten(2)
-        return observation[:, :, -self.shape[0] :]
+        return observation.flatten(2) if len(self.shape) == 1 else observation[:, :, -self.shape[0] :]
 
     def error(self, observation: Tensor) -> Tensor:
         """Return the mean squared error of the predictor, [B].
@@ -341,28 +322,19 @@ class Curiosity(nn.Module):
 
     @torch.no_grad()
     def observe(self, observation: Tensor, valid: Tensor | None = None) -> None:
-        """Merge the observations of all ranks into the statistics.
-
-        With several ranks this is a collective.
+        """Merge the observations [N, T, *shape] of all ranks into the statistics. This is a collective.
 
         Args:
-            observation: From :meth:`view`, [N, T, *shape].
+            observation: From :meth:`view`.
             valid: Steps to merge, [N, T] bool. None: all.
         """
         merge_rows(self.normalizer, observation.flatten(0, 1) if valid is None else observation[valid])
 
     @torch.no_grad()
     def reward_std(self, discounted: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Merge discounted sums of intrinsic rewards into their statistics, and return their deviation.
+        """Merge discounted sums of rewards [N, T] of all ranks, and return the deviation of all sums so far.
 
-        With several ranks this is a collective.
-
-        Args:
-            discounted: Sums of past rewards, [N, T].
-            valid: Steps to merge, [N, T] bool. None: all.
-
-        Returns:
-            Standard deviation of all sums so far, a scalar in float32.
+        This is a collective. ``valid`` is that of :meth:`observe`.
         """
         rows = discounted.flatten() if valid is None else discounted[valid.to(discounted.device)]
         merge_rows(self.reward_moments, rows)
@@ -402,17 +374,11 @@ def random_features(shape: tuple[int, ...]) -> nn.Sequential:
 
 
 def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> Iterator[TensorDictBase]:
-    """Yield rollouts [N, T] of random actions in temporary environments of this rank.
+    """Yield ``count`` rollouts [N, T] of random actions in temporary environments of this rank.
 
-    The rollouts of all ranks together are those of one rank with all environments. Environments and noise
-    have seeds of their own. The agent is a copy whose head has weights of 0, so that its actions do not
-    depend on the observations: discrete ones are uniform over the allowed ones, and continuous ones are
-    standard normal before they are squashed or clipped to their bounds.
-
-    Args:
-        data: Data module of the run.
-        agent: Agent whose observations the rollouts have. The agent does not change.
-        count: Number of rollouts.
+    Environments and noise have seeds of their own. The agent acts with weights of 0 in a copy of its head:
+    discrete actions are uniform over the allowed ones, and continuous ones are standard normal before they
+    are squashed or clipped to their bounds.
     """
     assert data.trainer is not None
     agent = copy.deepcopy(agent)
@@ -420,16 +386,11 @@ def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> 
         for parameter in agent.head.parameters():
             parameter.zero_()
     shard = dataclasses.replace(data.shard, seed=derive_seed(data.seed, "curiosity"))
-    env = data.make_env(shard)
+    env = data.factory.make(shard.count, shard.seed, shard.first)
+    precision, timeout = data.trainer.precision_plugin.forward_context, data.step_timeout
     try:
         collector = make_collector(
-            env,
-            agent,
-            data.num_steps,
-            count,
-            shard=shard,
-            precision=data.trainer.precision_plugin.forward_context,
-            step_timeout=data.step_timeout,
+            env, agent, data.num_steps, count, shard=shard, precision=precision, step_timeout=timeout
         )
         yield from collector.iterator()
     finally:

@@ -35,7 +35,6 @@ class RPO(PPO):
     def __init__(self, rpo_alpha: Annotated[float, Range(0)] = 0.5, **hyperparameters: Any) -> None:
         check_arguments(RPO.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        self.save_hyperparameters("rpo_alpha")
 
     def check_agent(self) -> None:
         """Refuse an agent without a Gaussian head."""
@@ -49,7 +48,7 @@ class RPO(PPO):
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield minibatches whose actions are shifted by the noise of this epoch."""
         action, moved = rollout["action"], rollout.copy()
-        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform(*action.shape) - 1).to(
+        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform("mean", *action.shape) - 1).to(
             action.device
         )
         yield from super().minibatches(moved)

@@ -8,8 +8,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from ppo_lightning import private
 from ppo_lightning.rollouts.learner import Learner
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.rounding import decimals
 
 SAVE_EVERY = 10  # seconds
@@ -73,7 +74,7 @@ class RunLog:
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
         published = dict(zip(values, means, strict=True)) | {"step": step}
-        lightning_private.publish_metrics(trainer, published, shown)
+        private.publish_metrics(trainer, published, shown)
         if rare or module.rollouts_done % trainer.log_every_n_steps == 0:
             for logger in trainer.loggers:
                 logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=module.env_steps)

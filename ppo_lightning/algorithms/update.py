@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
 from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.private import counted_step, foreach_add_, foreach_copy_, foreach_div_, scan
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
-from ppo_lightning.utils.lightning_private import counted_step
 
 Metrics = dict[str, Tensor]  # parts of a loss, scalars
 State = dict[str, list[Tensor]]
@@ -160,7 +159,9 @@ class CompiledUpdate:
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
         expected = None
         if -self._calls % CHECK_EVERY < len(minibatches):
-            expected = self._without_compiler(minibatches[0])
+            parts = equal_parts(minibatches[0], self.module.microbatch_size)
+            with torch.no_grad():
+                expected = mean_of([self._holder(part)[1] for part in parts])
         self._calls += len(minibatches)
         with torch.no_grad():
             if self._can_scan(minibatches):
@@ -189,9 +190,9 @@ class CompiledUpdate:
     def _scan_over(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
         stacked = {key: torch.stack([rows[key] for rows in minibatches]) for key in minibatches[0]}
         params, state, metrics = self._scan(self._detached, self._state, self._lr, stacked)
-        torch._foreach_copy_(self._detached, params)
+        foreach_copy_(self._detached, params)
         for key, tensors in state.items():
-            torch._foreach_copy_(self._state[key], tensors)
+            foreach_copy_(self._state[key], tensors)
         for _ in minibatches:
             with counted_step(self.module.optimizers()):
                 pass
@@ -204,12 +205,6 @@ class CompiledUpdate:
             if len(parts) > 1:
                 return self._accumulate(parts)
             return self._whole(self._detached, self._state, self._lr, minibatch)
-
-    @torch.no_grad()
-    def _without_compiler(self, minibatch: Minibatch) -> Metrics:
-        """Return the parts of the loss, computed without the compiler."""
-        parts = equal_parts(minibatch, self.module.microbatch_size)
-        return mean_of([self._holder(part)[1] for part in parts])
 
     @functools.cached_property
     def _state(self) -> State:
@@ -244,8 +239,8 @@ class CompiledUpdate:
         sums = list(metrics.values())
         for part in parts[1:]:
             more_grads, metrics = self._gradients(self._detached, part)
-            torch._foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
-        torch._foreach_div_([*grads, *sums], len(parts))
+            foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
+        foreach_div_([*grads, *sums], len(parts))
         self._step(self._detached, self._state, self._lr, grads)
         return dict(zip(metrics, sums, strict=True))
 

@@ -1,6 +1,8 @@
 """Doctor: a callback that diagnoses common failures of PPO training."""
 
 import math
+import statistics
+import time
 from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
@@ -8,9 +10,10 @@ import lightning as L
 import torch
 from tensordict import TensorDictBase
 
-from ppo_lightning.callbacks.speed import SpeedLog
+from ppo_lightning.callbacks.speed import RunSpeed, load_average
 from ppo_lightning.callbacks.symptoms import CHECKS, ITERATIONS, RunSnapshot
 from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.utils.processors import processors
 
 
 class Finding(NamedTuple):
@@ -46,19 +49,16 @@ class Doctor(L.Callback):
     def __init__(self, every: int = 10) -> None:
         self.every = every
         self.findings: dict[str, Finding] = {}
-        self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ITERATIONS))
-        self._start()
 
-    def _start(self) -> None:
+    def on_fit_start(self, *args: Any) -> None:
+        """Forget the previous run."""
         self.findings.clear()
-        self._recent.clear()
+        self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ITERATIONS))
         self._first_entropy = math.nan
         self._iterations = 0
-        self._speed = SpeedLog(ITERATIONS)
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forget the previous run."""
-        self._start()
+        self._speeds: list[RunSpeed] = []
+        self._seconds: list[tuple[float, float]] = []  # wall-clock and CPU time of each iteration since then
+        self._clocks: tuple[float, float] | None = None
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: PolicyLearner, batch: TensorDictBase, batch_idx: int
@@ -67,8 +67,9 @@ class Doctor(L.Callback):
         if not trainer.is_global_zero or not self._iterations or self._iterations % self.every:
             return
         metrics = {name: sum(values) / len(values) for name, values in self._recent.items()}
-        self._speed.end_stretch(pl_module.data.frames_per_rollout)
-        history = self._iterations, self._first_entropy, self._speed.speeds
+        if len(self._seconds) >= ITERATIONS:
+            self._measure_speed(pl_module.data.frames_per_rollout)
+        history = self._iterations, self._first_entropy, self._speeds
         snapshot = RunSnapshot(pl_module, batch, metrics, *history)
         with torch.no_grad():
             for symptom, check in CHECKS.items():
@@ -81,13 +82,23 @@ class Doctor(L.Callback):
     ) -> None:
         """Record the metrics and the duration of the iteration, including data collection."""
         self._iterations += 1
-        self._speed.end_iteration()
+        clocks = time.perf_counter(), time.process_time()
+        if self._clocks is not None:
+            self._seconds.append((clocks[0] - self._clocks[0], clocks[1] - self._clocks[1]))
+        self._clocks = clocks
         for name, value in trainer.callback_metrics.items():
             if name.startswith("losses/") and math.isfinite(value):
                 self._recent[name.removeprefix("losses/")].append(float(value))
         if math.isnan(self._first_entropy):
             self._first_entropy = float(trainer.callback_metrics.get("losses/entropy", math.nan))
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, *args: Any) -> None:
         """Exclude the duration of an evaluation."""
-        self._speed.restart()
+        self._clocks = time.perf_counter(), time.process_time()
+
+    def _measure_speed(self, frames_per_rollout: int) -> None:
+        wall, cpu = (sum(seconds) for seconds in zip(*self._seconds, strict=True))
+        sps = frames_per_rollout / statistics.median(seconds for seconds, _ in self._seconds)
+        machine = torch.get_num_threads(), processors(), load_average()
+        self._speeds.append(RunSpeed(sps, cpu / wall, *machine))
+        self._seconds.clear()

@@ -1,7 +1,6 @@
 """Guards: callbacks that stop a faulty run or warn about it."""
 
 import math
-import os
 import warnings
 from typing import Any
 
@@ -11,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.envs.conformance import check_rollout
-from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.learner import Learner, PolicyLearner
@@ -37,15 +36,11 @@ class Guard(L.Callback):
 
 
 class ExceptionGuard(Guard):
-    """Callback that forwards an exception that ends the run to the module, which Lightning does not do.
-
-    The traceback of an error of an environment keeps the frames of the environment only.
-    """
+    """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
         """Call the module's own ``on_exception``."""
         pl_module.on_exception(exception)
-        cut_traceback(exception)
 
 
 class RolloutGuard(Guard):
@@ -74,18 +69,12 @@ class RolloutGuard(Guard):
         """Check a rollout [N, T]."""
         rollouts_before = pl_module.rollouts_done - 1
         if not rollouts_before and trainer.is_global_zero:
-            print_faults(pl_module.data, batch)
+            _print_faults(pl_module.data, batch)
         if rollouts_before % self.every == 0:
-            compare_log_probs(pl_module, batch)
+            _compare_log_probs(pl_module, batch)
 
 
-def print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
-    """Print the warnings and errors of :func:`~ppo_lightning.envs.conformance.check_rollout`.
-
-    Args:
-        data: Data module of the run.
-        rollout: First rollout of the run, [N, T].
-    """
+def _print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
     if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
         return
     flags_time_limits = getattr(data.env, "flags_time_limits", True)
@@ -94,13 +83,7 @@ def print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 
 
-def compare_log_probs(module: PolicyLearner, rollout: TensorDictBase) -> None:
-    """Warn if acting and learning give the same actions different log-probabilities.
-
-    Args:
-        module: PPO module in training.
-        rollout: Rollout [N, T].
-    """
+def _compare_log_probs(module: PolicyLearner, rollout: TensorDictBase) -> None:
     with module.trainer.precision_plugin.forward_context():
         recomputed, stored = log_probs_again(module.agent, rollout)
     drift = (recomputed - stored).abs().max().item()
@@ -163,13 +146,9 @@ class EqualRanksGuard(Guard):
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Compare the environment steps of all ranks: each rank looks for the checkpoint by itself.
 
-        Rank 0 warns if torchrun cannot restart the ranks.
-
         Raises:
             ConfigError: The ranks resume from different checkpoints. The message has the steps of each.
         """
-        if trainer.is_global_zero:
-            warn_of_lost_restarts()
         steps = collectives.gather(torch.tensor(pl_module.env_steps)).tolist()
         if len(set(steps)) > 1:
             raise ConfigError(
@@ -185,21 +164,3 @@ class EqualRanksGuard(Guard):
         """
         if pl_module.rollouts_done % self.every == 0:
             collectives.require_same(pl_module.state_dict(), pl_module.env_steps)
-
-
-def warn_of_lost_restarts() -> None:
-    """Warn if a restart by torchrun on several machines would wait until its timeout.
-
-    In the store that the launchers share, ranks find each other under the launcher's number of restarts. A
-    launcher counts a restart if its own rank failed, but not if the other machine left.
-
-    Source: pytorch/pytorch#135712 and #108158.
-    """
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))
-    if restarts and machines > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        warnings.warn(
-            "After a restart, the ranks of different machines may wait for each other in vain: set"
-            " TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun, on each machine.",
-            stacklevel=2,
-        )

@@ -3,7 +3,6 @@
 import functools
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.private import forget_writer
 from ppo_lightning.rollouts.learner import Learner
 
 GUARDED = ("log_metrics", "log_hyperparams", "save", "after_save_checkpoint", "finalize")
@@ -33,22 +33,13 @@ class LoggerGuard(Guard):
         self._failed: set[tuple[int, str]] = set()  # methods of loggers whose last call failed
         for logger in trainer.loggers:
             for name in GUARDED:
-                # The method of the class: an earlier fit may have wrapped the one of the instance.
-                method = getattr(type(logger), name).__get__(logger)
-                setattr(logger, name, functools.partial(self._call, trainer, pl_module, logger, name, method))
+                setattr(logger, name, functools.partial(self._call, pl_module, logger, name))
 
-    def _call(
-        self,
-        trainer: L.Trainer,
-        pl_module: Learner,
-        logger: Logger,
-        name: str,
-        method: Callable,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        if name == "log_metrics" and trainer.state.fn == TrainerFn.FITTING:
-            args, kwargs = (*args[:1],), kwargs | {"step": pl_module.env_steps}
+    def _call(self, module: Learner, logger: Logger, name: str, *args: Any, **kwargs: Any) -> None:
+        # The method of the class: that of the instance is wrapped.
+        method = getattr(type(logger), name).__get__(logger)
+        if name == "log_metrics" and module.trainer.state.fn == TrainerFn.FITTING:
+            args, kwargs = args[:1], kwargs | {"step": module.env_steps}
         try:
             # CSVLogger keeps metrics in memory until it saves.
             if not (isinstance(logger, CSVLogger) and name == "log_metrics"):
@@ -56,14 +47,10 @@ class LoggerGuard(Guard):
             method(*args, **kwargs)
         except Exception as error:  # a logger may raise anything: files, servers, serialization
             if isinstance(logger, TensorBoardLogger):
-                logger._experiment = None  # a writer that failed once never writes again
+                forget_writer(logger)  # a writer that failed once never writes again
             if (id(logger), name) not in self._failed:
-                kind = type(logger).__name__
-                print(
-                    f"\nMETRICS cannot be written by {kind}: {error}. Training continues.",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                failure = f"METRICS cannot be written by {type(logger).__name__}: {error}."
+                print(f"\n{failure} Training continues.", file=sys.stderr, flush=True)
             self._failed.add((id(logger), name))
         else:
             self._failed.discard((id(logger), name))

@@ -10,10 +10,11 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from ppo_lightning import private
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.checkpoints.resume import save_beside_checkpoints
 from ppo_lightning.rollouts.learner import Learner
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.watch import end_with_the_launcher
 
 EXIT_CODE = 128 + signal.SIGTERM  # 143, as shells report a process that SIGTERM ended
@@ -54,7 +55,7 @@ class Preemption(Guard):
         """Replace the handler that Lightning registers before training."""
         self.requested = 0
         if stage == "fit":
-            lightning_private.set_sigterm_handler(trainer, self._request)
+            private.set_sigterm_handler(trainer, self._request)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Register the handlers. Python allows this in the main thread only."""
@@ -62,23 +63,22 @@ class Preemption(Guard):
             return
         numbers: set[int] = {signal.SIGTERM, signal.SIGINT}
         if "SLURM_JOB_ID" in os.environ:
-            numbers |= {signal.SIGUSR1, lightning_private.requeue_signal(trainer) or signal.SIGUSR1}
+            numbers |= {signal.SIGUSR1, private.requeue_signal(trainer) or signal.SIGUSR1}
         self._previous_handlers = {number: signal.signal(number, self._request) for number in numbers}
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             if self.requested or _compiles(frame):
-                _end_at_once()
+                if private.INTERACTIVE:  # the process of a notebook stays
+                    raise KeyboardInterrupt
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.raise_signal(signal.SIGINT)
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
                 # `print` must not be called in a handler
                 os.write(2, b"\nInterrupted: saving after this iteration. Interrupt again to end at once.\n")
         self.requested = number
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
-        """End the run after an iteration if any rank received a signal."""
-        self.end_if_requested(trainer, pl_module)
-
-    def end_if_requested(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Save a checkpoint and end the run if any rank received a signal. This is a collective.
 
         Raises:
@@ -93,42 +93,28 @@ class Preemption(Guard):
         saved = f"{path}\nTo resume: fit(..., ckpt_path={path!r}), or fit --auto_resume."
         if path is None:
             saved = "no checkpoint, because there is no ModelCheckpoint."
-        if number == lightning_private.requeue_signal(trainer):
-            lightning_private.save_and_requeue(trainer, number)
+        if number == private.requeue_signal(trainer):
+            private.save_and_requeue(trainer, number)
         if trainer.is_global_zero:
             what = "Interrupted" if interrupted else "Preempted"
             print(f"\n{what} after {pl_module.env_steps} environment steps: {saved}", flush=True)
-        if interrupted and lightning_private.INTERACTIVE:
+        if interrupted and private.INTERACTIVE:
             raise KeyboardInterrupt
         raise SystemExit(INTERRUPTED if interrupted else EXIT_CODE)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+    def on_train_end(self, *args: Any) -> None:
         """Restore the handlers."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers = {}
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
-        """Restore the handlers."""
-        self.on_train_end(trainer, pl_module)
+    on_exception = on_train_end  # type: ignore[assignment]
 
 
 def _compiles(frame: FrameType | None) -> bool:
     """Return whether PyTorch compiles a graph in a stack of frames, which may take minutes."""
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
+        if frame.f_globals.get("__name__") == private.COMPILING:
             return True
         frame = frame.f_back
     return False
-
-
-def _end_at_once() -> None:
-    """End the process as an unhandled SIGINT does; keep the process of a notebook.
-
-    Raises:
-        KeyboardInterrupt: In an interactive session.
-    """
-    if lightning_private.INTERACTIVE:
-        raise KeyboardInterrupt
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGINT)

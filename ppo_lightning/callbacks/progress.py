@@ -58,11 +58,10 @@ class RolloutProgressBar(ProgressBar):
         self._bar.set_postfix_str(", ".join(postfix), refresh=False)
         self._bar.update(pl_module.data.frames_per_rollout)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+    def on_train_end(self, *args: Any) -> None:
         """Close the bar and leave it on the screen."""
         if self._bar is not None:
             self._bar.close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
-        """Close the bar, so that the error message starts on a new line."""
-        self.on_train_end(trainer, pl_module)
+    # An error message starts on a new line.
+    on_exception = on_train_end  # type: ignore[assignment]

@@ -8,10 +8,10 @@ from typing import Any
 
 import lightning as L
 
+from ppo_lightning import private
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.checkpoints.resume import folders_of_runs
 from ppo_lightning.rollouts.learner import Learner
-from ppo_lightning.utils import lightning_private
 from ppo_lightning.utils.rounding import decimals
 
 WARM_UP = 10  # rollouts
@@ -63,17 +63,15 @@ class RunSummary(Guard):
             self._warm = time.perf_counter()
         elif self._rollouts == 2 * WARM_UP:
             seconds = (time.perf_counter() - self._warm) / WARM_UP
-            lightning_private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
+            private.limit_refreshes(trainer, max(1, round(0.5 / seconds)))
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
+    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Restore the limit, so that the same Trainer can fit again."""
         if self._limits_epochs:
             trainer.fit_loop.max_epochs = -1
         self._limits_epochs = False
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
-        """Restore the limit."""
-        self.on_train_end(trainer, pl_module)
+    on_exception = on_train_end  # type: ignore[assignment]
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Print the summary on rank 0."""
@@ -88,9 +86,9 @@ class RunSummary(Guard):
             key.removeprefix("eval/"): metrics[key].item() for key in metrics if key.startswith("eval/")
         }
         if results:
-            names = ("episodic_return", "episodic_return_std", "episodic_return_min", "episodic_return_max")
+            digits = decimals(results["episodic_return"])
             average, std, lowest, highest = (
-                f"{results[name]:{decimals(results['episodic_return'])}}" for name in names
+                f"{results[f'episodic_return{name}']:{digits}}" for name in ("", "_std", "_min", "_max")
             )
             print(
                 f"evaluation, deterministic: return {average} ± {std} (min {lowest}, max {highest}),"

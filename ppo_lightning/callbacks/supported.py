@@ -15,11 +15,25 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ppo_lightning import private
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
-from ppo_lightning.utils import lightning_private
 
+REFUSED: dict[Any, str] = {
+    StochasticWeightAveraging: (
+        "StochasticWeightAveraging copies the module before the agent exists: use EMAWeightAveraging of"
+        " lightning.pytorch.callbacks instead."
+    ),
+    LearningRateFinder | BatchSizeFinder: (
+        "Lightning's Tuner cannot tune PPO, because the data change with the policy: compare values of"
+        " model.learning_rate and data.num_envs in whole runs instead."
+    ),
+    GradientAccumulationScheduler: (
+        "trainer.accumulate_grad_batches must stay 1, but a GradientAccumulationScheduler changes it: remove"
+        " the callback and set model.num_minibatches lower instead."
+    ),
+}
 FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the end of a run
 
 
@@ -29,7 +43,17 @@ class TrainerGuard(Guard):
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Refuse callbacks that cannot work with invalid steps, and warn of a slow average."""
         check_callbacks(trainer, pl_module.steps_per_rollout)
-        warn_of_slow_average(trainer, pl_module.data.num_rollouts)
+        rollouts = pl_module.data.num_rollouts  # after each one, Lightning averages once
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if not isinstance(callback, EMAWeightAveraging):
+                continue
+            decay = private.average_decay(callback)
+            if decay**rollouts > FIRST_WEIGHTS:
+                rank_zero_warn(
+                    f"EMAWeightAveraging averages once a rollout: with decay {decay:g}, {decay**rollouts:.0%}"
+                    f" of the average after the {rollouts} rollouts of the run are the first weights. Set"
+                    f" decay to {max(0.5, 1 - 10 / rollouts):.2g}."
+                )
 
 
 def check_trainer(trainer: Any) -> None:
@@ -46,28 +70,20 @@ def check_trainer(trainer: Any) -> None:
         raise ConfigError(f"trainer.precision is {trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
     if trainer.state.fn != TrainerFn.FITTING:
         return
-    nothing = "it must not be 0, which trains nothing; data.total_timesteps ends a run"
-    for name, refused, must in (
-        ("min_steps", trainer.min_steps, "leave it out and set data.total_timesteps, which ends the run"),
-        ("min_epochs", trainer.min_epochs, "leave it out and set data.total_timesteps, which ends the run"),
-        ("max_steps", trainer.max_steps == 0, nothing),
-        ("max_epochs", trainer.max_epochs == 0, nothing),
-        ("limit_train_batches", trainer.limit_train_batches == 0, nothing),
-        (
-            "accumulate_grad_batches",
-            trainer.accumulate_grad_batches != 1,
-            "set model.num_minibatches lower instead",
-        ),
-        ("overfit_batches", trainer.overfit_batches, "leave it out, because every rollout is new"),
-        ("val_check_interval", trainer.val_check_interval == 0, "it must be at least 1 rollout"),
-        (
-            "log_every_n_steps",
-            trainer.log_every_n_steps == 0,
-            "it must be at least 1; trainer.logger false logs nothing",
-        ),
-    ):
-        if refused:
-            raise ConfigError(f"trainer.{name} is {getattr(trainer, name)}: {must}.")
+    for name in ("max_steps", "max_epochs", "limit_train_batches", "val_check_interval", "log_every_n_steps"):
+        if getattr(trainer, name) == 0:
+            raise ConfigError(f"trainer.{name} is 0: it must be at least 1.")
+    for name in ("min_steps", "min_epochs", "overfit_batches"):
+        if value := getattr(trainer, name):
+            raise ConfigError(
+                f"trainer.{name} is {value}: leave it out, because every rollout is new and"
+                " data.total_timesteps ends the run."
+            )
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}: set model.num_minibatches"
+            " lower instead."
+        )
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
@@ -83,29 +99,17 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
     # Lightning's advice, to save the weights before the last optimizer step, does not apply to PPO.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, StochasticWeightAveraging):
-            raise ConfigError(
-                "StochasticWeightAveraging copies the module before the agent exists:"
-                " use EMAWeightAveraging of lightning.pytorch.callbacks instead."
-            )
-        if isinstance(callback, LearningRateFinder | BatchSizeFinder):
-            raise ConfigError(
-                "Lightning's Tuner cannot tune PPO, because the data change with the policy:"
-                " compare values of model.learning_rate and data.num_envs in whole runs instead."
-            )
-        if isinstance(callback, GradientAccumulationScheduler):
-            raise ConfigError(
-                "trainer.accumulate_grad_batches must stay 1, but a GradientAccumulationScheduler changes it:"
-                " remove the callback and set model.num_minibatches lower instead."
-            )
+        for kind, sentence in REFUSED.items():
+            if isinstance(callback, kind):
+                raise ConfigError(sentence)
         if not isinstance(callback, ModelCheckpoint):
             continue
-        if lightning_private.saves_by_time(callback):
+        if private.saves_by_time(callback):
             raise ConfigError(
                 "ModelCheckpoint's train_time_interval has no effect with manual optimization:"
                 " set every_n_epochs (an epoch has data.rollouts_per_epoch rollouts) instead."
             )
-        every = lightning_private.steps_between_saves(callback)
+        every = private.steps_between_saves(callback)
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps"
@@ -118,23 +122,4 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
                 f"ModelCheckpoint's every_n_train_steps ({every}) counts optimizer steps"
                 f" and must be a multiple of the {steps_per_rollout} of one rollout"
                 " (model.update_epochs * model.num_minibatches)."
-            )
-
-
-def warn_of_slow_average(trainer: L.Trainer, num_rollouts: int) -> None:
-    """Warn if an average of the weights would still hold those of the first rollout at the end of the run.
-
-    Args:
-        trainer: Trainer whose callbacks are checked.
-        num_rollouts: Number of rollouts of the run, after each of which Lightning averages once.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if not isinstance(callback, EMAWeightAveraging):
-            continue
-        decay = lightning_private.average_decay(callback)
-        if decay**num_rollouts > FIRST_WEIGHTS:
-            rank_zero_warn(
-                f"EMAWeightAveraging averages once a rollout: with decay {decay:g}, {decay**num_rollouts:.0%}"
-                f" of the average after the {num_rollouts} rollouts of the run are the first weights. Set"
-                f" decay to {max(0.5, 1 - 10 / num_rollouts):.2g}."
             )

@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tensordict import TensorDictBase
@@ -44,10 +43,10 @@ Diagnosis = tuple[str, str, str]  # observation, likely cause, remedy
 Check = Callable[[RunSnapshot], Diagnosis | None]
 
 
-def sample_rows(rollout: TensorDictBase, *keys: Any) -> list[Tensor]:
-    """Return rows [B, ...] of a rollout, evenly spread over environments and steps."""
-    flat = [rollout[key].flatten(0, 1) for key in keys]
-    return [rows[:: max(1, len(rows) // ROWS)] for rows in flat]
+def sample_rows(rollout: TensorDictBase, key: str) -> Tensor:
+    """Return rows [B, ...] of an entry of a rollout, evenly spread over environments and steps."""
+    rows = rollout[key].flatten(0, 1)
+    return rows[:: max(1, len(rows) // ROWS)]
 
 
 def ratio(run: RunSnapshot) -> Diagnosis | None:
@@ -126,7 +125,7 @@ def unexplained_variance(run: RunSnapshot) -> Diagnosis | None:
 
 def unscaled_observations(run: RunSnapshot) -> Diagnosis | None:
     """Check the scale of observations: networks need inputs of magnitude about 1."""
-    (observation,) = sample_rows(run.rollout, "observation")
+    observation = sample_rows(run.rollout, "observation")
     if not observation.is_floating_point() or run.module.agent.normalizer is not None:
         return None
     magnitudes = observation.abs().flatten(1).mean(dim=0)
@@ -141,7 +140,7 @@ def unscaled_observations(run: RunSnapshot) -> Diagnosis | None:
 
 def saturated_actions(run: RunSnapshot) -> Diagnosis | None:
     """Check how many actions exceed their bounds, to which the environment clips them."""
-    (action,) = sample_rows(run.rollout, "action")
+    action = sample_rows(run.rollout, "action")
     space: Any = getattr(run.module.data.specs.action, "space", None)
     if not action.is_floating_point() or not hasattr(space, "low"):
         return None
@@ -168,18 +167,13 @@ def lost_truncations(run: RunSnapshot) -> Diagnosis | None:
 
 def dead_units(run: RunSnapshot) -> Diagnosis | None:
     """Check for units that are 0 or saturated for every observation: their gradient is 0."""
-    (observation,) = sample_rows(run.rollout, "observation")
+    observation = sample_rows(run.rollout, "observation")
     agent = run.module.agent
     shares: dict[str, float] = {}
     for name, body in (("policy", agent.actor_body), ("value function", agent.critic_body)):
-        if body is None:
-            continue
-        with _activations(body) as outputs:
-            body(observation)
-        for layer, (kind, output) in enumerate(outputs, start=1):
-            units = output.transpose(1, -1).flatten(0, -2)  # [rows, units or channels]
-            dead = units <= 0 if kind is nn.ReLU else units.abs() > SATURATED
-            shares[f"layer {layer} of the {name}"] = dead.all(dim=0).float().mean().item()
+        if body is not None:
+            for layer, share in enumerate(_dead_shares(body, observation), start=1):
+                shares[f"layer {layer} of the {name}"] = share
     worst = max(shares, key=lambda name: shares[name], default=None)
     if worst is None or shares[worst] <= 0.5:
         return None
@@ -194,35 +188,35 @@ def sinking_speed(run: RunSnapshot) -> Diagnosis | None:
         return None
     *earlier, latest = run.speeds
     earlier_sps, earlier_used = (statistics.median(values) for values in list(zip(*earlier, strict=True))[:2])
-    starved = latest.crowded and latest.used < 0.7 * earlier_used
+    starved = latest.load > latest.available and latest.used < 0.7 * earlier_used
     if latest.sps >= earlier_sps / 2 or (latest.threads == 1 and not starved):
         return None
-    load = "" if latest.load is None else f", load average {latest.load:.1f}"
-    usage = f"{latest.used:.1f} of {latest.available} CPU cores used{load}"
-    observation = f"{latest.sps:.0f} environment steps per second, {earlier_sps:.0f} before ({usage})"
+    observation = (
+        f"{latest.sps:.0f} environment steps per second, {earlier_sps:.0f} before ({latest.used:.1f} of"
+        f" {latest.available} CPU cores used, load average {latest.load:.1f})"
+    )
     if latest.threads == 1:
         return observation, "other processes use the CPU", "fewer processes at a time on this machine"
     cause = f"the {latest.threads} PyTorch threads wait for one that has no CPU core"
     return observation, cause, "--num_threads 1"
 
 
-@contextmanager
-def _activations(body: nn.Module) -> Iterator[list[tuple[type[nn.Module], Tensor]]]:
-    """Collect the outputs of a body's ReLUs, or, without ReLUs, of its linear layers (before tanh)."""
-    outputs: list[tuple[type[nn.Module], Tensor]] = []
+def _dead_shares(body: nn.Module, observation: Tensor) -> list[float]:
+    """Return the share of dead units of each ReLU, or, without ReLUs, of each linear layer (before tanh)."""
     kinds: list[type[nn.Module]] = [nn.ReLU, nn.Linear]
     kind = next(kind for kind in kinds if any(isinstance(layer, kind) for layer in body.modules()))
-    layers = [layer for layer in body.modules() if isinstance(layer, kind)]
+    shares: list[float] = []
 
-    def collect(layer: nn.Module, _: Any, output: Tensor) -> None:
-        outputs.append((type(layer), output))
+    def measure(layer: nn.Module, _: Any, output: Tensor) -> None:
+        units = output.transpose(1, -1).flatten(0, -2)  # [rows, units or channels]
+        dead = units <= 0 if kind is nn.ReLU else units.abs() > SATURATED
+        shares.append(dead.all(dim=0).float().mean().item())
 
-    hooks = [layer.register_forward_hook(collect) for layer in layers]
-    try:
-        yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = [layer.register_forward_hook(measure) for layer in body.modules() if isinstance(layer, kind)]
+    body(observation)
+    for hook in hooks:
+        hook.remove()
+    return shares
 
 
 def _in_second_half(run: RunSnapshot) -> bool:

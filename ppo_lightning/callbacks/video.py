@@ -8,6 +8,7 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.private import add_summary
 from ppo_lightning.rollouts.learner import PolicyLearner
 from ppo_lightning.video.record import record_video
 
@@ -54,19 +55,13 @@ class CaptureVideo(L.Callback):
         record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                add_to_tensorboard(logger.experiment, path, pl_module.env_steps)
+                _add_to_tensorboard(logger.experiment, path, pl_module.env_steps)
             elif isinstance(logger, WandbLogger):
                 logger.log_video("videos/episode", [str(path)], step=pl_module.env_steps)
 
 
-def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
-    """Write a video to TensorBoard as a GIF, as ``SummaryWriter.add_video`` does with MoviePy.
-
-    Args:
-        writer: TensorBoard's ``SummaryWriter``.
-        path: Video file.
-        step: Number of environment steps.
-    """
+def _add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
+    """Write a video file to TensorBoard as a GIF, as ``SummaryWriter.add_video`` does with MoviePy."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     imageio = import_extra("imageio.v2", extra="video")
@@ -80,6 +75,4 @@ def add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
     image = Summary.Image(
         height=height, width=width, colorspace=channels, encoded_image_string=gif.getvalue()
     )
-    writer._get_file_writer().add_summary(
-        Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step
-    )
+    add_summary(writer, Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step)

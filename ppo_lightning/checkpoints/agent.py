@@ -11,17 +11,16 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.data import TensorSpec
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.private import has_hyperparameters
 from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
 
 Known = TypeVar("Known")
 LOCAL = "<locals>"  # part of the qualified name of a class inside a function
-SLACK = 2**24  # number of elements allowed for buffers that are not saved
 
 
 def agent_to_plain(
@@ -41,9 +40,9 @@ def agent_to_plain(
         ConfigError: The agent's class does not save its arguments.
     """
     arguments = list(inspect.signature(type(agent)).parameters.values())[2:]  # after the two specs
-    names = {argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD}
-    saved = dict(agent.hparams) if "_hparams" in vars(agent) else None
-    if saved is None or not names <= saved.keys():
+    names = dict.fromkeys(argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD)
+    saved = dict(agent.hparams) if has_hyperparameters(agent) else None
+    if saved is None or not names.keys() <= saved.keys():
         name = type(agent).__name__
         raise ConfigError(
             f"{name}.__init__ must call"
@@ -110,59 +109,20 @@ def agent_class_of(plain: dict[str, Any]) -> type[ActorCritic]:
     )
 
 
-class Budget(TorchDispatchMode):
-    """Context manager that limits the total number of elements of new tensors.
-
-    A file may name layers of any size. Too large ones are refused before their memory is allocated.
-
-    Args:
-        limit: Maximum number of elements, summed over all new tensors.
-
-    Example:
-        >>> with Budget(limit=10):
-        ...     zeros = torch.zeros(3)
-    """
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = self.left = limit
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Count the elements that a factory function creates, by a call on ``meta``."""
-        kwargs = kwargs or {}
-        if any(argument.name == "device" for argument in func._schema.arguments):
-            unused = {"pin_memory", "generator"}
-            planned = func(
-                *args, **{key: kwargs[key] for key in kwargs if key not in unused} | {"device": "meta"}
-            )
-            self.left -= planned.numel() if isinstance(planned, Tensor) else 0
-            if self.left < 0:
-                raise ConfigError(
-                    f"The checkpoint names an agent or spaces of more than {self.limit} numbers,"
-                    " which its weights do not need: the file is damaged or was edited."
-                )
-        return func(*args, **kwargs)
-
-
-def agent_from_plain(plain: dict[str, Any], limit: int = SLACK) -> ActorCritic:
+def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
     """Build an agent with fresh weights from a description by :func:`agent_to_plain`.
 
     Args:
         plain: Description of the agent, possibly from an untrusted file.
-        limit: Maximum number of elements, summed over all new tensors.
 
     Raises:
-        ConfigError: The class is unknown, its arguments are invalid, or the agent exceeds ``limit``.
+        ConfigError: The class is unknown, or its arguments are invalid.
     """
     agent_class = agent_class_of(plain)
     try:
-        with Budget(limit):
-            observation_spec, action_spec = (
-                spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec")
-            )
-            return agent_class(observation_spec, action_spec, **plain["init_args"])
+        with torch.device("cpu"):
+            specs = [spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec")]
+        return agent_class(*specs, **plain["init_args"])
     except ConfigError:
         raise
     except Exception as error:  # a class may raise anything for wrong arguments
@@ -185,16 +145,20 @@ def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
     Raises:
         ConfigError: The class is unknown, or its settings and weights do not match.
     """
-    prefix = "agent."
-    state = {key: tensor for key, tensor in checkpoint["state_dict"].items() if key.startswith(prefix)}
-    # Each weight is allocated twice, the second time for its orthogonal initialization.
-    agent = agent_from_plain(
-        checkpoint["agent"], limit=4 * sum(tensor.numel() for tensor in state.values()) + SLACK
-    )
-    check_same_state(
-        saved=state, current={f"{prefix}{key}": tensor for key, tensor in agent.state_dict().items()}
-    )
-    agent.load_state_dict({key.removeprefix(prefix): tensor for key, tensor in state.items()})
+    plain = checkpoint["agent"]
+    state = {
+        key.removeprefix("agent."): tensor
+        for key, tensor in checkpoint["state_dict"].items()
+        if key.startswith("agent.")
+    }
+    if is_ours(
+        str(plain["class_path"])
+    ):  # a file may name layers of any size: none is allocated on this device
+        with torch.device("meta"):
+            check_same_state(saved=state, current=agent_from_plain(plain).state_dict())
+    agent = agent_from_plain(plain)
+    check_same_state(saved=state, current=agent.state_dict())
+    agent.load_state_dict(state)
     return agent.eval()
 
 

@@ -1,40 +1,41 @@
 """Command line: Lightning's ``fit``, ``validate`` and ``test``, and the other commands."""
 
+import argparse
 import errno
 import functools
 import importlib
+import inspect
+import itertools
 import logging
 import os
 import re
 import shutil
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning
 import torch
-from jsonargparse._typehints import ActionTypeHint
 from lightning import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-import ppo_lightning.algorithms
 import ppo_lightning.callbacks
-import ppo_lightning.models
-from ppo_lightning import __version__
+from ppo_lightning import __version__, private
+from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.callbacks import RolloutProgressBar, Threads
 from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
-from ppo_lightning.commands.config_files import split_configs, with_configs_first
+from ppo_lightning.commands.config_files import read_yaml, split_configs, with_configs_first
 from ppo_lightning.commands.options import (
     DEFAULT_NAME,
+    DESCRIPTIONS,
     FLAGS,
     NAME,
     NUM_THREADS,
@@ -42,41 +43,27 @@ from ppo_lightning.commands.options import (
     SETTINGS,
     SUBCOMMANDS,
     TRAINER_DEFAULTS,
-    checked,
-    unknown_option,
 )
-from ppo_lightning.errors import ConfigError, NonFiniteError, cut_traceback, first_line
+from ppo_lightning.commands.recipes import bundled_recipes, with_recipe_paths
+from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
+from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
 MAX_THREADS = 1024
 HEADER = [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"]  # of saved settings
-FOREIGN = {"lightning", "lightning_utilities", "jsonargparse", "fsspec", *sys.stdlib_module_names}
+HELP = {"-h", "--help"}
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser with error messages of one sentence."""
+    """Lightning's parser, whose help leaves out hundreds of known subclasses."""
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the cause without the usage, which has 900 lines, and exit with code 2."""
-        print(f"error: {_one_sentence(message)}", file=sys.stderr)
-        raise SystemExit(2)
-
-
-_check_type = ActionTypeHint._check_type
+    def format_help(self) -> str:
+        """Return the help text."""
+        return re.sub(r",\s+known\s+subclasses:[^)]*\)", ")", super().format_help())
 
 
-@functools.wraps(_check_type)
-def _check_integer(option: ActionTypeHint, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read ``1e4``, ``500k`` and ``1M`` as integers, for options that are integers, in flags and YAML."""
-    integer = as_integer(value)
-    if integer is not value:
-        kinds = set(re.findall(r"\w+", str(option._typehint)))
-        value = integer if "int" in kinds and not kinds & {"float", "str"} else value
-    return _check_type(option, value, *args, **kwargs)
-
-
-ActionTypeHint._check_type = _check_integer  # jsonargparse has no public place to read a built-in type
+private.convert_integers(as_integer)  # 1e4, 500k and 1M
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -88,11 +75,13 @@ class SaveRunConfig(SaveConfigCallback):
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Write ``cli_config.yaml`` for ``fit``."""
         if stage == "fit":
+            _require_writable(Path(trainer.default_root_dir))
             for key in ("ckpt_path", "auto_resume"):
                 self.config.pop(key, None)
             super().setup(trainer, pl_module, stage)
 
 
+@private.keep_flags  # `main` inserts the settings of a checkpoint before the flags
 class PPOCLI(LightningCLI):
     """Lightning's CLI for PPO: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
 
@@ -102,22 +91,25 @@ class PPOCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the flags of this package, and make PPO the default algorithm."""
-        parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
+        if self.subclass_mode_model:
+            parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
+        else:  # for the help
+            parser.add_class_arguments(MLPAgent, "model.agent", skip={"observation_spec", "action_spec"})
         for flag, text in FLAGS.items():
             parser.add_argument(flag, action="store_true", help=text)
         parser.add_argument(NAME, type=str | None, default=None, help=SETTINGS[NAME])
         parser.add_argument(NUM_THREADS, type=int | None, default=None, help=SETTINGS[NUM_THREADS])
 
-    def _set_seed(self) -> None:
-        """Seed Python, NumPy and PyTorch.
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments.
 
         Raises:
             ConfigError: NumPy does not accept the seed.
         """
-        seed = self.config[self.subcommand].seed_everything
+        super().parse_arguments(parser, args)
+        seed = self.config[self.config.subcommand].seed_everything
         if not 0 <= seed < 2**32:
             raise ConfigError(f"seed_everything is {seed}: it must be between 0 and {2**32 - 1}.")
-        super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
         """Check ``--ckpt_path`` and ``--num_threads``, and add the callbacks that depend on flags.
@@ -167,13 +159,16 @@ class PPOCLI(LightningCLI):
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             _end_if_finished(read_checkpoint(config.ckpt_path), self.datamodule.total_timesteps)
 
-    def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning 2.6 would override flags with the hyperparameters of the checkpoint.
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Return the Trainer.
 
-        ``main`` inserts the hyperparameters before the flags instead.
-
-        Source: Lightning-AI/pytorch-lightning#20801 and #21116.
+        Raises:
+            ConfigError: Lightning refuses a setting.
         """
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (ValueError, TypeError, ImportError, OSError) as error:
+            raise ConfigError(f"Lightning's Trainer refuses its settings: {first_line(error)}") from error
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -188,19 +183,17 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
     try:
-        args = checked(args)
+        args = with_recipe_paths(args)
         if args and args[0] in OTHER_COMMANDS:
             module = args[0].replace("-", "_")
             return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
-        if args and args[0] in SUBCOMMANDS:
+        if args and args[0] in SUBCOMMANDS and not HELP & set(args):
             args = with_checkpoint_settings(args)
         run([RolloutProgressBar()], args)
     except Exception as error:
-        cause = _user_error(error)
-        if cause is None:
-            cut_traceback(error)
+        if (message := _message(error)) is None:
             raise
-        print(f"error: {cause}", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -212,36 +205,50 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
         args: Subcommand and its arguments.
         save_config: Whether ``fit`` writes ``cli_config.yaml``.
     """
-    commands = [command for command in SUBCOMMANDS if command in args] or SUBCOMMANDS
+    is_help = bool(HELP & set(args))
+    common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
+    subcommands = {
+        command: common
+        | {
+            "dump_header": HEADER,
+            "conflict_handler": "resolve" if is_help else "error",
+            "usage": f"ppo-lightning {command} --config RECIPE [--OPTION VALUE ...]",
+            "description": f"{DESCRIPTIONS[command]}. Options of the algorithm are those of PPO:"
+            " --model.help CLASS lists those of a variant, --model.agent.help CLASS of an agent."
+            " Integers may be written as 1e6, 500k or 1M.",
+        }
+        for command in SUBCOMMANDS
+        if command in args
+    }
     _import_named(args)
-    PPOCLI(
-        PPO,
-        RolloutDataModule,
-        args=with_configs_first(args),
-        subclass_mode_model=True,
-        seed_everything_default=1,
-        auto_configure_optimizers=False,
-        parser_class=Parser,
-        parser_kwargs={
-            "prog": "ppo-lightning",
-            "description": "PPO with TorchRL rollouts and PyTorch Lightning."
-            " See also play --help and profile --help.",
-            "allow_abbrev": False,  # otherwise a misspelled flag may be taken for another one
-            **{command: {"allow_abbrev": False, "dump_header": HEADER} for command in commands},
-        },
-        save_config_callback=SaveRunConfig if save_config else None,
-        save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
-        trainer_defaults=TRAINER_DEFAULTS | {"callbacks": callbacks},
-    )
+    try:
+        PPOCLI(
+            PPO,
+            RolloutDataModule,
+            args=[args[0], "--help"] if is_help else with_configs_first(args),
+            subclass_mode_model=not is_help,
+            seed_everything_default=1,
+            auto_configure_optimizers=False,
+            parser_class=Parser,
+            parser_kwargs={"prog": "ppo-lightning", **common, **subcommands},
+            save_config_callback=SaveRunConfig if save_config else None,
+            save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
+            trainer_defaults=TRAINER_DEFAULTS | {"callbacks": callbacks},
+        )
+    except argparse.ArgumentError as error:
+        raise ConfigError(_one_sentence(error.message, args)) from error
 
 
 def _import_named(args: Sequence[str]) -> None:
-    """Import the exported classes that flags or recipes name, whose short names the parser knows then."""
-    recipes = [
-        Path(path).read_text(encoding="utf-8") for path in split_configs(args)[0] if os.path.isfile(path)
-    ]
+    """Import the exported classes that flags or recipes name, whose short names the parser knows then.
+
+    Raises:
+        ConfigError: A recipe cannot be read.
+    """
+    configs = filter(os.path.isfile, split_configs(args)[0])
+    recipes = [str(read_yaml(path, "--config")) for path in configs]
     words = set(re.findall(r"\w+", " ".join([*args, *recipes])))
-    for package in (ppo_lightning.algorithms, ppo_lightning.callbacks, ppo_lightning.models):
+    for package in (ppo_lightning, ppo_lightning.callbacks):
         for name in words & {*package.__all__}:
             getattr(package, name)
 
@@ -275,38 +282,93 @@ def _end_if_finished(checkpoint: dict[str, Any], total_timesteps: int) -> None:
         raise SystemExit(0)
 
 
-def _user_error(error: BaseException) -> BaseException | str | None:
-    """Return the message for a mistake of the user, None for a bug, which needs its traceback.
-
-    Mistakes of users are: exceptions of this package (jsonargparse wraps those raised in a constructor),
-    too little memory, and what Lightning, jsonargparse or the standard library refuse before our code runs.
-    """
+def _message(error: BaseException) -> BaseException | str | None:
+    """Return the message for a mistake of the user, None for any other error, which needs its traceback."""
     cause: BaseException | None = error
-    while cause is not None:
+    while cause is not None:  # jsonargparse wraps errors of a constructor
         if isinstance(cause, ConfigError | NonFiniteError | MisconfigurationException):
             return cause
         cause = cause.__cause__
-    if hasattr(error, "user_frames"):
-        return None
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         settings = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
         return f"The run does not fit into memory ({first_line(error)}): lower {settings}."
-    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
-    packages = {module.partition(".")[0] for module in modules - {__name__}}
-    refused = isinstance(error, ValueError | TypeError | ImportError | OSError)
-    return first_line(error) if refused and packages <= FOREIGN else None
+    return None
 
 
-def _one_sentence(message: str) -> str:
-    """Extract the cause from jsonargparse's report, with suggestions for a misspelled key."""
-    unknown = re.search(r"ption '([^']+)'.*accept|^unrecognized arguments: (-[^\s=]+)", message, re.DOTALL)
-    if unknown:
-        return unknown_option(unknown[1] or unknown[2])
+def _one_sentence(message: str, args: Sequence[str]) -> str:
+    """Extract the cause from jsonargparse's report, with suggestions for a misspelled key.
+
+    Args:
+        message: Message of jsonargparse.
+        args: Arguments of the command line.
+    """
+    if extra := re.match(r"unrecognized arguments: ([^\s=]+)", message):
+        name = extra[1]
+        if name.startswith("-"):
+            return _unknown(name)
+        is_recipe = name in bundled_recipes() or name.endswith((".yaml", ".yml"))
+        meant = f"--config {name}" if is_recipe else f"--data.env_id {name}"
+        return f"the argument {name!r} belongs to no option: did you mean {meant}?"
+    option = r"(?:(?:Group '(\S+)'|Subcommand '\w+') does not accept option|Option) '([^']+)'"
+    if unknown := re.search(option, message):
+        key = unknown[2]
+        flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
+        flag = next((flag for flag in flags if flag.endswith(f".{key}")), None)
+        name = flag or ".".join(filter(None, unknown.groups()))
+        return _unknown(name, "" if flag else _writer(args, key.rpartition(".")[2]))
     noise = ("Does not validate", "Subtypes", "Errors", "Given value", "Expected a <class 'NoneType'>")
     lines = [line.strip(" -") for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))
     text = re.sub(r'Parser key "([^"]+)":', r"\1:", text)
     return re.sub(r"<class '(\w+)'>", r"\1", text).replace("typing.", "")
+
+
+def _unknown(name: str, writer: str = "") -> str:
+    """Say in one sentence that there is no such option, and name those that were probably meant.
+
+    Args:
+        name: The key of a recipe or the flag, as the user wrote it.
+        writer: Which version wrote the key, in words.
+    """
+    dashes = "--" if name.startswith("-") else ""
+    known = {option: f"{dashes}{shown}" for option, shown in known_options().items()}
+    ends = {option.rpartition(".")[2]: shown for option, shown in reversed(known.items())}
+    parts = name.lstrip("-").replace("-", "_").replace(".init_args", "").split(".")
+    prefixes = itertools.accumulate(parts, "{}.{}".format)
+    first_unknown = next((prefix for prefix in prefixes if prefix not in known), parts[-1])
+    guess = nearest(first_unknown.rpartition(".")[2], known | ends) or "; --help lists all keys."
+    return f"the {'option' if dashes else 'key'} {name!r} is unknown{writer}{guess}"
+
+
+@functools.cache
+def known_options() -> dict[str, str]:
+    """Return the options by name, and how messages show them: with the class, unless it is the default."""
+    flags = ("config", "print_config", "seed_everything", "ckpt_path", "model", "data", "trainer")
+    known = {name.lstrip("-"): name.lstrip("-") for name in (*flags, *FLAGS, *SETTINGS)}
+    ours = [getattr(ppo_lightning, name) for name in ppo_lightning.__all__]
+    for group, default, base in (
+        ("model", PPO, AgentModule),
+        ("model.agent", MLPAgent, ActorCritic),
+        ("data", RolloutDataModule, RolloutDataModule),
+        ("trainer", Trainer, Trainer),
+    ):
+        for owner in [default, *(cls for cls in ours if isinstance(cls, type) and issubclass(cls, base))]:
+            suffix = "" if owner is default else f" of ppo_lightning.{owner.__name__}"
+            for name, parameter in inspect.signature(owner.__init__).parameters.items():
+                if parameter.default is not parameter.empty:
+                    known.setdefault(f"{group}.{name}", f"{group}.{name}{suffix}")
+    return known
+
+
+def _writer(args: Sequence[str], key: str) -> str:
+    """Return which version wrote the saved configuration that has a key; empty for a recipe."""
+    for path in filter(os.path.isfile, split_configs(args[1:])[0]):
+        text = Path(path).read_text(encoding="utf-8")
+        header = re.match(r"# (?:ppo_lightning==(\S+)|lightning)", text)
+        if header and re.search(rf"^\s*{re.escape(key)}:", text, re.MULTILINE):
+            version = f"ppo_lightning {header[1]}" if header[1] else "an older version of ppo_lightning"
+            return f" ({version} wrote {path})"
+    return ""
 
 
 def _quieten() -> None:
@@ -315,6 +377,7 @@ def _quieten() -> None:
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # the report of trainer.profiler
     for message in (
         r"\s*Unable to serialize instance",  # an env_id, which the parser tries as a callable first
         ".*is out of date. You should consider upgrading",  # environments of version v4 in recipes

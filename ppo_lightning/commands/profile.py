@@ -2,38 +2,47 @@
 
 import argparse
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import lightning as L
 import torch
+from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from ppo_lightning.callbacks.speed import other_load, recommendation
 from ppo_lightning.envs.factory import largest_divisor
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.step_time import SLOW
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.envs.step_time import SLOW, StepClock
+from ppo_lightning.errors import first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.utils.processors import processors
 
 # The warm-up, for compilation and caches, ends after this number of iterations or this time.
 WARM_UP = 3
 WARM_UP_SECONDS = 20.0
-COLLECTION_STAGES = ("environment", "acting", "values and log-probabilities")
+STAGES = ("collect", "advantages", "update", "log")  # marked in the code, also for --trainer.profiler simple
+
+
+class StageProfiler(SimpleProfiler):
+    """Lightning's profiler, which waits for the GPU at the end of a stage."""
+
+    def stop(self, action_name: str) -> None:
+        """Stop the clock of a stage."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        super().stop(action_name)
 
 
 class StageClock(L.Callback):
-    """Callback that measures the stages of a run with the fast collector, and then ends the run.
+    """Callback that measures the stages of a run, and then ends the run.
 
     Afterwards ``sps`` holds the environment steps per second, ``shares`` the share of time of each
-    stage, and ``changes`` the flags worth trying. Throughput is measured before the stages, whose
-    clocks have an overhead of a few per cent and synchronize with the GPU.
+    stage, ``environments`` that of the environments within the collection, and ``changes`` the flags worth
+    trying.
 
     Args:
-        seconds: Duration of the measurement after the warm-up. At least one iteration is measured without
-            clocks and one with clocks.
+        seconds: Duration of the measurement after the warm-up. At least one iteration is measured.
 
     Example:
         >>> clock = StageClock(seconds=5.0)
@@ -42,105 +51,51 @@ class StageClock(L.Callback):
 
     def __init__(self, seconds: float = 10.0) -> None:
         self.seconds = seconds
-        self.spent: dict[str, float] = defaultdict(float)
         self.sps = 0.0
         self.shares: dict[str, float] = {}
+        self.environments = 0.0
         self.changes: list[tuple[str, ...]] = []
-        self._iterations = 0
-        self._phase = "warm-up"
+        self._profiler = StageProfiler()
+        self._steps = StepClock()
+        self._is_warm = False
 
-    def _timed(self, owner: Any, name: str, stage: str) -> None:
-        function = getattr(owner, name)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            result = function(*args, **kwargs)
-            _wait_for_gpu()
-            self.spent[stage] += time.perf_counter() - start
-            return result
-
-        setattr(owner, name, timed)
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Record the stages."""
+        trainer.profiler = self._profiler
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Check that the stages can be measured, and start the clock.
+        """Start the clock."""
+        self._start()
 
-        Raises:
-            ConfigError: The run uses a TensorCollector, or collects during the update.
-        """
-        if pl_module.data.overlap:
-            raise ConfigError("profile times one stage after the other: leave out data.overlap.")
-        if not isinstance(pl_module.data.collector, RolloutCollector):
-            raise ConfigError(
-                "profile times natively batched environments only:"
-                " leave out data.transforms, and give the id of an environment."
-            )
-        self._start = time.perf_counter()
-
-    def _put_clocks(self, pl_module: Any) -> None:
-        data = pl_module.data
-        policy = pl_module.agent.array_policy
-        minibatches = pl_module.minibatches
-
-        def timed_policy() -> Callable[..., Any]:
-            self._policy = policy()
-            self._timed(self, "_policy", "acting")
-            return self._policy
-
-        def timed_minibatches(rollout: Any) -> Iterator[Any]:
-            start = time.perf_counter()
-            for minibatch in minibatches(rollout):
-                _wait_for_gpu()
-                self.spent["shuffling"] += time.perf_counter() - start
-                yield minibatch
-                start = time.perf_counter()
-
-        pl_module.agent.array_policy = timed_policy
-        pl_module.minibatches = timed_minibatches
-        for name in ("step_arrays", "reset_arrays"):
-            self._timed(data.env, name, "environment")
-        self._timed(data.collector, "_evaluate", "values and log-probabilities")
-        self._timed(data.collector, "rollout", "collection")
-        self._timed(pl_module, "advantages", "advantages")
-        self._timed(pl_module, "update", "updates")
-        self._timed(pl_module, "log_rollout", "logging")
+    def _start(self) -> None:
+        self._iterations = 0
+        self._profiler.recorded_durations.clear()
+        self._started = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Advance through the phases: warm-up, throughput, stages, end."""
+        """Begin the measurement after the warm-up, and end the run after it."""
         self._iterations += 1
-        elapsed = time.perf_counter() - self._start
-        if self._phase == "warm-up":
-            if self._iterations < WARM_UP and elapsed < WARM_UP_SECONDS:
-                return
-            self._phase = "speed"
-        elif elapsed < self.seconds / 2:
-            return
-        elif self._phase == "speed":
-            self.sps = self._iterations * pl_module.data.frames_per_rollout / elapsed
-            self._put_clocks(pl_module)
-            self._phase = "stages"
-        else:
+        data = pl_module.data
+        wall = time.perf_counter() - self._started
+        if self._is_warm and wall >= self.seconds and not self.sps:
+            spent = self._profiler.recorded_durations
+            self.sps = self._iterations * data.frames_per_rollout / wall
+            self.shares = {stage: sum(spent[stage]) / wall for stage in STAGES}
+            self.shares["other"] = 1 - sum(self.shares.values())
+            self.environments = self._steps.seconds / wall
+            self.changes = changes(pl_module, self.environments)
             trainer.should_stop = True
-            return
-        self._iterations = 0
-        self._start = time.perf_counter()
+        elif not self._is_warm and (self._iterations >= WARM_UP or wall >= WARM_UP_SECONDS):
+            self._is_warm = True
+            if isinstance(data.collector, RolloutCollector):
+                data.collector.clock = self._steps
+            self._start()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Compute the shares of the stages."""
-        wall = time.perf_counter() - self._start
-        stages = {stage: self.spent[stage] for stage in COLLECTION_STAGES}
-        stages["storing"] = self.spent["collection"] - sum(stages.values())
-        stages |= {stage: self.spent[stage] for stage in ("advantages", "shuffling", "updates", "logging")}
-        stages["updates"] -= stages["shuffling"]  # the update draws its minibatches
-        stages["other"] = wall - sum(stages.values())
-        self.shares = {stage: value / wall for stage, value in stages.items()}
-        self.changes = changes(pl_module, self.shares["environment"])
-
-
-def _wait_for_gpu() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Keep Lightning from printing a report of its own."""
+        trainer.profiler = PassThroughProfiler()
 
 
 def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
@@ -215,6 +170,8 @@ def main(args: Sequence[str]) -> None:
     print(f"{clock.sps:.0f} environment steps per second.\n\n| stage | share | µs per step |\n|---|---|---|")
     for stage, share in clock.shares.items():
         print(f"| {stage} | {100 * share:.1f} % | {1e6 * share / clock.sps:.2f} |")
+    if clock.environments:
+        print(f"\nWithin collect, the environments take {100 * clock.environments:.1f} % of the time.")
     if options.no_changes:
         return
     print("\n| with | steps per second | ratio |\n|---|---|---|")

@@ -1,36 +1,33 @@
 """Validate the return values of ``reset`` and ``step``, and add context to their errors."""
 
-from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.errors import ConfigError, blame, first_line
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import entries
 
 CONTRACT = {
     "reset": "take seed and options and return (observation, info)",
     "step": "take an action and return (observation, reward, terminated, truncated, info)",
 }
-# Modules that read an environment's return values. An error raised in one of them is about these values.
-READERS = (
-    "gymnasium.core",
-    "gymnasium.utils.passive_env_checker",
-    "gymnasium.wrappers.",
-    f"{__package__}.answers",
-    f"{__package__}.gymnasium",
-    f"{__package__}.vector",
-    "ppo_lightning.spaces.rows",
-)
-# Modules between an adapter and the environment itself.
-WRAPPERS = (
-    "gymnasium.core",
-    "gymnasium.envs.registration",
-    "gymnasium.wrappers.",
-    "torchrl.envs.",
-    f"{__package__}.",
-)
+
+
+def check_parts(answer: Any, call: str, count: int) -> None:
+    """Check that ``reset`` or ``step`` returned the right number of values.
+
+    Args:
+        answer: The return value.
+        call: ``reset`` or ``step``.
+        count: Number of values.
+
+    Raises:
+        ConfigError: The number is another one.
+    """
+    if not isinstance(answer, tuple | list) or len(answer) != count:
+        given = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
+        raise ConfigError(f"{call}() must {CONTRACT[call]}, and returned {given}.")
 
 
 def check_step(answer: Any) -> None:
@@ -42,6 +39,7 @@ def check_step(answer: Any) -> None:
     Raises:
         ConfigError: A part has the wrong type. The message names the part.
     """
+    check_parts(answer, "step", 5)
     _, reward, terminated, truncated, _ = answer
     for name, value, kind in (
         ("the reward", reward, "a number"),
@@ -63,6 +61,7 @@ def check_vector_step(answer: Any, num_envs: int) -> None:
     Raises:
         ConfigError: A part has the wrong type or shape. The message names the part.
     """
+    check_parts(answer, "step", 5)
     _, reward, terminated, truncated, _ = answer
     for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
         array = np.asarray(value)
@@ -125,8 +124,8 @@ def _without_ones(shape: tuple[int, ...]) -> list[int]:
 def reraise(error: BaseException, where: str, call: str) -> NoReturn:
     """Re-raise an error of ``reset`` or ``step`` with the name of the environment.
 
-    An error in the environment's own code keeps its type and its traceback and gets a note. ``SystemExit``
-    becomes a ``RuntimeError``: otherwise the process would end with exit code 0, like a complete run.
+    The error keeps its type and its traceback, and gets a note. ``SystemExit`` becomes a ``RuntimeError``:
+    otherwise the process would end with exit code 0, like a complete run.
 
     Args:
         error: The error.
@@ -134,7 +133,7 @@ def reraise(error: BaseException, where: str, call: str) -> NoReturn:
         call: ``reset`` or ``step``.
 
     Raises:
-        ConfigError: The return value violates Gymnasium's interface.
+        ConfigError: A check of the return value failed.
         RuntimeError: The environment raised ``SystemExit`` or ``StopIteration``, which callers would
             misinterpret.
     """
@@ -142,38 +141,10 @@ def reraise(error: BaseException, where: str, call: str) -> NoReturn:
         raise ConfigError(f"{where}: {error}") from error.__cause__
     if isinstance(error, SystemExit | StopIteration):
         raise RuntimeError(f"{where}: {call}() raised {error!r}.") from error
-    interface_errors = TypeError | ValueError | LookupError | AssertionError
-    if isinstance(error, interface_errors) and _is_about_the_answer(error):
-        raise ConfigError(
-            f"{where}: {call}() must {CONTRACT[call]}: {first_line(error).rstrip('.')}."
-        ) from error
-    hint = " This package calls reset() without options: a wrapper can add them." if call == "reset" else ""
-    blame_env(error, f"{where}: {call}() raised this.{hint}")
+    note = f"{where}: {call}() raised this."
+    if isinstance(error, TypeError | ValueError):
+        note += f" It must {CONTRACT[call]}."
+    if call == "reset":
+        note += " This package calls reset() without options: a wrapper can add them."
+    error.add_note(note)
     raise error
-
-
-def blame_env(error: BaseException, note: str) -> None:
-    """Mark an error of an environment, see :func:`~ppo_lightning.errors.blame`.
-
-    Args:
-        error: The error, while its traceback begins at the caller.
-        note: Names the environment.
-    """
-    assert error.__traceback__ is not None
-    called = error.__traceback__.tb_next or error.__traceback__
-    frames: TracebackType | None = called
-    while frames is not None and _module(frames).startswith(WRAPPERS):
-        frames = frames.tb_next
-    blame(error, frames or called, note)
-
-
-def _module(traceback: TracebackType) -> str:
-    return traceback.tb_frame.f_globals.get("__name__", "")
-
-
-def _is_about_the_answer(error: BaseException) -> bool:
-    traceback = error.__traceback__
-    assert traceback is not None
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return _module(traceback).startswith(READERS)

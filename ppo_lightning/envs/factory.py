@@ -11,7 +11,6 @@ import gymnasium
 import torch
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
-from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.envs.atari import ATARI_ID, check_options
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.specs import Specs, specs_of
@@ -337,14 +336,17 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:
     try:
+        inspect.signature(function).bind(**env_kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"env_id must be callable with data.env_kwargs as its arguments: {error}."
+        ) from error
+    except ValueError:  # builtins have no signature
+        pass
+    try:
         return function(**env_kwargs)
     except SystemExit as error:
         raise RuntimeError(f"env_id, which makes the environment, raised {error!r}.") from error
     except Exception as error:
-        assert error.__traceback__ is not None
-        if isinstance(error, TypeError) and error.__traceback__.tb_next is None:  # the call itself
-            raise ConfigError(
-                f"env_id must be callable with data.env_kwargs as its arguments: {error}."
-            ) from error
-        blame_env(error, "env_id, which makes the environment, raised this.")
+        error.add_note("env_id, which makes the environment, raised this.")
         raise

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import blame_env, check_observation, check_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
@@ -91,10 +91,10 @@ class GymnasiumEnv(BatchedEnv):
         elif count and not (isinstance(space, spaces.Dict) and MASK in space.spaces):
             # Only a reset shows whether `info` has masks. Keep its result for the first reset of the run.
             try:
-                observation, info = first.reset(seed=seeds[0])
+                pending_resets = {0: self._reset_env(first, seeds[0])}
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(0), "reset")
-            pending_resets = {0: (observation, info)}
+            _, info = pending_resets[0]
             self._mask_source = "info" if isinstance(info, dict) and MASK in info else None
         if self._mask_source is not None:
             self._in_dict = isinstance(space, spaces.Dict)
@@ -141,11 +141,18 @@ class GymnasiumEnv(BatchedEnv):
         for i in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             try:
                 seed = None if seeds is None else seeds[i]
-                observation, info = self._pending_resets.pop(i, None) or self.envs[i].reset(seed=seed)
+                pending = self._pending_resets.pop(i, None)
+                observation, info = pending or self._reset_env(self.envs[i], seed)
                 self._store_observation(i, observation, info, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._location(i), "reset")
         return self._observation
+
+    @staticmethod
+    def _reset_env(env: gymnasium.Env, seed: int | None) -> tuple[Any, Any]:
+        answer = env.reset(seed=seed)
+        check_parts(answer, "reset", 2)
+        return answer
 
     def _location(self, i: int) -> str:
         return f"{self._env_id}, environment {self._first_env + i}"
@@ -207,12 +214,13 @@ class GymnasiumEnv(BatchedEnv):
                     observation[i], reward[i], terminated[i], truncated[i], _ = env.step(chosen[i])
                 return observation, reward, terminated, truncated
             for i, env in enumerate(self.envs):
-                step = env.step(chosen[i]) if self.valid is None else self._step_or_restart(i, chosen[i])
+                restarts = self.valid is not None
+                step: Any = self._step_or_restart(i, chosen[i]) if restarts else env.step(chosen[i])
                 if self.valid is not None:
                     self.valid[i] = step is not None
-                if step is None:  # the row keeps its observation
-                    reward[i], terminated[i], truncated[i] = 0.0, False, True
-                    continue
+                    if step is None:  # the row keeps its observation
+                        reward[i], terminated[i], truncated[i] = 0.0, False, True
+                        continue
                 if not self._checked:
                     check_step(step)
                 value, reward[i], terminated[i], truncated[i], info = step
@@ -317,7 +325,7 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
         hint = nearest(env_id, list(gymnasium.registry)) or f": {first_line(error)}"
         raise ConfigError(f"env_id {env_id!r} is not an environment of Gymnasium{hint}") from error
     except Exception as error:
-        blame_env(error, f"{env_id}: the constructor raised this.")
+        error.add_note(f"{env_id}: the constructor raised this.")
         raise
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import check_observation, check_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
@@ -121,7 +121,9 @@ class ParallelGamesEnv(BatchedEnv):
         """Start a game, and write the first observations to ``_fresh``."""
         env = self.envs[g]
         try:
-            observations, infos = env.reset(seed=seed)
+            answer = env.reset(seed=seed)
+            check_parts(answer, "reset", 2)
+            observations, infos = answer
             state = env.state() if self._has_state else None
             for row, player in enumerate(self._players, start=g * self.num_players):
                 self._alive[row] = player in observations and player in env.agents
@@ -195,7 +197,9 @@ class ParallelGamesEnv(BatchedEnv):
         env = self.envs[g]
         players = list(enumerate(self._players, start=g * self.num_players))
         chosen = {player: actions[row] for row, player in players if self._alive[row]}
-        observations, rewards, terminated, truncated, _ = env.step(chosen)
+        answer = env.step(chosen)
+        check_parts(answer, "step", 5)
+        observations, rewards, terminated, truncated, _ = answer
         state = env.state() if self._has_state else None
         for row, player in players:
             over = False

@@ -7,6 +7,7 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.private import prepare_close
 
 # Games that support a distribution mode. With any other game, Procgen's library aborts the process.
 ONLY_IN = {
@@ -134,9 +135,7 @@ class ProcgenEnv(BatchedEnv):
             raise ConfigError(
                 f"data.env_kwargs does not fit Procgen's {self.game!r}: {first_line(error)}."
             ) from error
-        # cffi takes a lock at the first use of a function. If that were in gym3's __del__, the garbage
-        # collector could run it while the constructor of another environment holds the lock, and deadlock.
-        _ = self.envs._c_lib.libenv_close
+        prepare_close(self.envs)
         self._observe()
         self._played = False
 

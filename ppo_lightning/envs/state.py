@@ -8,11 +8,13 @@ import gymnasium
 import numpy as np
 import torch
 
+from ppo_lightning.private import WRAPPER_ATTRIBUTES
+
 # Environments whose complete state is in their attributes and MuJoCo's data. Others may have hidden state.
 KNOWN = ("gymnasium.envs.classic_control.", "gymnasium.envs.mujoco.")
 # Wrappers whose complete state is in these attributes.
 WRAPPERS = {"AtariPreprocessing", "MaskedVelocity", "OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}
-WRAPPER_ATTRIBUTES = {"_elapsed_steps", "_has_reset", "lives", "game_over"}
+ATTRIBUTES = {*WRAPPER_ATTRIBUTES, "lives", "game_over"}
 Row = dict[str, Any]
 
 
@@ -64,17 +66,13 @@ def restore_state(env: gymnasium.Env, state: Row) -> None:
 
 def wrapper_attributes(env: gymnasium.Env) -> Row:
     """Return counters and flags of the wrappers around an environment, by name."""
-    return {
-        name: getattr(layer, name)
-        for layer in _layers(env)
-        for name in WRAPPER_ATTRIBUTES & vars(layer).keys()
-    }
+    return {name: getattr(layer, name) for layer in _layers(env) for name in ATTRIBUTES & vars(layer).keys()}
 
 
 def set_wrapper_attributes(env: gymnasium.Env, attributes: Row) -> None:
     """Restore the attributes from :func:`wrapper_attributes`."""
     for layer in _layers(env):
-        for name in WRAPPER_ATTRIBUTES & vars(layer).keys():
+        for name in ATTRIBUTES & vars(layer).keys():
             setattr(layer, name, attributes[name])
 
 

@@ -13,7 +13,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ppo_lightning.envs.answers import check_observation, check_vector_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_vector_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line, nearest
 from ppo_lightning.spaces.rows import from_rows, to_row, to_rows
@@ -109,7 +109,9 @@ class GymnasiumVectorEnv(BatchedEnv):
         """
         if mask is None:
             try:
-                observation, info = self._reset_all()
+                answer = self._reset_all()
+                check_parts(answer, "reset", 2)
+                observation, info = answer
                 self._store(observation, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")

@@ -27,7 +27,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import Row, pack, unpack
-from ppo_lightning.errors import ConfigError, cut_traceback
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.watch import end_with_the_parent
 
 # Shares of `step_timeout`. A worker that does not answer for the first share is ended. The watchdog of the
@@ -191,7 +191,6 @@ class WorkerEnv(BatchedEnv):
         self._waiting = False
         for reply in replies.values():
             if reply.error is not None:
-                reply.error.user_frames = None  # those of the worker are in a note
                 raise reply.error
         return replies
 
@@ -374,8 +373,6 @@ def portable(error: BaseException) -> BaseException:
     """
     if isinstance(error, ConfigError):
         return error
-    cut_traceback(error)
-    error.__dict__.pop("user_frames", None)  # a traceback cannot be pickled
     report = "".join(traceback.format_exception(error)).rstrip()  # with the notes
     error.__notes__ = [f"In the worker process:\n{report}"]
     with contextlib.suppress(Exception):

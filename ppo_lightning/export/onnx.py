@@ -16,6 +16,7 @@ from ppo_lightning.envs import make_env
 from ppo_lightning.errors import import_extra
 from ppo_lightning.export.actor import DeployedActor, deployed_actor
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.private import ONNX_REGISTRATION
 from ppo_lightning.spaces.entries import take_columns
 from ppo_lightning.spaces.specs import columns, mask_columns, stored
 
@@ -93,7 +94,7 @@ def to_onnx(module: Trained, path: str | Path) -> Path:
         inputs["memory"] = memory
     names = ["action", *["state_value"] * actor.has_value, *["next_memory"] * (memory is not None)]
     # Messages about torchvision.
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    logging.getLogger(ONNX_REGISTRATION).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(

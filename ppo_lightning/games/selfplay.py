@@ -43,7 +43,6 @@ class SelfPlay(PPO):
     ) -> None:
         check_arguments(SelfPlay.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        self.save_hyperparameters("rating_games", "rating_opponents")
 
     def configure_model(self) -> None:
         """Build the agent, and refuse opponents that cannot play before the training."""
@@ -54,14 +53,6 @@ class SelfPlay(PPO):
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log the episodes of the agent against itself, and the ratings."""
         super().validation_step(episodes, batch_idx)
-        self._log_ratings()
-
-    def test_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
-        """Log statistics as :meth:`validation_step`."""
-        super().test_step(episodes, batch_idx)
-        self._log_ratings()
-
-    def _log_ratings(self) -> None:
         if self.hparams.rating_games:
             ratings = self.rate_agent()
             self.log_dict(ratings, batch_size=1, sync_dist=True, sync_dist_group=collectives.cpu_group())

@@ -56,11 +56,10 @@ class Moments(nn.Module):
 
         Apple GPUs (MPS) have no float64. There the statistics stay on the CPU.
         """
-        for name, buffer in self._buffers.items():
-            assert buffer is not None
+        for name, buffer in self.named_buffers(recurse=False):
             device = fn(torch.empty(0, device=buffer.device)).device
             if device.type != "mps":
-                self._buffers[name] = buffer.to(device)
+                setattr(self, name, buffer.to(device))
         return self
 
     @property

@@ -1,5 +1,6 @@
 """Base class of the collectors."""
 
+import dataclasses
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -8,13 +9,14 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.utils.seeding import Shard, derive_seed
+from ppo_lightning.utils.seeding import Shard
 from ppo_lightning.utils.watch import StepWatch
 
 Precision = Callable[[], AbstractContextManager]
@@ -67,7 +69,6 @@ class Collector(BaseCollector):
         self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
         self.rollouts_done = 0
         self._watch = StepWatch(step_timeout)
-        self._generator = torch.Generator().manual_seed(derive_seed(self.shard.seed, "noise"))
         self._observation: Any = None  # normalized, of the running episodes
         self._memory: Any = self._initial_memory()
         self._sums: dict[str, Any] = {}  # name -> sums along the running episodes, [N] float64
@@ -93,9 +94,18 @@ class Collector(BaseCollector):
                 raise RuntimeError(f"An environment of data.env_id raised {error!r}.") from error
             yield rollout
 
+    def draw_noise(self) -> Tensor:
+        """Draw the action noise of a rollout, [T, N, ...] on the CPU.
+
+        Every rank draws the noise of all environments and uses its own rows.
+        """
+        generator = self.shard.generator("noise", self.rollouts_done)
+        return self.agent.noise((self.num_steps, self.shard.total), generator)[:, self.shard.rows]
+
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the action noise and the environments, which start afresh; return the next free seed."""
-        self._generator.manual_seed(derive_seed(seed, "noise"))
+        """Begin the run again with another seed; return the next free seed."""
+        self.shard = dataclasses.replace(self.shard, seed=seed)
+        self.rollouts_done = 0
         self._observation = None
         self._memory = self._initial_memory()
         for sums in self._sums.values():
@@ -117,14 +127,12 @@ class Collector(BaseCollector):
             sums[:] = torch.tensor([row[name] for row in rows], dtype=torch.float64)
 
     def state_dict(self) -> OrderedDict:
-        """Return the number of rollouts and the state of the action noise, without the running episodes."""
-        # Rollouts, unlike frames, are the same on any number of ranks.
-        return OrderedDict(rollouts=self.rollouts_done, generator=self._generator.get_state())
+        """Return the number of rollouts, without the running episodes."""
+        return OrderedDict(rollouts=self.rollouts_done)
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.rollouts_done = state_dict["rollouts"]
-        self._generator.set_state(state_dict["generator"].cpu())
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True

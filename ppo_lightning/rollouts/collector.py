@@ -24,17 +24,11 @@ from ppo_lightning.utils.scans import discounted_sum
 
 
 class EpisodeEnds(NamedTuple):
-    """Episodes that ended at a step.
-
-    Attributes:
-        step: Step of the rollout.
-        done: Which environments ended an episode, [N] bool.
-        final_observation: Normalized final observations of these K environments, [K, ...].
-    """
+    """Episodes that ended at a step of the rollout."""
 
     step: int
-    done: np.ndarray
-    final_observation: np.ndarray
+    done: np.ndarray  # which environments, [N] bool
+    final_observation: np.ndarray  # normalized, of these K environments, [K, ...]
 
 
 class RolloutCollector(Collector):
@@ -141,7 +135,8 @@ class RolloutCollector(Collector):
             ).numpy()
         store["next", "reward"][..., 0] = rewards
         if not self._evaluated:
-            self._evaluate()
+            with self.precision():
+                add_evaluation(self.agent, self._rollout)
         next_observation = store["next", "observation"]
         next_observation[:-1] = store["observation"][1:]
         next_observation[-1] = self._observation
@@ -183,11 +178,7 @@ class RolloutCollector(Collector):
         episode_dones = store["next", "episode_done"][..., 0]
         policy = self.agent.array_policy()
         steps_before = self.rollouts_done * self.num_steps
-        noise: np.ndarray | None = None  # [T, N, ...]
-        if not self.deterministic:
-            drawn = self.agent.noise((self.num_steps, self.shard.total), self._generator)
-            noise = drawn[:, self.shard.rows].numpy()
-        resets_late = env.resets_late
+        noise = None if self.deterministic else self.draw_noise().numpy()
         step, reset = env.step_arrays, env.reset_arrays
         if self.clock is not None:
             step, reset = (functools.partial(self.clock.time, function) for function in (step, reset))
@@ -222,22 +213,16 @@ class RolloutCollector(Collector):
                 done = terminated | truncated
                 raw = raw.copy()  # the reset may write into it
                 fresh = reset(done)[done]
-                if resets_late:  # `fresh` is the final observation, which counts once
-                    (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
-                    ends.append(EpisodeEnds(t, done, observation[done]))
-                else:
-                    observation, fresh = self._check_and_normalize(
-                        moments, steps_before + t, raw, fresh, done
-                    )
-                    ends.append(EpisodeEnds(t, done, observation[done]))
-                    observation[done] = fresh
+                # If resets are late, `fresh` is the final observation, which counts once.
+                resets = () if env.resets_late else (fresh, done)
+                observation, *begun = self._check_and_normalize(moments, steps_before + t, raw, *resets)
+                ends.append(EpisodeEnds(t, done, observation[done]))
+                if begun:
+                    observation[done] = begun[0]
                 if memory is not None:
                     store["next", "memory"][t][done] = memory[done]
                     # detail 34
                     memory[done] = 0
-            elif moments is None:
-                require_finite("observation", raw, steps_before + t, self.shard.first)
-                observation = raw
             else:
                 (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
             if memory is not None and env.valid is not None:
@@ -254,21 +239,14 @@ class RolloutCollector(Collector):
         fresh: np.ndarray | None = None,
         done: np.ndarray | None = None,
     ) -> Sequence[np.ndarray]:
-        """Check observations and normalize them.
+        """Check and normalize observations [N, ...] and, after resets, first observations [K, ...].
 
         Args:
             moments: Statistics of the observations, updated in place; None: no statistics.
             step: Number of steps that each environment made before, for messages.
-            observation: Raw, [N, ...].
-            fresh: Raw first observations of the K environments that were reset, [K, ...]; None: nothing was
-                reset.
+            observation: Raw.
+            fresh: Raw first observations of the environments that were reset, [K, ...].
             done: Which environments were reset, [N] bool.
-
-        Returns:
-            ``observation`` and, if given, ``fresh``.
-
-        Raises:
-            NonFiniteError: Names the environment and the step.
         """
         require_finite("observation", observation, step, self.shard.first)
         batches = [observation]
@@ -279,10 +257,6 @@ class RolloutCollector(Collector):
         if normalizer is None or moments is None:
             return batches
         return normalizer.normalize_arrays(moments, batches, update=not self.deterministic)
-
-    def _evaluate(self) -> None:
-        with self.precision():
-            add_evaluation(self.agent, self._rollout)
 
     def _initial_memory(self) -> np.ndarray | None:
         memory = super()._initial_memory()

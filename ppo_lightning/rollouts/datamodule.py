@@ -1,7 +1,6 @@
 """Environments and collectors behind Lightning's data interface."""
 
 import functools
-import itertools
 import math
 import pkgutil
 import re
@@ -14,11 +13,13 @@ import gymnasium
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, Transform
 
+from ppo_lightning import private
 from ppo_lightning.checkpoints.settings import data_settings
 from ppo_lightning.checkpoints.versions import require_known
 from ppo_lightning.envs.batched import BatchedEnv
@@ -32,7 +33,7 @@ from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
 from ppo_lightning.rollouts.make_collector import CollectorInputs, make_collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
-from ppo_lightning.utils import collectives, lightning_private
+from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.processors import processors
 from ppo_lightning.utils.seeding import Shard
@@ -53,10 +54,12 @@ class RolloutLoader:
     Args:
         collector: Collector of all rollouts of the run. Episodes continue from one epoch to the next.
         rollouts_per_epoch: Number of rollouts in an epoch. A shorter run is one epoch.
+        profiler: Records ``collect``: the collection of a rollout, or the wait for it.
     """
 
-    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int) -> None:
+    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int, profiler: Profiler) -> None:
         self.collector = collector
+        self.profiler = profiler
         self._rollouts = iter(collector)
         self._length = min(rollouts_per_epoch, len(collector))
 
@@ -64,7 +67,12 @@ class RolloutLoader:
         return self._length
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        return itertools.islice(self._rollouts, self._length)
+        for _ in range(self._length):
+            with self.profiler.profile("collect"):
+                rollout = next(self._rollouts, None)
+            if rollout is None:  # the end of the run
+                return
+            yield rollout
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state, because the data module saves the state of the collector.
@@ -153,7 +161,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.overlap = overlap
         self.num_envs = num_envs
         self.frames_per_rollout = num_envs * num_steps  # of all ranks together
-        self.num_rollouts = total_timesteps // self.frames_per_rollout
         if not self.num_rollouts:
             raise ConfigError(
                 f"data.total_timesteps is {total_timesteps}, less than one rollout of num_envs * num_steps ="
@@ -178,6 +185,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         assert self.trainer is not None
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts of the whole run."""
+        return self.total_timesteps // self.frames_per_rollout  # a second fit may set other timesteps
 
     @property
     def rollouts_per_epoch(self) -> int:
@@ -214,19 +226,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             ConfigError: ``num_envs`` cannot be divided among the ranks.
         """
         if self._env is None:
-            self._env = self.make_env(self.shard)
+            shard = self.shard
+            self._env = self.factory.make(shard.count, shard.seed, shard.first)
         return self._env
-
-    def make_env(self, shard: Shard) -> EnvBase:
-        """Make training environments.
-
-        Args:
-            shard: Their number and their seeds.
-
-        Raises:
-            ConfigError: As for :attr:`env`.
-        """
-        return self.factory.make(shard.count, shard.seed, shard.first)
 
     @property
     def has_valid(self) -> bool:
@@ -283,7 +285,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 collector.clock = self._clock = StepClock()
             if self.trainer.ckpt_path is not None:
                 self._resume()
-        return RolloutLoader(self.collector, self.rollouts_per_epoch)
+        profiler = self.trainer.profiler  # type: ignore[attr-defined]
+        return RolloutLoader(self.collector, self.rollouts_per_epoch, profiler)
 
     def on_before_batch_transfer(self, batch: TensorDictBase, dataloader_idx: int) -> TensorDictBase:
         """Count the steps and episodes of a rollout that training receives."""
@@ -375,7 +378,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
         shard = Shard(self.seed, int(mine[0]) if len(mine) else 0, len(mine), self.eval_episodes)
-        return EvaluationLoader(self.factory, self._collector_inputs().agent, shard, self.step_timeout)
+        agent = self._collector_inputs().agent
+        profiler = self.trainer.profiler  # type: ignore[attr-defined]
+        return EvaluationLoader(self.factory, agent, shard, self.step_timeout, profiler)
 
     test_dataloader = val_dataloader
 
@@ -394,8 +399,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         """
         self._close()
         if isinstance(exception, KeyboardInterrupt) and self.trainer is not None:
-            end = exception if lightning_private.INTERACTIVE else SystemExit(128 + signal.SIGINT)
-            lightning_private.end_interrupted(self.trainer, end)
+            end = exception if private.INTERACTIVE else SystemExit(128 + signal.SIGINT)
+            private.end_interrupted(self.trainer, end)
 
     def _close(self) -> None:
         if self.collector is not None:

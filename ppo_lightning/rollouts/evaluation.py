@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 
 import torch
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
@@ -85,15 +86,22 @@ class EvaluationLoader:
         agent: The agent.
         shard: The episodes of this rank, one in each environment.
         step_timeout: As for :func:`evaluate`.
+        profiler: Records ``evaluate``. None: records nothing.
     """
 
     def __init__(
-        self, factory: EnvFactory, agent: ActorCritic, shard: Shard, step_timeout: float | None = None
+        self,
+        factory: EnvFactory,
+        agent: ActorCritic,
+        shard: Shard,
+        step_timeout: float | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         self.factory = factory
         self.agent = agent
         self.shard = shard
         self.step_timeout = step_timeout
+        self.profiler = profiler or PassThroughProfiler()
 
     def __len__(self) -> int:
         return 1
@@ -105,7 +113,9 @@ class EvaluationLoader:
             return
         env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
         try:
-            yield evaluate(self.agent, env, step_timeout=self.step_timeout)
+            with self.profiler.profile("evaluate"):
+                episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)
+            yield episodes
         finally:
             if not env.is_closed:
                 env.close()

@@ -64,6 +64,11 @@ def make_collector(
     base = env.base_env if isinstance(env, TransformedEnv) else None
     if isinstance(base, BatchedEnv) and base.untransformable:
         raise ConfigError(f"data.transforms do not work with {base.untransformable}")
+    if kind == "scan" and env.device is not None and env.device.type != agent.device.type:
+        raise ConfigError(
+            f"The environments are on the device {env.device} and the agent is on {agent.device}: make the"
+            f" environments there, for the backend 'torch' with data.env_kwargs.device {agent.device.type!r}."
+        )
     # Ranks exchange their statistics of observations at each step, which a graph cannot.
     if kind == "scan" and (agent.normalizer is None or collectives.world_size() == 1):
         return ScanCollector(env, agent, num_steps, num_rollouts, compile=compile, **options)

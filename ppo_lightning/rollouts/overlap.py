@@ -63,13 +63,8 @@ class OverlappedCollector(BaseCollector):
         self.requested_frames_per_batch = collector.requested_frames_per_batch
         self.total_frames = collector.total_frames
         self._learner = inputs.agent
-        self._moments = list(
-            zip(
-                _moments(inputs),
-                _moments(CollectorInputs(collector.agent, collector.reward_scaler)),
-                strict=True,
-            )
-        )
+        acting = CollectorInputs(collector.agent, collector.reward_scaler)
+        self._moments = list(zip(_moments(inputs), _moments(acting), strict=True))
         self._rollouts = iter(collector)
         self._pending: Future[TensorDictBase | None] | None = None
         self._before: tuple[OrderedDict, list[Row] | None] | None = None  # state before the pending rollout
@@ -99,10 +94,9 @@ class OverlappedCollector(BaseCollector):
 
     def _hand_over(self) -> None:
         """Give the module its statistics, and the thread the weights for the next rollout."""
-        behavior = self.collector.agent
         for learned, collected in self._moments:
             learned.load_state_dict(collected.state_dict())
-        behavior.load_state_dict(self._learner.state_dict())
+        self.collector.agent.load_state_dict(self._learner.state_dict())
 
     def wait(self) -> None:
         """Wait until the thread is idle."""

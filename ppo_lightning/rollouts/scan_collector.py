@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
-from torch.utils._pytree import tree_map
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
 from ppo_lightning.models.normalizers import deviation, merged, summary_of
+from ppo_lightning.private import scan, tree_map
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.compiler import compile_scan, scan_in_python
 
@@ -55,8 +54,7 @@ class ScanCollector(TensorCollector):
             first = env.rows(env.reset_tensors(None))
             statistics = tuple(merged(old, summary_of(first)) for old in statistics)
             self._observation = self._normalized(first, statistics)
-        drawn = self.agent.noise((self.num_steps, self.shard.total), self._generator)
-        noise = drawn[:, self.shard.rows]
+        noise = self.draw_noise()
         if self.deterministic:
             noise.zero_()  # zero noise selects the mode
         memory = () if self._memory is None else (self._memory,)

@@ -8,7 +8,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded
 
-from ppo_lightning.envs.answers import blame_env
 from ppo_lightning.models.normalizers import TensorMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.utils.finite import require_finite
@@ -43,8 +42,6 @@ class TensorCollector(Collector):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         env = self.env
-        # Seeded runs keep the numbers that TorchRL's Collector gave, which acted once for a test.
-        self.agent.noise((self.shard.total,), self._generator)
         self._device = env.device or torch.device("cpu")
         self._bounds: tuple[Tensor, Tensor] | None = None
         action_spec = env.action_spec_unbatched
@@ -105,14 +102,13 @@ class TensorCollector(Collector):
             self._carrier = self.env.reset()
             first = self._carrier["observation"]
             (self._observation,) = self._update_and_normalize(moments, [first])
-        for _ in range(self.num_steps):
+        noise = None if self.deterministic else self.draw_noise().to(agent.device)
+        for t in range(self.num_steps):
             self._watch.step_begins()
-            noise = None
-            if not self.deterministic:
-                drawn = agent.noise((self.shard.total,), self._generator)
-                noise = drawn[self.shard.rows].to(agent.device)
             with self.precision():
-                action, log_prob, value, memory = agent.act(self._observation, noise, self._memory)
+                action, log_prob, value, memory = agent.act(
+                    self._observation, None if noise is None else noise[t], self._memory
+                )
             output: dict[Any, Tensor] = {
                 "action": action,
                 "action_log_prob": log_prob,
@@ -127,7 +123,7 @@ class TensorCollector(Collector):
             try:
                 step, self._carrier = self.env.step_and_maybe_reset(self._carrier)
             except Exception as error:
-                blame_env(error, f"{type(self.env).__name__}: step() or reset() raised this.")
+                error.add_note(f"{type(self.env).__name__}: step() or reset() raised this.")
                 raise
             steps.append(step)
             done = step["next", "done"].reshape(-1)

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from ppo_lightning.private import timeout_of
 
 _of_thread = threading.local()  # has a `group` in threads that called `use_group`
 
@@ -38,11 +39,6 @@ def gather(tensor: Tensor) -> Tensor:
     parts = [torch.empty_like(local) for _ in range(ranks)]
     dist.all_gather(parts, local, group=cpu_group())
     return torch.stack(parts).to(tensor.device)
-
-
-def gather_array(array: np.ndarray) -> np.ndarray:
-    """Return the arrays of all ranks, stacked as by :func:`gather`."""
-    return gather(torch.from_numpy(array)).numpy()
 
 
 def concatenate(rows: Tensor) -> Tensor:
@@ -100,7 +96,7 @@ def cpu_group() -> Any:
     """Return the process group for tensors on the CPU, None on a single rank."""
     if world_size() == 1:
         return None
-    return getattr(_of_thread, "group", None) or _cpu_group(dist.group.WORLD)
+    return getattr(_of_thread, "group", None) or _gloo_group(dist.group.WORLD, second=False)
 
 
 def new_group() -> Any:
@@ -109,7 +105,7 @@ def new_group() -> Any:
     Two threads must not share a group, because all ranks must call the collectives of a group in one order.
     This is a collective.
     """
-    return _second_group(dist.group.WORLD) if world_size() > 1 else None
+    return _gloo_group(dist.group.WORLD, second=True) if world_size() > 1 else None
 
 
 def use_group(group: Any) -> None:
@@ -117,19 +113,9 @@ def use_group(group: Any) -> None:
     _of_thread.group = group
 
 
-@functools.lru_cache(maxsize=1)
-def _cpu_group(world: Any) -> Any:
-    """Create the CPU group at the first collective, with the timeout of the default group."""
-    if dist.get_backend(world) == "gloo":
+@functools.lru_cache(maxsize=2)
+def _gloo_group(world: Any, second: bool) -> Any:
+    """Create a CPU group at its first use, with the timeout of the default group."""
+    if dist.get_backend(world) == "gloo" and not second:
         return world
-    return _new_gloo(world)
-
-
-@functools.lru_cache(maxsize=1)
-def _second_group(world: Any) -> Any:
-    return _new_gloo(world)
-
-
-def _new_gloo(world: Any) -> Any:
-    options = world._get_backend(world._device_types[0]).options
-    return dist.new_group(backend="gloo", timeout=getattr(options, "_timeout", None))
+    return dist.new_group(backend="gloo", timeout=timeout_of(world))

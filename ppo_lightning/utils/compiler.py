@@ -5,13 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ppo_lightning.errors import ConfigError, first_line
-
-SCAN = "torch.ops.higher_order.scan"
-COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, OSError
+from ppo_lightning.private import COMPILER_ERRORS, STORE_SCAN, tree_leaves, tree_map
 
 
 def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, options: Any = None) -> Any:
@@ -42,7 +38,7 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
     def call(*args: Any) -> Any:
         try:
             return compiled(*args)
-        except COMPILER_ERRORS as error:
+        except (*COMPILER_ERRORS, OSError) as error:
             raise ConfigError(
                 f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and"
                 " make PyTorch's cache writable, or leave model.compile off."
@@ -79,8 +75,5 @@ def compile_scan(method: Callable[..., Any], cpp_loop: bool) -> Any:
         cpp_loop: Make the loop C++, on the CPU. For four CartPoles it takes half the time of the loop in
             Python. Compilation takes longer, for large graphs by minutes.
     """
-    # PyTorch stores no scan unless told to. The key of a stored graph includes the step of the scan (tested).
-    options: dict[str, Any] = {"unsafe_marked_cacheable_functions": {SCAN: torch.__version__}}
-    if cpp_loop:
-        options["cpp_wrapper"] = True
+    options = {**STORE_SCAN, "cpp_wrapper": True} if cpp_loop else STORE_SCAN
     return compile_per_instance(method, options=options)

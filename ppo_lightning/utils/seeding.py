@@ -1,34 +1,44 @@
 """Seeds of a run, derived from one seed, and initial weights that do not depend on the machine's cores."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
 
-Stream = Literal["train", "eval", "noise", "shuffle", "opponents", "curiosity"]
-_STREAMS: tuple[Stream, ...] = ("train", "eval", "noise", "shuffle", "opponents", "curiosity")
+# All uses of random numbers. The numbers are a function of the run's seed, the use, and the index of the
+# environment or the number of the rollout, so that a resumed run needs no generator's state.
+Stream = Literal[
+    "train",  # training environments
+    "eval",  # evaluation environments
+    "noise",  # action noise of a rollout
+    "shuffle",  # minibatches
+    "mean",  # RPO's noise on the mean
+    "predictor",  # steps that train RND's predictor
+    "auxiliary",  # minibatches of PPG's auxiliary phase
+    "curiosity",  # RND's random steps before the training, a run of their own
+]
 
 
 def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
-    """Derive the seed of one source of randomness.
+    """Derive the seed of an environment, or of a run within the run.
 
-    The seed of an environment depends on its global index, not on its rank.
-    Two runs share a seed only with a probability of 2^-31. With ``seed + index`` instead, environment 1
-    of seed 1 would repeat the episodes of environment 0 of seed 2.
+    Two environments share a seed only with a probability of 2^-31. With ``seed + index`` instead, environment
+    1 of seed 1 would repeat the episodes of environment 0 of seed 2.
 
     Args:
         seed: Seed of the run.
-        stream: Use of the seed: training or evaluation environments, action noise, shuffling, opponents, or
-            random steps before the training.
-        index: Global index of the environment.
+        stream: Use of the seed.
+        index: Global index of the environment, the same on any number of ranks.
 
     Returns:
         Seed below 2^31.
     """
-    return int(np.random.SeedSequence((seed, _STREAMS.index(stream), index)).generate_state(1)[0] >> 1)
+    entropy = (seed, get_args(Stream).index(stream), index)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,18 @@ class Shard:
     def rows(self) -> slice:
         """Rows of these environments among all."""
         return slice(self.first, self.first + self.count)
+
+    def generator(self, stream: Stream, *numbers: int) -> torch.Generator:
+        """Return a new generator, the same on all ranks.
+
+        Args:
+            stream: Use of the random numbers.
+            *numbers: Number of the rollout and, if there are several, of the draw in it.
+        """
+        # A SeedSequence of NumPy takes as long as the shuffle that the generator is for.
+        name = repr((self.seed, stream, *numbers)).encode()
+        digest = hashlib.blake2b(name, digest_size=4).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 @contextlib.contextmanager

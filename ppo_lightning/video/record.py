@@ -59,21 +59,18 @@ def record_video(
         )
     check_same_spaces(agent, env)
     try:
-        observation = env.reset_arrays()
-        memory = agent.initial_memory(env.num_envs)
         returns = []
-        values: list[float] = []  # of the running episode
-        frame = _frame(env, agent, observation, memory, 0.0, overlay, values)
+        observation = env.reset_arrays()
+        picture_of(env)  # an environment that cannot be rendered leaves no file
         with open_video(path, env.render_fps) as video:
             for episode in range(episodes):
                 if episode:
                     env.reseed([derive_seed(seed, "eval", episode)])
                     observation = env.reset_arrays()
-                    memory = agent.initial_memory(env.num_envs)
-                    values.clear()
-                    frame = _frame(env, agent, observation, memory, 0.0, overlay, values)
-                video.append_data(frame)
+                memory = agent.initial_memory(env.num_envs)
+                values: list[float] = []  # of the running episode
                 total = 0.0
+                video.append_data(_frame(env, agent, observation, memory, total, overlay, values))
                 for _ in range(max_frames):
                     inputs = torch.tensor(observation, device=agent.device)
                     action, _, memory = agent.play(inputs, memory)

@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
-from ppo_lightning import PPG, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
-from ppo_lightning.algorithms.ppg import POLICY, AuxiliaryPhase
+from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
+from ppo_lightning.algorithms.ppg import POLICY
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.export import load_from_hub, to_onnx
@@ -55,7 +55,7 @@ class Traced(PPG):
 
     def on_train_start(self):
         super().on_train_start()
-        self.auxiliary.optimize = functools.partial(self.record, "auxiliary", self.auxiliary.optimize)
+        self.optimize_auxiliary = functools.partial(self.record, "auxiliary", self.optimize_auxiliary)
 
 
 @pytest.fixture
@@ -232,8 +232,9 @@ def test_no_gradient_is_left_over_between_the_phases(fit, monkeypatch):
     assert len(made) == 2 * 7 + 2 * 12
 
 
-def test_a_phase_stores_bytes_and_only_what_it_needs():
-    phase = AuxiliaryPhase(None)
+def test_a_phase_stores_bytes_and_only_what_it_needs(monkeypatch):
+    monkeypatch.setattr(PPO, "advantages", lambda self, rollout: rollout)
+    module = PPG(norm_adv=False)
     rollout = TensorDict(
         {
             "observation": torch.zeros(2, 4, 3, 64, 64, dtype=torch.uint8),
@@ -243,9 +244,9 @@ def test_a_phase_stores_bytes_and_only_what_it_needs():
         },
         batch_size=(2, 4),
     )
-    phase.store(rollout)
+    module.advantages(rollout)
     rollout["observation"].fill_(1)  # the collector overwrites its storage
-    (stored,) = phase.rollouts
+    (stored,) = module.rollouts
     assert not stored["observation"].any()
     assert sum(tensor.nbytes for tensor in stored.values()) == 8 * (3 * 64 * 64 + 8 + 4)
 
@@ -308,11 +309,11 @@ class PreemptedIn(PPG):
         self.at, self.when, self.phases = at, phase, 0
 
     def end_iteration(self, rollout, metrics):
-        self.phases += len(self.auxiliary.rollouts) >= 3
+        self.phases += len(self.rollouts) >= 3
         super().end_iteration(rollout, metrics)
 
     def auxiliary_loss(self, minibatch):
-        if self.phases == self.when and self.auxiliary.epochs_done == self.at:
+        if self.phases == self.when and self.epochs_done == self.at:
             (callback,) = (c for c in self.trainer.callbacks if isinstance(c, Preemption))
             callback.requested = True
         return super().auxiliary_loss(minibatch)
@@ -382,7 +383,7 @@ def test_a_second_run_starts_without_rollouts(make_trainer):
     module = PPG(**MODEL)
     for _ in range(2):
         make_trainer().fit(module, RolloutDataModule(**DATA))
-        assert len(module.auxiliary.rollouts) == 1  # 7 rollouts, 3 of them in each phase
+        assert len(module.rollouts) == 1  # 7 rollouts, 3 of them in each phase
 
 
 @pytest.mark.parametrize(

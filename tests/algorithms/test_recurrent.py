@@ -322,7 +322,7 @@ gym.register("Recall-v0", Recall)
 @KINDS
 def test_a_memory_solves_what_no_policy_without_one_can(kind, fit):
     model = {"learning_rate": 5e-3, "anneal_lr": False, "update_epochs": 4, "num_minibatches": 2}
-    data = {"env_id": "Recall-v0", "num_envs": 8, "num_steps": 64, "total_timesteps": 20_480}
+    data = {"env_id": "Recall-v0", "num_envs": 8, "num_steps": 64, "total_timesteps": 30_720}
     assert np.mean(fit(data, model | {"agent": lstm(kind)}, ppo=RecurrentPPO).episode_returns) > 0.9
     without = fit(data, model)
     assert np.mean(without.episode_returns) < 0.75, json.dumps(list(without.episode_returns))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ppo_lightning import MLPAgent
-from ppo_lightning.callbacks import Doctor, speed
+from ppo_lightning.callbacks import Doctor
 from ppo_lightning.callbacks.speed import RunSpeed
 from ppo_lightning.callbacks.symptoms import sinking_speed
 from tests.environments import Counter
@@ -96,17 +96,9 @@ def test_the_doctor_reports_each_symptom_once(symptom, fit, capsys):
     data, model = ILL[symptom]
     doctor = Doctor()
     fit(WELL | data, model, callbacks=[doctor])
-    assert symptom in doctor.findings
-    finding, out = doctor.findings[symptom], capsys.readouterr().out
-    assert str(finding) in out
+    out = capsys.readouterr().out
+    assert str(doctor.findings[symptom]) in out
     assert out.count(f"steps: {symptom}: ") == 1, "once"
-    assert finding.remedy.split()[0] in (
-        "a",
-        "an",
-        "model.norm_reward,",
-        "model.agent.norm_obs",
-        "model.bootstrap_truncated",
-    )
 
 
 @pytest.mark.parametrize(
@@ -167,14 +159,13 @@ class Waits(L.Callback):
 
 
 def test_a_run_that_slows_down_with_two_threads_is_advised_to_use_one(fit, capsys, monkeypatch):
-    monkeypatch.setattr(speed, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     doctor = Doctor()
     waits = Waits(doctor)
-    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 82, "eval_episodes": 1}
-    data["rollouts_per_epoch"] = 100
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 82, "rollouts_per_epoch": 100}
     model = {"update_epochs": 1, "num_minibatches": 1}
-    validate = {"val_check_interval": 1, "limit_val_batches": 1, "check_val_every_n_epoch": None}
-    fit(data, model, callbacks=[waits, doctor], **validate)
+    options = {"val_check_interval": 1, "limit_val_batches": 1, "callbacks": [waits, doctor]}
+    fit(data | {"eval_episodes": 1}, model, **options)
     assert waits.healthy, "the time of evaluations does not count"
     finding = doctor.findings["sinking speed"]
     assert finding.remedy == "--num_threads 1"
@@ -189,13 +180,11 @@ ALONE = RunSpeed(sps=1000.0, used=0.9, threads=1, available=2, load=1.0)
     ("earlier", "now", "remedy"),
     [
         (5, {"sps": 400.0, "threads": 2}, "--num_threads 1"),
-        (5, {"sps": 400.0, "threads": 2, "load": None}, "--num_threads 1"),
         (5, {"sps": 400.0, "used": 0.4, "load": 4.0}, "fewer processes"),
         (5, {"sps": 600.0, "threads": 2, "used": 0.4, "load": 4.0}, None),  # not half as fast
         (4, {"sps": 400.0, "threads": 2}, None),  # too early
         (5, {"sps": 400.0, "used": 0.9, "load": 4.0}, None),  # its own work takes longer
         (5, {"sps": 400.0, "used": 0.4, "load": 1.0}, None),  # its environment waits for something else
-        (5, {"sps": 400.0, "used": 0.4, "load": None}, None),
     ],
 )
 def test_the_advice_for_a_slow_run_depends_on_the_load(earlier, now, remedy):

@@ -60,9 +60,7 @@ def test_environments_by_a_function_are_recorded_if_they_have_pictures(fit, tmp_
 def test_what_cannot_be_recorded_is_refused(fit):
     from torchrl.envs import StepCounter
 
-    with pytest.raises(
-        ConfigError, match=r"Only environments of .* can be recorded, without data.transforms"
-    ):
+    with pytest.raises(ConfigError, match=r"can be recorded, without data\.transforms"):
         fit(SMALL | {"transforms": [StepCounter(step_count_key="steps")]}, callbacks=[CaptureVideo(every=1)])
     with pytest.raises(ConfigError, match="must be at least 1"):
         CaptureVideo(every=0)
@@ -111,27 +109,14 @@ def records(folder):
             whole = b""
 
 
-def scalars(record):
-    items = {
-        item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
-    }
-    return {key: value for key, value in items.items() if not key.startswith("_")}
-
-
 @pytest.mark.integration
 def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     csv_logger = CSVLogger(tmp_path, name="csv")
     tensorboard = TensorBoardLogger(tmp_path, name="tensorboard", default_hp_metric=False)
     wandb = WandbLogger(save_dir=tmp_path / "wandb", offline=True, project="test")
-    options = {"logger": [csv_logger, tensorboard, wandb], "log_every_n_steps": 1, "limit_val_batches": 1}
-    fit(
-        SMALL,
-        callbacks=[CaptureVideo(every=3, max_frames=5)],
-        val_check_interval=3,
-        check_val_every_n_epoch=None,
-        **options,
-    )
+    options = {"logger": [csv_logger, tensorboard, wandb], "callbacks": [CaptureVideo(3, max_frames=5)]}
+    fit(SMALL | {"rollouts_per_epoch": 3}, limit_val_batches=1, **options)
     wandb.experiment.finish()
     with Path(csv_logger.log_dir, "metrics.csv").open() as file:
         in_csv = {}
@@ -141,16 +126,14 @@ def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monk
                     in_csv.setdefault(key, {})[int(row["step"])] = float(value)
     events = EventAccumulator(tensorboard.log_dir, size_guidance={"scalars": 0})
     events.Reload()
-    in_tensorboard = {
-        tag: {e.step: e.value for e in events.Scalars(tag)}
-        for tag in events.Tags()["scalars"]
-        if tag != "epoch"
-    }
+    tags = set(events.Tags()["scalars"]) - {"epoch"}
+    in_tensorboard = {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in tags}
     in_wandb, videos, config = {}, [], {}
     for record in records(tmp_path / "wandb"):
         for item in record.config.update:
             config[item.key] = json.loads(item.value_json)
-        metrics = scalars(record)
+        items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+        metrics = {key: json.loads(value) for key, value in items.items() if key[0] != "_"}
         step = metrics.pop("trainer/global_step", None)
         for key, value in metrics.items():
             if key.startswith("videos"):

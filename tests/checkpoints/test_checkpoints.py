@@ -81,10 +81,8 @@ def test_a_resumed_run_continues_all_counts(saved, fit):
     assert resumed.lr_schedulers().get_last_lr() == whole.lr_schedulers().get_last_lr()
     last = [module.trainer.callback_metrics["charts/learning_rate"] for module in (whole, resumed)]
     assert last[0] == last[1] > 0
-    assert resumed._shuffle.get_state().equal(whole._shuffle.get_state())
-    assert resumed.trainer.train_dataloader.collector._generator.get_state().equal(
-        whole.trainer.train_dataloader.collector._generator.get_state()
-    )
+    collectors = [module.trainer.train_dataloader.collector for module in (whole, resumed)]
+    assert collectors[0].rollouts_done == collectors[1].rollouts_done == 6
 
 
 def test_validating_a_checkpoint_repeats_the_logged_return_and_changes_nothing(saved, make_trainer):

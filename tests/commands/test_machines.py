@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ import torch
 import yaml
 from torch.distributed import run as torchrun
 
-from ppo_lightning.callbacks.guards import warn_of_lost_restarts
 from ppo_lightning.commands import cli
 from tests.documented import blocks, commands
 from tests.helpers import ROOT, RUN, Runs, environment_of, wait_for_a_checkpoint
@@ -191,30 +189,6 @@ def test_a_run_waits_for_a_machine_that_comes_back(machines, whole):
     machines.start(command)
     assert machines.wait() == [0, -signal.SIGKILL, 0], machines.output()
     require_same_end(machines.runs, whole)
-
-
-RESTARTS = {
-    "TORCHELASTIC_MAX_RESTARTS": "3",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "GROUP_WORLD_SIZE": "2",
-}
-
-
-@pytest.mark.parametrize(
-    ("changed", "warned"),
-    [
-        ({}, True),
-        ({"TORCHELASTIC_MAX_RESTARTS": "0"}, False),
-        ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False),
-        ({"GROUP_WORLD_SIZE": "1"}, False),
-    ],
-)
-def test_a_launcher_that_could_restart_in_vain_is_warned_of(changed, warned, monkeypatch):
-    for name, value in (RESTARTS | changed).items():
-        monkeypatch.setenv(name, value)
-    with warnings.catch_warnings(record=True) as caught:
-        warn_of_lost_restarts()
-    assert len(caught) == warned
 
 
 @linux

@@ -3,8 +3,9 @@
 import time
 
 import pytest
+from lightning.pytorch.profilers import SimpleProfiler
 
-from ppo_lightning import CNNAgent, ConfigError
+from ppo_lightning import CNNAgent
 from ppo_lightning.callbacks import speed
 from ppo_lightning.commands import cli, profile
 from ppo_lightning.commands.profile import StageClock
@@ -20,14 +21,26 @@ def test_the_stages_add_up_and_the_run_ends(fit, compile):
     assert 0 < module.env_steps < 10**7
     assert sum(clock.shares.values()) == pytest.approx(1, abs=1e-6)
     assert all(0 <= share < 1 for share in clock.shares.values())
-    assert clock.shares["updates"] > clock.shares["advantages"] > 0
+    assert clock.shares["update"] > clock.shares["advantages"] > 0
+    assert 0 < clock.environments < clock.shares["collect"]
     assert clock.changes[0] == (("--num_threads", "2") if compile else ("--model.compile", "true"))
     assert clock.changes[-1] == ("--data.num_envs", "4")
 
 
-def test_collection_during_the_update_is_refused(fit):
-    with pytest.raises(ConfigError, match=r"leave out data.overlap"):
-        fit(SMALL | {"overlap": True}, {}, max_epochs=-1, callbacks=[StageClock(0.5)])
+def test_with_overlap_the_wait_for_a_rollout_is_collect(fit):
+    clock = StageClock(0.5)
+    fit(REACH | {"overlap": True}, {}, max_epochs=-1, callbacks=[clock])
+    assert set(clock.shares) == {*profile.STAGES, "other"}
+    assert 0 < clock.shares["collect"] < 1
+    assert clock.environments == 0, "the thread steps them beside the update"
+
+
+def test_lightnings_simple_profiler_shows_the_same_stages_once_a_rollout(fit, tmp_path):
+    profiler = SimpleProfiler(tmp_path, "stages")
+    data = SMALL | {"total_timesteps": 3 * 64, "eval_episodes": 1, "rollouts_per_epoch": 3}
+    fit(data, {}, profiler=profiler, limit_val_batches=1)
+    calls = {stage: len(profiler.recorded_durations[stage]) for stage in (*profile.STAGES, "evaluate")}
+    assert calls == {"collect": 3, "advantages": 3, "update": 3, "log": 3, "evaluate": 1}
 
 
 def test_a_slow_stage_is_found(fit, monkeypatch):
@@ -50,14 +63,13 @@ def test_pictures_may_be_computed_in_bf16(fit):
     clock = StageClock(0.1)
     fit(data, {"agent": CNNAgent, "num_minibatches": 2, "update_epochs": 1}, max_epochs=-1, callbacks=[clock])
     assert ("--trainer.precision", "bf16-mixed") in clock.changes
-    assert clock.shares["values and log-probabilities"] == 0, "they come with the actions"
 
 
 @pytest.mark.integration
 def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--data.num_envs", "4")]
-    monkeypatch.setattr(profile, "changes", lambda module: tried)
+    monkeypatch.setattr(profile, "changes", lambda module, share: tried)
     cli.main(
         [
             "profile",
@@ -72,7 +84,7 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, cap
         ]
     )
     out = capsys.readouterr().out
-    assert "environment steps per second." in out and "| updates |" in out
+    assert "environment steps per second." in out and "| update |" in out
     for change in ("--model.num_minibatches 2", "--data.num_envs 4"):
         sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
         assert int(sps) > 0 and float(ratio) > 0
@@ -99,7 +111,7 @@ def test_the_fastest_setting_is_recommended(tried, sentence):
     assert speed.recommendation(100.0, tried) == sentence
 
 
-@pytest.mark.parametrize(("load", "shown"), [(1.5, False), (2.5, True), (None, False)])
+@pytest.mark.parametrize(("load", "shown"), [(1.5, False), (2.5, True)])
 def test_a_busy_machine_is_reported(load, shown, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(speed, "load_average", lambda: load)
@@ -108,10 +120,3 @@ def test_a_busy_machine_is_reported(load, shown, monkeypatch, capsys, tmp_path):
     cli.main(["profile", "--seconds", "0.1", "--no_changes", *small])
     sentence = "Other processes use this machine (load average 2.5 on 2 processors)"
     assert (sentence in capsys.readouterr().out) == shown
-
-
-def test_what_cannot_be_profiled_is_refused(fit):
-    from torchrl.envs import StepCounter
-
-    with pytest.raises(ConfigError, match="profile times natively batched environments only"):
-        fit(SMALL | {"transforms": [StepCounter(step_count_key="steps")]}, {}, callbacks=[StageClock(0.1)])

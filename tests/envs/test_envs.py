@@ -114,15 +114,6 @@ def test_set_seed_changes_the_stream(env, backend):
     assert not torch.equal(before, changed)
 
 
-def test_nothing_random_shares_a_seed_within_or_between_runs():
-    streams = ("train", "eval", "noise", "shuffle")
-    seeds = [
-        derive_seed(run, stream, index) for run in range(20) for stream in streams for index in range(50)
-    ]
-    assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**31 for seed in seeds)
-
-
 @pytest.mark.integration
 def test_envpool_needs_neither_gym_nor_treevalue():
     code = """

@@ -88,8 +88,8 @@ PAIR = spaces.Tuple((spaces.Discrete(2),) * 2)
 PARTS = spaces.Dict(place=spaces.Discrete(3), speed=spaces.Box(-1, 1, (2,), np.float32))
 FINE = {"place": 1, "speed": np.zeros(2, np.float32)}
 PICTURE = spaces.Dict(it=spaces.Box(0, 1, (3, 8, 4)))
-STEP = r"step\(\) must take an action and return \(observation, reward, terminated, truncated, info\): "
-RESET = r"reset\(\) must take seed and options and return \(observation, info\): "
+STEP = r"step\(\) must take an action and return \(observation, reward, terminated, truncated, info\), and "
+RESET = r"reset\(\) must take seed and options and return \(observation, info\), and "
 # Defect -> environment, and the sentence after the environment's id and number.
 WRONG = {
     "shape": (steps(np.zeros(4), *OK), r"the observation has shape \(4,\) and must have shape \(3,\)"),
@@ -98,17 +98,15 @@ WRONG = {
     "scalar at reset": (resets((0.5, {})), r"the observation has shape \(\)"),
     "no observation": (steps(None, *OK), "the observation is None and must consist of numbers"),
     "text": (steps(["1", "2", "3"], *OK), "the observation is .* numbers"),
-    "4-tuple": (steps(ZEROS, 1.0, False, {}), STEP + "not enough values"),
-    "nothing": (changed(step=lambda self, action: None), STEP + "cannot unpack"),
-    "no action": (changed(step=lambda self: (ZEROS, *OK)), STEP + ".*takes 1 positional argument"),
+    "4-tuple": (steps(ZEROS, 1.0, False, {}), STEP + "returned 4 values"),
+    "nothing": (changed(step=lambda self, action: None), STEP + "returned NoneType"),
     "array reward": (steps(ZEROS, np.array([1.0]), *OK[1:]), r"the reward is array\(\[1.\]\): .* a number"),
     "text reward": (steps(ZEROS, "1.0", *OK[1:]), "the reward is '1.0': .* a number"),
     "no reward": (steps(ZEROS, None, *OK[1:]), "the reward is None: .* a number"),
     "text flag": (steps(ZEROS, 1.0, "no", False, {}), "terminated is 'no': .* True or False"),
     "no flag": (steps(ZEROS, 1.0, False, None, {}), "truncated is None: .* True or False"),
-    "old reset": (resets(ZEROS), RESET + "too many values"),
-    "old reset of 2": (resets(np.zeros(2), space=spaces.Box(-1, 1, (2,))), r"the observation has shape \(\)"),
-    "no seed": (changed(reset=lambda self: (ZEROS, {})), RESET + ".*'seed'"),
+    "old reset": (resets(ZEROS), RESET + "returned ndarray"),
+    "old reset of 2": (resets(np.zeros(2), space=spaces.Box(-1, 1, (2,))), RESET + "returned ndarray"),
     "no dictionary": (sees(ZEROS, PARTS), "the observation is array.* a dictionary"),
     "entry missing": (sees({"place": 1}, PARTS), "the observation has no entry 'speed'"),
     "entry's shape": (
@@ -120,12 +118,18 @@ WRONG = {
         r"the observation\['it'\] has shape \(8, 4, 3\)",
     ),
     "length of a tuple": (sees((1,), PAIR), "the observation has 1 entries, .* 2"),
-    "late 4-tuple": (steps(ZEROS, 1.0, False, {}, late=True), STEP + "not enough values"),
-    "late shape": (steps(np.zeros(4), *OK, late=True), STEP + ".*shape"),
-    "late reward": (steps(ZEROS, np.array([1.0]), *OK[1:], late=True), STEP),
-    "late entry": (
+}
+# Defect that the checks do not see -> environment, error and text of its note.
+LATE = {
+    "no action": (changed(step=lambda self: (ZEROS, *OK)), TypeError, "step() raised this. It must take an"),
+    "no seed": (changed(reset=lambda self: (ZEROS, {})), TypeError, "reset() raised this. It must take seed"),
+    "4-tuple": (steps(ZEROS, 1.0, False, {}, late=True), ValueError, "step() raised this. It must take"),
+    "shape": (steps(np.zeros(4), *OK, late=True), ValueError, "step() raised this. It must take an action"),
+    "reward": (steps(ZEROS, np.ones(2), *OK[1:], late=True), ValueError, "step() raised this. It must"),
+    "entry": (
         changed(PARTS, late=True, step=lambda self, action: ({"place": 1}, *OK), see=lambda self: FINE),
-        STEP + "'speed'",
+        KeyError,
+        "step() raised this.",
     ),
 }
 RIGHT = {
@@ -171,7 +175,15 @@ def test_a_wrong_answer_ends_in_one_sentence_that_names_the_environment(name):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["shape", "4-tuple", "array reward", "no seed", "late 4-tuple"])
+@pytest.mark.parametrize("name", LATE)
+def test_a_later_error_keeps_its_type_and_gets_a_note_that_names_the_environment(name):
+    cls, kind, note = LATE[name]
+    with pytest.raises(kind) as raised:
+        make_and_collect(cls)
+    assert raised.value.__notes__[-1].startswith(f"Brought-v0, environment 5: {note}")
+
+
+@pytest.mark.parametrize("name", ["shape", "array reward"])
 @pytest.mark.parametrize("through", ["a time limit", "TorchRL's collector", "Gymnasium's checker"])
 def test_the_sentence_is_the_same_through_wrappers_and_transforms(name, through):
     cls, said = WRONG[name]
@@ -282,7 +294,7 @@ def test_transforms_act_on_environments_made_by_a_function(fit):
         (None, "data.env_id is None"),
         (lambda: gym.make_vec("CartPole-v1", 3), "makes a CartPole-v1 of 3 environments, and 2 .*num_envs"),
         (lambda: "CartPole-v1", "makes a str: .*Gymnasium environment, .* or a TorchRL environment"),
-        (lambda number: Plain(), "env_id.*missing 1 required positional argument: 'number'"),
+        (lambda number: Plain(), "env_id.*missing a required argument: 'number'"),
         (functools.partial(lambda env: env, Plain()), "same environment"),
     ],
 )
@@ -553,8 +565,6 @@ def test_a_plain_fit_ends_with_the_frames_of_the_environment(env_id, workers, fu
     assert report[-1].endswith(note)
     frame = next(line for line in reversed(report) if line.startswith("  File "))
     assert frame.startswith(f'  File "{__file__}"') and frame.endswith(f"in {function}")
-    frames = [line for line in report if line.startswith("  File ") and "_pytest" not in line]
-    assert len(frames) <= 5, "this test, three frames of Lightning, the environment"
 
 
 @pytest.mark.integration
@@ -566,4 +576,4 @@ def test_the_command_line_ends_with_the_frames_of_the_environment(tmp_path):
     assert done.returncode == 1
     report = done.stderr.partition("Traceback")[2].splitlines()
     assert report[-1] == "Breaks, environment 0: step() raised this."
-    assert len(report) < 20
+    assert f'  File "{__file__}", line' in "".join(report[-6:])

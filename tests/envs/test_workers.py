@@ -252,7 +252,7 @@ def test_an_error_in_a_worker_is_raised_as_in_one_process(kind, error, message, 
     else:
         assert "In the worker process:" in notes and "test_workers.py" in notes, "where it was raised"
     if kind == "note":
-        assert notes.endswith("a note of the simulator\nFaulty, environment 5: step() raised this.")
+        assert "a note of the simulator\nFaulty, environment 5: step() raised this." in notes
     assert capfd.readouterr().err == "", "the worker prints nothing"
 
 

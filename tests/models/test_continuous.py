@@ -376,9 +376,7 @@ def test_a_normalizer_of_another_shape_is_refused(fit, tmp_path):
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["state_dict"]["agent.normalizer.mean"] = torch.zeros(7, dtype=torch.float64)
     torch.save(checkpoint, path)
-    with pytest.raises(
-        ConfigError, match=r"has shape \[7\] where the module has shape \[4\] for 'agent.normalizer.mean'"
-    ):
+    with pytest.raises(ConfigError, match=r"\[7\].*\[4\].*normalizer.mean"):
         PPO.load_from_checkpoint(path)
 
 

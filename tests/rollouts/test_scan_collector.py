@@ -9,6 +9,7 @@ from torch import Tensor
 from ppo_lightning import PPO, MLPAgent, RecurrentPPO
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
@@ -31,11 +32,11 @@ def collector_of(env_id="CartPole-v1", kind=make_collector, agent=(), **options)
     return kind(env, agent, 16, shard=shard, reward_scaler=RewardScaler(0.9, 10.0), **options)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_rollouts_are_those_of_the_collector_that_steps_one_by_one(env_id):
-    """Deterministic actions, because the two collectors draw their noise in different pieces."""
-    scanned = collector_of(env_id, deterministic=True)
-    stepped = collector_of(env_id, TensorCollector, deterministic=True)
+def test_rollouts_are_those_of_the_collector_that_steps_one_by_one(env_id, deterministic):
+    scanned = collector_of(env_id, deterministic=deterministic)
+    stepped = collector_of(env_id, TensorCollector, deterministic=deterministic)
     assert isinstance(scanned, ScanCollector)
     for _ in range(3):
         rollout, other = scanned.rollout(), stepped.rollout()
@@ -111,6 +112,15 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, c
     for key, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[key]), key
     assert list(resumed.episode_returns) == list(whole.episode_returns)
+
+
+def test_environments_on_another_device_than_the_agent_are_refused():
+    env = EnvFactory("CartPole-v1", "torch").make(num_envs=2)
+    agent = MLPAgent(*specs_of(env)).to("meta")
+    with pytest.raises(ConfigError, match="device 'meta'"):
+        make_collector(env, agent, 4, shard=Shard.whole(2))
+    moved = EnvFactory("CartPole-v1", "torch", {"device": "meta"}).make(num_envs=2)
+    assert isinstance(make_collector(moved, agent, 4, shard=Shard.whole(2)), ScanCollector)
 
 
 def test_a_new_seed_starts_other_episodes():

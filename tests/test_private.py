@@ -12,8 +12,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from ppo_lightning.utils import lightning_private
-from ppo_lightning.utils.lightning_private import CHECKED_VERSIONS
+from ppo_lightning import private
+from ppo_lightning.private import CHECKED_VERSIONS
 
 
 class Manual(BoringModel):
@@ -31,7 +31,7 @@ class CountedTwice(Manual):
         optimizer = self.optimizers()
         optimizer.step()
         self.after_own_step = self.trainer.global_step
-        with lightning_private.counted_step(optimizer):
+        with private.counted_step(optimizer):
             pass
         self.after_counted_step = self.trainer.global_step
 
@@ -39,7 +39,7 @@ class CountedTwice(Manual):
 class Publishing(BoringModel):
     def on_train_batch_end(self, *args):
         metrics, shown = {"charts/return": torch.tensor(3.0)}, {"return": "3.0"}
-        lightning_private.publish_metrics(self.trainer, metrics, shown)
+        private.publish_metrics(self.trainer, metrics, shown)
 
 
 class Monitor(L.Callback):
@@ -58,7 +58,7 @@ class HandlerBeforeTraining(L.Callback):
         self.received = []
 
     def setup(self, trainer, pl_module, stage):
-        lightning_private.set_sigterm_handler(trainer, lambda number, frame: self.received.append(number))
+        private.set_sigterm_handler(trainer, lambda number, frame: self.received.append(number))
 
     def on_train_batch_start(self, *args):
         signal.raise_signal(signal.SIGTERM)
@@ -71,10 +71,10 @@ def test_the_installed_version_has_been_checked():
 def test_a_module_has_a_trainer_during_fit_only(make_trainer):
     class Asking(BoringModel):
         def on_train_start(self):
-            self.had_trainer = lightning_private.has_trainer(self)
+            self.had_trainer = private.has_trainer(self)
 
     model = Asking()
-    assert not lightning_private.has_trainer(model)
+    assert not private.has_trainer(model)
     with pytest.raises(RuntimeError):
         _ = model.trainer
     make_trainer(max_epochs=1, limit_train_batches=1).fit(model)
@@ -83,11 +83,11 @@ def test_a_module_has_a_trainer_during_fit_only(make_trainer):
 
 def test_a_compiled_module_is_recognized():
     model = BoringModel()
-    assert not lightning_private.is_compiled(model)
+    assert not private.is_compiled(model)
     compiled = torch.compile(model, backend="eager")
     unwrapped = L.pytorch.utilities.compile.from_compiled(compiled)
-    assert lightning_private.is_compiled(unwrapped)
-    assert not lightning_private.is_compiled(BoringModel())
+    assert private.is_compiled(unwrapped)
+    assert not private.is_compiled(BoringModel())
 
 
 def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
@@ -101,7 +101,7 @@ def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
 
         def setup(self, stage):
             if self.remove:
-                lightning_private.remove_step_limit(self.trainer)
+                private.remove_step_limit(self.trainer)
 
         def training_step(self, batch, batch_idx):
             self.batches += 1
@@ -122,7 +122,7 @@ def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
 )
 def test_strategies_that_start_processes_are_recognized(make_trainer, strategy, starts):
     trainer = make_trainer(strategy=strategy, devices=1 if strategy == "auto" else 2)
-    assert lightning_private.starts_processes(trainer) is starts
+    assert private.starts_processes(trainer) is starts
 
 
 def test_a_counted_step_raises_the_global_step_by_one(make_trainer):
@@ -162,5 +162,5 @@ def test_the_sigterm_handler_is_replaced(make_trainer):
 )
 def test_the_interval_of_a_model_checkpoint_is_read(options, by_time, steps):
     checkpoint = ModelCheckpoint(**options)
-    assert lightning_private.saves_by_time(checkpoint) is by_time
-    assert lightning_private.steps_between_saves(checkpoint) == steps
+    assert private.saves_by_time(checkpoint) is by_time
+    assert private.steps_between_saves(checkpoint) == steps

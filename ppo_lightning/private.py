@@ -1,0 +1,218 @@
+"""Private names of other libraries that have no public equivalent; a test finds them elsewhere.
+
+``CHECKED_VERSIONS`` lists the versions of Lightning with which the tests were run. Worker processes import
+this file, too, so that Lightning, whose import takes seconds, is imported in functions only.
+"""
+
+import functools
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan as scan
+from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+
+if TYPE_CHECKING:
+    from lightning import LightningModule, Trainer
+    from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+
+CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
+COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton
+COMPILING = "torch._dynamo.convert_frame"  # module that is on the stack while a graph is compiled
+# PyTorch stores no scan unless told to. The key of a stored graph includes the step of the scan (tested).
+STORE_SCAN = {"unsafe_marked_cacheable_functions": {"torch.ops.higher_order.scan": torch.__version__}}
+ONNX_REGISTRATION = "torch.onnx._internal.exporter._registration"  # logger
+WRAPPER_ATTRIBUTES = {"_elapsed_steps", "_has_reset"}  # counters and flags of Gymnasium's wrappers
+INTERACTIVE = hasattr(sys, "ps1")  # a notebook or a Python prompt
+LOG_EVERY_N_STEPS, MAX_EPOCHS, NUM_SANITY_VAL_STEPS = 50, 1000, 2  # defaults of the Trainer
+
+
+foreach_add_ = torch._foreach_add_
+foreach_copy_ = torch._foreach_copy_
+foreach_div_ = torch._foreach_div_
+
+
+def has_trainer(module: "LightningModule") -> bool:
+    """Return whether the module has a Trainer; ``module.trainer`` raises an error without one."""
+    return module._trainer is not None
+
+
+def is_compiled(module: "LightningModule") -> bool:
+    """Return whether ``torch.compile`` was applied to the whole module."""
+    return module._compiler_ctx is not None
+
+
+def remove_step_limit(trainer: "Trainer") -> None:
+    """Remove the limit of optimizer steps, so that ``fast_dev_run`` runs whole iterations."""
+    trainer.fit_loop.epoch_loop.max_steps = -1
+
+
+def starts_processes(trainer: "Trainer") -> bool:
+    """Return whether the strategy starts the ranks by multiprocessing (``ddp_spawn``, ``ddp_notebook``)."""
+    from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
+    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+
+
+@contextmanager
+def counted_step(optimizer: Any) -> Iterator[None]:
+    """Count an optimizer step in ``trainer.global_step`` without calling ``LightningOptimizer.step``."""
+    optimizer._on_before_step()
+    yield
+    optimizer._on_after_step()
+
+
+def publish_metrics(trainer: "Trainer", metrics: Mapping[str, Tensor], shown: Mapping[str, str]) -> None:
+    """Publish metrics to callbacks; ``self.log`` takes 3.5 ms per iteration (7 % of CartPole's).
+
+    Args:
+        trainer: "Trainer" in a fit.
+        metrics: Metrics by name.
+        shown: Text by name for every progress bar.
+    """
+    trainer.callback_metrics.update(metrics)
+    trainer._logger_connector._progress_bar_metrics.update(shown)  # type: ignore[arg-type]
+
+
+def limit_refreshes(trainer: "Trainer", rollouts: int) -> None:
+    """Let Lightning's bar refresh every few rollouts, or Rich's twice a second.
+
+    Args:
+        trainer: "Trainer" in a fit.
+        rollouts: Number of rollouts in half a second. A rate that the user set is kept.
+    """
+    from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+
+    bar = trainer.progress_bar_callback
+    if isinstance(bar, TQDMProgressBar) and bar.refresh_rate == 1:
+        bar._refresh_rate = rollouts
+    if isinstance(bar, RichProgressBar) and bar.progress is not None:
+        thread = bar.progress.live._refresh_thread
+        if thread is not None:  # beside busy processes, its ten refreshes a second take 12 % of the time
+            thread.refresh_per_second = 2
+
+
+def replace_defaults(trainer: "Trainer") -> None:
+    """Replace defaults of the Trainer that were made for many short batches.
+
+    Every rollout is logged, ``data.total_timesteps`` ends the run, and no episodes are played before it. The
+    Trainer does not tell whether a value was given: a user's 50, 1000 or 2 counts as the default.
+    """
+    if trainer.log_every_n_steps == LOG_EVERY_N_STEPS:  # type: ignore[attr-defined]
+        trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
+    if trainer.max_epochs == MAX_EPOCHS:
+        trainer.fit_loop.max_epochs = -1
+    if trainer.num_sanity_val_steps == NUM_SANITY_VAL_STEPS:
+        trainer.num_sanity_val_steps = 0
+
+
+def requeue_signal(trainer: "Trainer") -> int | None:
+    """Return the signal at which Lightning requeues the job, None without SLURM and auto-requeue."""
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    cluster = trainer._accelerator_connector.cluster_environment
+    if isinstance(cluster, SLURMEnvironment) and cluster.auto_requeue:
+        return cluster.requeue_signal or signal.SIGUSR1
+    return None
+
+
+def save_and_requeue(trainer: "Trainer", number: int) -> None:
+    """Save the checkpoint that Lightning finds after a requeue, and call ``scontrol``. A collective."""
+    trainer._signal_connector._slurm_sigusr_handler_fn(number, None)  # type: ignore[arg-type]
+
+
+def end_interrupted(trainer: "Trainer", end: BaseException) -> NoReturn:
+    """Clean up after SIGINT as Lightning does, and raise another end than its ``sys.exit(1)``."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from here on
+    for logger in trainer.loggers:
+        logger.finalize("failed")
+    trainer._teardown()
+    trainer.state.stage = None
+    raise end from None
+
+
+def set_sigterm_handler(trainer: "Trainer", handler: Callable[..., Any]) -> None:
+    """Replace the handler that Lightning registers for SIGTERM before training."""
+    trainer._signal_connector._sigterm_notifier_fn = handler  # type: ignore[method-assign]
+
+
+def saves_by_time(checkpoint: "ModelCheckpoint") -> bool:
+    """Return whether the callback has a ``train_time_interval``."""
+    return checkpoint._train_time_interval is not None
+
+
+def steps_between_saves(checkpoint: "ModelCheckpoint") -> int:
+    """Return ``every_n_train_steps`` of the callback."""
+    return checkpoint._every_n_train_steps
+
+
+def average_decay(callback: "EMAWeightAveraging") -> float:
+    """Return the share of the average that one update keeps."""
+    return float(callback._kwargs["avg_fn"](torch.ones(()), torch.zeros(()), 1))
+
+
+def has_hyperparameters(module: Any) -> bool:
+    """Return whether a module has called Lightning's ``save_hyperparameters``."""
+    return "_hparams" in vars(module)
+
+
+def keep_flags(cli: type) -> type:
+    """Decorate a ``LightningCLI`` so that hyperparameters of a checkpoint do not override flags.
+
+    Source: Lightning-AI/pytorch-lightning#20801 and #21116.
+    """
+    cli._parse_ckpt_path = lambda self: None  # type: ignore[attr-defined]
+    return cli
+
+
+def convert_integers(convert: Callable[[Any], Any]) -> None:
+    """Convert values of options of jsonargparse that are integers, in flags and YAML.
+
+    Args:
+        convert: Returns the integer that a value means, and any other value as it is.
+    """
+    from jsonargparse._typehints import ActionTypeHint
+
+    check_type = ActionTypeHint._check_type
+
+    @functools.wraps(check_type)
+    def check_integer(option: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        integer = convert(value)
+        if integer is not value:
+            kinds = set(re.findall(r"\w+", str(option._typehint)))
+            value = integer if "int" in kinds and not kinds & {"float", "str"} else value
+        return check_type(option, value, *args, **kwargs)
+
+    ActionTypeHint._check_type = check_integer
+
+
+def forget_writer(logger: Any) -> None:
+    """Let a ``TensorBoardLogger`` open a new file."""
+    logger._experiment = None
+
+
+def add_summary(writer: Any, summary: Any, step: int) -> None:
+    """Write a summary to the file of TensorBoard's ``SummaryWriter``."""
+    writer._get_file_writer().add_summary(summary, step)
+
+
+def timeout_of(group: Any) -> Any:
+    """Return the timeout of a process group, None for the default."""
+    options = group._get_backend(group._device_types[0]).options
+    return getattr(options, "_timeout", None)
+
+
+def prepare_close(games: Any) -> None:
+    """Let cffi take its lock for the function that closes Procgen's environments.
+
+    The lock is taken at the first use of a function. If that were in gym3's ``__del__``, the garbage
+    collector could run it while the constructor of another environment holds the lock, and deadlock.
+    """
+    _ = games._c_lib.libenv_close
