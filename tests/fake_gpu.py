@@ -83,6 +83,8 @@ class WholeSequences(TorchDispatchMode):
             return STEPS
         if func is aten.nonzero.default:
             return first.new_zeros((ENVS, first.ndim), dtype=torch.int64)
+        if func is aten._unique2.default:  # of the players of episodes
+            return first.new_zeros(0), *(first.new_zeros(0, dtype=torch.int64) for _ in range(2))
         if func is aten._thnn_fused_gru_cell.default:
             gates, own_gates, state, *biases = args
             same_device(state.device, gates, own_gates, *biases)

@@ -12,7 +12,7 @@ import yaml
 
 import ppo_lightning
 from ppo_lightning import PPO
-from tests.helpers import ROOT, short
+from tests.helpers import RECIPE, ROOT, short
 
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
 QUICK = ("configs/classic/", "configs/spaces/")
@@ -163,10 +163,7 @@ def rows(path):
 
 
 def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
-    recipe = RECIPES[[Path(r).stem for r in RECIPES].index("cartpole")]
-    run_cli(
-        "fit", "--config", ROOT / recipe, *short(ROOT / recipe), "--model.gamma", 0.9, "--seed_everything", 7
-    )
+    run_cli("fit", "--config", RECIPE, *short(RECIPE), "--model.gamma", 0.9, "--seed_everything", 7)
     run_cli("fit", "--config", "runs/cartpole/version_0/cli_config.yaml")
     first, second = (rows(tmp_path / f"runs/cartpole/version_{version}/metrics.csv") for version in (0, 1))
     assert len(first) == 4, "two rollouts, each with an evaluation"
