@@ -16,6 +16,9 @@ from pathlib import Path
 import lightning as L
 import torch
 import yaml
+from torch import nn
+
+from ppo_lightning import MLPAgent
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,6 +89,19 @@ class SaveAfter(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, *args):
         if pl_module.rollouts_done == self.rollouts:
             trainer.save_checkpoint(self.path)
+
+
+class Dropout(MLPAgent):
+    """Agent whose evaluation differs from its action selection."""
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+        self.actor_body = nn.Sequential(self.actor_body, nn.Dropout(0.5))
+        self.actor_body.out_features = 64
+
+    def array_policy(self):
+        return super(MLPAgent, self).array_policy()
 
 
 class Recorder:
