@@ -1,8 +1,6 @@
 import contextlib
 import os
 import signal
-import sys
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -12,8 +10,7 @@ import torch
 
 import tests.environments  # noqa: F401  (registers them)
 from ppo_lightning import PPO, RolloutDataModule, make_env
-from ppo_lightning.commands import cli
-from tests.helpers import RECIPE, SHORT, Runs, SaveAfter, require_same
+from tests.helpers import Runs, SaveAfter, require_same
 
 torch.set_num_threads(1)
 
@@ -69,32 +66,6 @@ def fit_and_resume(fit, tmp_path):
         return whole, resumed
 
     return run
-
-
-@pytest.fixture
-def run_cli(tmp_path, monkeypatch, capsys):
-    """Return a function that runs the command line in this process: exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
-
-    def run(*args):
-        code = 0
-        try:
-            cli.main([str(arg) for arg in args])
-        except SystemExit as end:
-            code = end.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
-def trained(run_cli):
-    """Return a checkpoint of a short run of the command line."""
-    code, out, err = run_cli("fit", "--config", RECIPE, *SHORT)
-    assert code == 0, err
-    return Path(out.split("checkpoint: ")[1].splitlines()[0])
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import functools
 import json
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -27,19 +26,12 @@ REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps"
 CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
 MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
 
-# The same for the command line
 RECIPE = str(ROOT / "configs/classic/cartpole.yaml")
-SHORT = ["--data.total_timesteps", "1024", "--data.eval_episodes", "2"]
 
 
 def weights(module):
     """Return a copy of all parameters that the optimizer updates, as one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in module.trainable_parameters()])
-
-
-def metric(out, name):
-    """Read a number from the table that Lightning prints, with or without rich."""
-    return float(re.search(rf"{name}\s[\s│]*([\d.]+)", out).group(1))
 
 
 def short(recipe=None, rollouts=2, **sizes):

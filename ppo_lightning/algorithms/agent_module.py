@@ -35,8 +35,7 @@ from ppo_lightning.checkpoints.agent import (
 )
 from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.module import module_from_checkpoint, require_known_settings
-from ppo_lightning.checkpoints.versions import VERSION
+from ppo_lightning.checkpoints.settings import VERSION, module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic

@@ -17,9 +17,6 @@ from ppo_lightning.spaces.specs import spec_from_plain
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning export``.
 
-    Args:
-        args: Arguments of the command.
-
     Raises:
         ConfigError: The arguments are incomplete, or the checkpoint cannot be read or exported.
     """

@@ -45,13 +45,8 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, 
     data["total_timesteps"] = data["num_envs"] * 20 * 5
     atari = env_id.startswith("ALE/")
     agent = functools.partial(CNNAgent) if atari else functools.partial(MLPAgent, norm_obs=True)
-    model = {
-        "agent": agent,
-        "norm_reward": not atari,
-        "num_minibatches": 2,
-        "update_epochs": 2,
-        "learning_rate": 1e-3,
-    }
+    model = {"agent": agent, "norm_reward": not atari, "learning_rate": 1e-3}
+    model |= {"num_minibatches": 2, "update_epochs": 2}
     whole = fit(data, model, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
     resumed = fit(data, model, ckpt_path=tmp_path / "middle.ckpt")
     assert "resumes its episode, to the bit" in capsys.readouterr().out
@@ -77,17 +72,10 @@ def test_settings_that_differ_are_named(fit, tmp_path):
 
 def test_a_finished_run_that_was_interrupted_has_nothing_to_do(fit, tmp_path):
     """Lightning's count of batches falls behind by one at each checkpoint within an iteration."""
-    data, model = (
-        {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 4, "eval_episodes": 1},
-        {"num_minibatches": 2},
-    )
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 4, "eval_episodes": 1}
+    model = {"num_minibatches": 2}
     paths = [tmp_path / f"{name}.ckpt" for name in ("middle", "end")]
-    options = {
-        "max_epochs": -1,
-        "limit_val_batches": 1,
-        "check_val_every_n_epoch": None,
-        "val_check_interval": 3,
-    }
+    options = {"limit_val_batches": 1, "check_val_every_n_epoch": None, "val_check_interval": 3}
     fit(data, model, callbacks=[SaveAfter(paths[0], 2)], **options)
     end = fit(data, model, ckpt_path=paths[0], callbacks=[SaveAfter(paths[1], 4)], **options)
     again = fit(data, model, ckpt_path=paths[1], callbacks=[NoEpoch()], **options)

@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
-from ppo_lightning.commands.config_files import with_configs_first
-from tests.helpers import RECIPE, SHORT, metric
+from ppo_lightning.commands.recipes import with_configs_first
+from tests.commands.conftest import CARTPOLE, SHORT, checkpoint_of, metric
 
 
 def test_every_form_of_config_moves_before_the_flags_in_its_order():
@@ -38,15 +38,15 @@ def test_a_run_resumes_wherever_the_flag_stands(run_cli, trained, resume, place)
     code, out, err = run_cli("fit", *args.get(place, [*flags, f"--config={old}", *more]))
     assert code == 0, err
     assert "Resumed from" in out
-    assert torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)["env_steps"] == 2048
+    assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == 2048
     with open(trained.parents[2] / "version_1/metrics.csv") as file:
         assert min(int(row["step"]) for row in csv.DictReader(file)) > 1024, "the x axis continues"
 
 
 def test_a_flag_before_the_recipe_wins(run_cli):
-    code, out, err = run_cli("fit", *SHORT, "--config", RECIPE)
+    code, out, err = run_cli("fit", *SHORT, "--config", CARTPOLE)
     assert code == 0, err
-    assert torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)["env_steps"] == 1024
+    assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == 1024
 
 
 def test_an_evaluation_takes_the_checkpoint_before_the_recipe(run_cli, trained):

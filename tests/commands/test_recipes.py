@@ -4,7 +4,6 @@ import csv
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import yaml
 
 import ppo_lightning
 from ppo_lightning import PPO
+from tests.commands.conftest import checkpoint_of
 from tests.helpers import RECIPE, ROOT, short
 
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -43,7 +43,7 @@ def test_recipe_runs_and_begins_with_ratio_1(recipe, run_cli, monkeypatch, tmp_p
     assert metrics_of_updates[0]["clipfrac"] == 0
     assert all(torch.isfinite(value) for metrics in metrics_of_updates for value in metrics.values())
     assert "wall time:" in out
-    checkpoint = Path(out.split("checkpoint: ")[1].splitlines()[0])
+    checkpoint = checkpoint_of(out)
     assert checkpoint.is_relative_to(tmp_path)
     torch.load(checkpoint, weights_only=True)
     files = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
@@ -174,7 +174,7 @@ def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
 def test_a_checkpoint_knows_its_environment(run_cli, tmp_path):
     recipe = "configs/classic/acrobot.yaml"
     _, out, _ = run_cli("fit", "--config", ROOT / recipe, *short(ROOT / recipe))
-    checkpoint = Path(out.split("checkpoint: ")[1].splitlines()[0])
+    checkpoint = checkpoint_of(out)
     assert torch.load(checkpoint, weights_only=True)["datamodule_hyper_parameters"]["env_id"] == "Acrobot-v1"
     assert (
         yaml.safe_load((checkpoint.parent.parent / "cli_config.yaml").read_text())["data"]["env_id"]

@@ -150,21 +150,11 @@ def test_the_exported_action_is_the_one_that_the_environment_gets(checkpoint):
 
 def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, tmp_path, capsys):
     module, path = checkpoint("MLP, shared")
-    cli.main(
-        [
-            "export",
-            "--ckpt_path",
-            str(path),
-            "--onnx",
-            str(tmp_path / "a.onnx"),
-            "--hub",
-            str(tmp_path / "hub"),
-        ]
-    )
+    hub = tmp_path / "hub"
+    cli.main(["export", "--ckpt_path", str(path), "--onnx", str(tmp_path / "a.onnx"), "--hub", str(hub)])
     out = capsys.readouterr().out
     for kind in ("random", "recorded"):
         assert float(out.split(f"{kind} observations: ")[1].split()[0]) < 1e-5
-    hub = tmp_path / "hub"
     assert sorted(path.name for path in hub.iterdir()) == [
         "README.md",
         "config.json",
@@ -178,7 +168,7 @@ def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, tmp_pat
         and "replay.mp4" in card
     )
     result = f"{np.mean(module.episode_returns):.2f} +/- {np.std(module.episode_returns):.2f}"
-    assert f"training episodes (sampled actions; no evaluation of these weights): {result}" in card
+    assert f"training episodes (sampled actions; no evaluation of these weights): {result}, after" in card
     assert config["evaluation"] is None
     assert config["env_steps"] == module.env_steps and config["details"]["28"] is True
     agent, observation = load_from_hub(hub), torch.randn(16, 4)
@@ -193,14 +183,8 @@ def test_the_card_of_an_evaluated_agent(fit, tmp_path, memory):
     agent = functools.partial(MLPAgent, memory=memory, shared=memory is not None)
     save = ModelCheckpoint(tmp_path, filename="trained")
     model = {"agent": agent, "num_minibatches": 2}
-    module = fit(
-        data,
-        model,
-        ppo=RecurrentPPO if memory else PPO,
-        callbacks=[save],
-        enable_checkpointing=True,
-        **options,
-    )
+    ppo = RecurrentPPO if memory else PPO
+    module = fit(data, model, ppo=ppo, callbacks=[save], enable_checkpointing=True, **options)
     checkpoint = torch.load(tmp_path / "trained.ckpt", weights_only=True)
     checkpoint["datamodule_hyper_parameters"]["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
     torch.save(checkpoint, tmp_path / "trained.ckpt")
