@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.callbacks import loggers
+from tests.helpers import weights
 
 STEPS = 64  # environment steps per rollout
 UPDATES = 4  # optimizer steps per rollout
@@ -50,10 +51,6 @@ class Watch(L.Callback):
 
     def rollouts(self, event):
         return [rollouts for name, rollouts in self.events if name == event]
-
-
-def weights(module):
-    return torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach().clone()
 
 
 def points(folder, metric):

@@ -20,7 +20,7 @@ from ppo_lightning.export import load_from_hub, push_to_hub, to_onnx
 from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, random_observations
 from ppo_lightning.spaces.specs import spec_from_plain
-from tests.checkpoints.test_resume import SaveAfter
+from tests.helpers import SaveAfter
 
 pytest.importorskip("onnxruntime")
 ATARI = {"env_id": "ALE/Breakout-v5", "backend": "gymnasium", "num_steps": 16}

@@ -26,9 +26,8 @@ from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import join_vectors, spec_from_plain, spec_from_space, spec_to_plain
-from tests.algorithms.test_distributed import difference, run
-from tests.algorithms.test_update import MODEL, REACH, weights
 from tests.environments import Reach
+from tests.helpers import MODEL, REACH, weights
 
 # Reach-v0 joins its entries to the vector: action (2), luck (1), time (1).
 BLIND = {"actor_keys": ["action", "time"]}
@@ -438,16 +437,3 @@ def test_the_compiled_update_gives_the_weights_of_the_eager_one(fit):
     agent = functools.partial(MLPAgent, norm_obs=True, **BLIND)
     eager, compiled = (fit(REACH, MODEL | {"agent": agent, "compile": on}) for on in (False, True))
     torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("memory", [None, "lstm"])
-def test_two_ranks_do_what_one_does(tmp_path, memory):
-    agent = {"norm_obs": True, "memory": memory, **BLIND}
-    model = {"num_minibatches": 2}
-    options = {"agent": agent, "model": model, "data": {"env_id": "Reach-v0"}, "check_every": 1}
-    (one,) = run(tmp_path / "one", 1, **options)
-    two = run(tmp_path / "two", 2, **options)
-    assert difference(two, one, "first") < 0.001
-    assert difference(two, one) < 0.01
-    assert torch.equal(two[0]["weights"], two[1]["weights"])
