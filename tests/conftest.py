@@ -1,4 +1,6 @@
+import contextlib
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -8,6 +10,7 @@ import torch
 
 import tests.environments  # noqa: F401  (registers them)
 from ppo_lightning import PPO, RolloutDataModule, make_env
+from tests.helpers import Runs, SaveAfter, require_same
 
 torch.set_num_threads(1)
 
@@ -45,6 +48,40 @@ def fit(make_trainer):
         return module
 
     return run
+
+
+@pytest.fixture
+def fit_and_resume(fit, tmp_path):
+    """Return a function that trains a run and resumes it, and requires the same end of both, to the bit.
+
+    ``fit_and_resume(rollouts, {data options}, {model options}, **options of fit)``. The checkpoint after
+    ``rollouts`` rollouts is ``middle.ckpt``.
+    """
+
+    def run(rollouts, data=None, model=None, **options):
+        path = tmp_path / "middle.ckpt"
+        whole = fit(data, model, callbacks=[SaveAfter(path, rollouts)], **options)
+        resumed = fit(data, model, ckpt_path=path, **options)
+        require_same(whole, resumed)
+        return whole, resumed
+
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Return a function that makes a folder for runs in processes, which end with the test."""
+    made = []
+
+    def make(name):
+        made.append(Runs(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for folder_runs in made:
+        for process in folder_runs.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -65,9 +65,8 @@ class Probe(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.time = 0
-        self.value = (
-            float(self.np_random.integers(2) * 2 - 1) if self.kind in ("observation", "both") else 0.0
-        )
+        random = self.kind in ("observation", "both")
+        self.value = float(self.np_random.integers(2) * 2 - 1) if random else 0.0
         return np.array([self.value], np.float32), {}
 
     def step(self, action):
@@ -254,13 +253,5 @@ class NextStepVector(gym.vector.VectorEnv):
 
 
 gym.register("Twin-v0", Reach)
-for name, entry in (
-    ("Counter", Counter),
-    ("Forever", Forever),
-    ("Probe", Probe),
-    ("Script", Script),
-    ("Reach", Reach),
-    ("Trouble", Trouble),
-    ("Parts", Parts),
-):
-    gym.register(f"{name}-v0", entry)
+for entry in (Counter, Forever, Probe, Script, Reach, Trouble, Parts):
+    gym.register(f"{entry.__name__}-v0", entry)

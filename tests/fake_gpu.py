@@ -83,6 +83,8 @@ class WholeSequences(TorchDispatchMode):
             return STEPS
         if func is aten.nonzero.default:
             return first.new_zeros((ENVS, first.ndim), dtype=torch.int64)
+        if func is aten._unique2.default:  # of the players of episodes
+            return first.new_zeros(0), *(first.new_zeros(0, dtype=torch.int64) for _ in range(2))
         if func is aten._thnn_fused_gru_cell.default:
             gates, own_gates, state, *biases = args
             same_device(state.device, gates, own_gates, *biases)
@@ -139,23 +141,13 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
         return tensor.unsqueeze(1).expand(ENVS, STEPS, *tensor.shape[1:])
 
     flag = torch.zeros(ENVS, STEPS, 1, dtype=torch.bool, device=device)
-    following = {
-        "observation": sequence(observation),
-        "reward": sequence(value.unsqueeze(-1)),
-        "done": flag,
-        "terminated": flag,
-    }
-    rollout = {
-        "observation": sequence(observation),
-        "action": sequence(action),
-        "action_log_prob": sequence(log_prob),
-        "state_value": sequence(value.unsqueeze(-1)),
-    }
+    seen, values = sequence(observation), sequence(value.unsqueeze(-1))
+    following = {"observation": seen, "reward": values, "done": flag, "terminated": flag}
+    rollout = {"observation": seen, "action": sequence(action), "action_log_prob": sequence(log_prob)}
     if recurrent:
         rollout["memory"] = following["memory"] = sequence(memory)
-    rollout = TensorDict(
-        rollout | {"next": TensorDict(following, batch_size=(ENVS, STEPS))}, batch_size=(ENVS, STEPS)
-    )
+    rollout |= {"state_value": values, "next": following}
+    rollout = TensorDict(rollout, batch_size=(ENVS, STEPS))
     with WholeSequences():
         rollout = module.advantages(rollout)
         same_device(device, rollout["advantage"], rollout["value_target"])
@@ -165,10 +157,8 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
             minibatch |= {"memory": memory, "is_init": flag[..., 0]}
         loss, parts = module.total_loss(minibatch)
     same_device(device, loss, *parts.values())
-    lengths = torch.zeros(3, dtype=torch.int64, device=device)
-    episode_statistics(
-        "eval", TensorDict(episode_reward=torch.zeros(3, device=device), step_count=lengths, batch_size=[3])
-    )
+    lengths, rewards = torch.zeros(3, dtype=torch.int64, device=device), torch.zeros(3, device=device)
+    episode_statistics("eval", TensorDict(episode_reward=rewards, step_count=lengths, batch_size=[3]))
 
 
 @contextmanager

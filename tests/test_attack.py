@@ -4,12 +4,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers import ROOT
+
 SABOTAGE = """
 import os, runpy, sys
 from ppo_lightning import PPO
@@ -57,13 +57,9 @@ def attack(folder, *command, **tries):
 @pytest.mark.integration
 def test_a_small_attack(tmp_path):
     done, table = attack(tmp_path, "benchmarks/attack.py", kills=2, files=2, disks=2, settings=16)
-    assert {name: count for name, (count, _, _) in table.items()} == {
-        "kills": 2,
-        "files": 2,
-        "disks": 2,
-        "settings": 16,
-    }
-    assert {name: lost for name, (_, lost, _) in table.items()} == dict.fromkeys(table, 0), done.stdout
+    counts = {name: count for name, (count, _, _) in table.items()}
+    assert counts == {"kills": 2, "files": 2, "disks": 2, "settings": 16}
+    assert not any(lost for _, lost, _ in table.values()), done.stdout
     assert "trained" in table["settings"][2] and "refused" in table["settings"][2], "both ends are tried"
     assert "before training" in table["disks"][2]
     assert done.returncode == 0

@@ -5,12 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.helpers import ROOT
+
 BENCHMARKS = ROOT / "benchmarks"
 SHORT = "--repeats 1 --seconds 0.5"
 

@@ -1,15 +1,12 @@
 """The aggregate of benchmarks/best.py, and the figures of docs/best.md that come from it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import best
 from ppo_lightning.commands.report import interval
-
-ROOT = Path(__file__).parents[1]
+from tests.helpers import ROOT
 
 
 def test_twice_the_reference_is_2():

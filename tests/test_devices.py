@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +10,10 @@ from torch.optim.adam import adam as own
 from ppo_lightning import CNNAgent, MLPAgent
 from ppo_lightning.algorithms import update
 from ppo_lightning.rollouts.storage import allocate
-from tests.algorithms.test_update import CARTPOLE, MODEL, REACH, weights
+from tests.helpers import CARTPOLE, MODEL, REACH, ROOT, weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 simulates_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
-ROOT = Path(__file__).parents[1]
 ON_GPU = {"accelerator": "gpu", "devices": 1}
 
 

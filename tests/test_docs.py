@@ -3,13 +3,13 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers import ROOT
+
 pytest.importorskip("mkdocstrings")
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,16 @@ import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import yaml
 from torch.distributed import run as torchrun
 
 from ppo_lightning import PPO, __main__
 from ppo_lightning.commands.recipes import recipe_path
 from ppo_lightning.commands.tune import read_space
 from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, commands, flags_of, words
+from tests.helpers import RECIPE, short
 
-CARTPOLE = ROOT / "configs/classic/cartpole.yaml"
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 # Part of a command -> why it is not run. The last test parses these commands or looks them up.
 NOT_RUN = {
@@ -41,6 +39,16 @@ NOT_RUN = {
     "--trainer.accelerator gpu": "a GPU",
     "configs/tensor/": "Brax or MuJoCo Playground; tests/envs/test_jax_env.py",
 }
+SHORT_EPISODES = "--data.env_kwargs.max_episode_steps 50"
+BUDGETS = {
+    "validate": "--data.eval_episodes 1",
+    "test": "--data.eval_episodes 1",
+    "profile": "--seconds 0.2",
+    "check-env": "--seconds 1",
+    "play": "--episodes 1",
+    "tune": f"--trials 1 --seeds 1 --data.eval_episodes 1 --data.total_timesteps 1024 {SHORT_EPISODES}",
+    "benchmark": "--seeds 1 --model.compile false --data.eval_episodes 1 --data.total_timesteps 4096",
+}
 LANGUAGES = {"bash", "inline", "python", "yaml", ""}
 
 
@@ -58,9 +66,8 @@ def test_every_command_is_run_or_listed():
     for document in DOCUMENTS:
         for block in blocks(document):
             assert block.language in LANGUAGES, (document, "a language that no test reads")
-            assert block.language or not re.search(
-                r"^ *(\$ |ppo-lightning|python|pip) ", block.text, re.MULTILINE
-            )
+            command = re.search(r"^ *(\$ |ppo-lightning|python|pip) ", block.text, re.MULTILINE)
+            assert block.language or not command
 
 
 def value(args, flag, default=None):
@@ -74,16 +81,14 @@ class Reader:
         self.folder, self.monkeypatch, self.capfd = folder, monkeypatch, capfd
         monkeypatch.chdir(folder)
         shutil.copytree(ROOT / "configs", "configs")
-        shutil.copy(CARTPOLE, "RECIPE.yaml")
+        shutil.copy(RECIPE, "RECIPE.yaml")
         Path("cartpole_space.yaml").write_text("parameters: {model.gamma: {low: 0.9, high: 0.999}}")
         os.makedirs("benchmarks/results/tune")
         shutil.copy(ROOT / "benchmarks/results/tune/space.yaml", "benchmarks/results/tune")
-        np.save("observations.npy", np.zeros((3, 4), np.float32))
         for name in ("runs/before", "runs/after"):
             os.makedirs(name)
-            shutil.copy(
-                ROOT / "benchmarks/results/compare/before/runs.csv", name
-            )  # ten runs: enough for a test
+            # Ten runs are enough for a test.
+            shutil.copy(ROOT / "benchmarks/results/compare/before/runs.csv", name)
         self.first = None
 
     def checkpoint(self, recipe=None):
@@ -92,26 +97,25 @@ class Reader:
         if found:
             return str(found[0])
         if self.first is None:
-            self.run(["fit", "--config", str(CARTPOLE), *self.budget(["fit", "--config", str(CARTPOLE)])])
+            self.run(["fit", "--config", RECIPE, *short(RECIPE)])
         return self.first
 
     def substituted(self, command):
         """Replace the placeholders of a command by real files."""
-        command = re.sub(
-            r"runs/(\w+)/version_0/checkpoints/\.\.\.\.ckpt", lambda match: self.checkpoint(match[1]), command
-        )
-        command = re.sub(r"runs/\.\.\./\S+\.ckpt", lambda match: self.checkpoint(), command)
-        folder = (
-            r"runs/(\w+)/version_0(?=/cli_config\.yaml)"  # the folder of the run whose checkpoint is used
-        )
-        command = re.sub(folder, lambda match: self.checkpoint(match[1]).rsplit("/", 2)[0], command)
-        command = re.sub(
-            r"(--ckpt_path) \.\.\.(?= |$)", lambda match: f"{match[1]} {self.checkpoint()}", command
-        )
-        command = re.sub(
-            r"\.\.\.(?=/cli_config\.yaml)", lambda match: self.checkpoint().rsplit("/", 2)[0], command
-        )
-        command = command.replace("--output ...", "--output output").replace(" ... ", " ")
+
+        def folder(recipe=None):
+            return self.checkpoint(recipe).rsplit("/", 2)[0]
+
+        for placeholder, real in (
+            (r"runs/(\w+)/version_0/checkpoints/\.\.\.\.ckpt", lambda match: self.checkpoint(match[1])),
+            (r"runs/\.\.\./\S+\.ckpt", lambda match: self.checkpoint()),
+            (r"runs/(\w+)/version_0(?=/cli_config\.yaml)", lambda match: folder(match[1])),
+            (r"(--ckpt_path) \.\.\.(?= |$)", lambda match: f"{match[1]} {self.checkpoint()}"),
+            (r"\.\.\.(?=/cli_config\.yaml)", lambda match: folder()),
+            (r"--output \.\.\.", "--output output"),
+            (r" \.\.\. ", " "),
+        ):
+            command = re.sub(placeholder, real, command)
         for name in re.findall(r"\b[ab]\.ckpt", command):
             shutil.copy(self.checkpoint(), name)
         assert "..." not in command, f"a placeholder that this test does not know: {command}"
@@ -119,59 +123,29 @@ class Reader:
 
     def budget(self, args):
         """Return flags that shorten a command."""
-        if args[0] in ("validate", "test"):
-            rated = ["--model.rating_games", "2"] if "--model.rating_games" in args else []
-            return ["--data.eval_episodes", "1", *rated]
-        if args[0] == "profile":
-            return ["--seconds", "0.2"]
-        if args[0] == "check-env":
-            return ["--seconds", "1"]
-        if args[0] == "play":
-            return ["--episodes", "1"]
-        if args[0] == "tune":
-            budget = ["--data.total_timesteps", "1024", "--data.env_kwargs.max_episode_steps", "50"]
-            return ["--trials", "1", "--seeds", "1", "--data.eval_episodes", "1", *budget]
+        if args[0] == "fit":
+            return self.budget_of_fit(args)
+        flags = BUDGETS.get(args[0], "")
         if args[0] == "benchmark":
-            flags = ["--seeds", "1", "--model.compile", "false", "--data.eval_episodes", "1"]
-            recipes = [arg for arg in args if arg.endswith(".yaml")][:2]
-            flags += ["--recipes", *recipes]
-            if "cartpole" not in " ".join(args):
-                flags += ["--data.env_kwargs.max_episode_steps", "50"]
-            return [*flags, "--data.total_timesteps", "4096"]
-        return self.budget_of_fit(args) if args[0] == "fit" else []
+            flags += "" if "cartpole" in " ".join(args) else f" {SHORT_EPISODES}"
+            flags += " --recipes " + " ".join([arg for arg in args if arg.endswith(".yaml")][:2])
+        if "--model.rating_games" in args:
+            flags += " --model.rating_games 2"
+        return flags.split()
 
     def budget_of_fit(self, args):
-        flags, recipe = ["--data.eval_episodes", "2"], recipe_path(value(args, "--config", ""))
         path = value(args, "--ckpt_path")
         if path not in (None, "last"):
             checkpoint = torch.load(path, weights_only=True)
-            return [
-                *flags,
-                "--data.total_timesteps",
-                str(checkpoint["env_steps"] + 2 * checkpoint["frames_per_rollout"]),
-            ]
-        data = {"num_envs": 4, "num_steps": 128} | (
-            yaml.safe_load(Path(recipe).read_text())["data"] if recipe else {}
-        )
-        sizes = {name: int(value(args, f"--data.{name}", data[name])) for name in ("num_envs", "num_steps")}
-        if "/selfplay/" in recipe:
-            flags += ["--model.rating_games", "2"]
-        if "ALE/" in str(data.get("env_id")) or str(data.get("env_id")).startswith("atari/"):
-            sizes["num_steps"] = 16
-            flags += ["--data.env_kwargs.max_episode_frames", "400"]
-        if "/rnd/" in recipe:
-            flags += ["--model.num_iterations_obs_norm_init", "1"]
-        if "/ppg/" in recipe:
-            flags += ["--model.n_iteration", "2"]
-        if data.get("backend") == "procgen":
-            sizes = {"num_envs": 16, "num_steps": 8}
-        if re.search("/(mujoco|rpo|dm_control)/", recipe):
-            flags += ["--data.env_kwargs.max_episode_steps", "50"]
+            total = checkpoint["env_steps"] + 2 * checkpoint["frames_per_rollout"]
+            return ["--data.eval_episodes", "1", "--data.total_timesteps", str(total)]
+        names = [name for name in ("num_envs", "num_steps") if f"--data.{name}" in args]
+        sizes = {name: int(value(args, f"--data.{name}")) for name in names}
         rollouts = (
             2 + 10 * ("--trainer.devices" in args) + 4 * ("--auto_resume" in args) + 6 * (path == "last")
         )
-        flags += [part for name, size in sizes.items() for part in (f"--data.{name}", str(size))]
-        return [*flags, "--data.total_timesteps", str(rollouts * sizes["num_envs"] * sizes["num_steps"])]
+        recipe = value(args, "--config")
+        return short(recipe and recipe_path(recipe), rollouts, **sizes)
 
     def run(self, args):
         """Run a command: in this process, or in a new one if the command starts others."""

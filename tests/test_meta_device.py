@@ -88,10 +88,8 @@ def run(fit, monkeypatch):
 def test_a_run_stays_on_one_device(run, case):
     make, options, algorithm, collector_class = CASES[case]
     # Numbers without values differ, so that the first compiled iteration is also the last one.
-    compiles = (
-        pytest.warns(UserWarning, match="compiled loss is off") if "compile" in options else nullcontext()
-    )
-    with compiles:
+    warned = pytest.warns(UserWarning, match="compiled loss is off")
+    with warned if "compile" in options else nullcontext():
         (collector,), module = run(make, options, algorithm)
     assert type(collector) is collector_class
     assert collector.env.device == torch.device("meta")

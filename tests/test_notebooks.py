@@ -18,11 +18,7 @@ QUICK = {
         "largest distance",
     ),
     "3_your_own.ipynb": ({"TOTAL = 60_000": "TOTAL = 1_024"}, 3, "wall time"),
-    "4_benchmark.ipynb": (
-        {'TOTAL = "20000"': 'TOTAL = "1024"'},
-        1,
-        "difference [95 %]",
-    ),
+    "4_benchmark.ipynb": ({'TOTAL = "20000"': 'TOTAL = "1024"'}, 1, "difference [95 %]"),
     "5_use_an_agent.ipynb": ({"TOTAL = 40_000": "TOTAL = 1_024"}, 1, "onnxruntime:"),
 }
 
@@ -30,9 +26,8 @@ QUICK = {
 @pytest.mark.integration
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, monkeypatch):
-    monkeypatch.delenv(
-        "MPLBACKEND", raising=False
-    )  # EnvPool, which other tests import, disables matplotlib's pictures
+    # EnvPool, which other tests import, disables matplotlib's pictures.
+    monkeypatch.delenv("MPLBACKEND", raising=False)
     notebook = nbformat.read(path, as_version=4)
     shorter, pictures, text = QUICK[path.name]
     for long, short in shorter.items():
@@ -45,16 +40,14 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert (
-        sum(bool({"image/png", "image/gif"} & set(output.get("data", {}))) for output in outputs) >= pictures
-    )
+    images = [output for output in outputs if {"image/png", "image/gif"} & set(output.get("data", {}))]
+    assert len(images) >= pictures
     assert text in str(outputs)
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook_is_committed_with_its_pictures(path):
-    outputs = [
-        output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])
-    ]
+    notebook = nbformat.read(path, as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not any(output.output_type == "error" for output in outputs)

@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers import ROOT
+
 pytest.importorskip("stable_baselines3")
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.integration

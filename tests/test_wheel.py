@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import ppo_lightning
+from tests.helpers import ROOT
 
 pytest.importorskip("hatchling", reason="in the extra dev")
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +50,10 @@ def test_the_metadata_is_complete(wheel):
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = message_from_bytes(archive.read(name))
     assert metadata["Version"] == ppo_lightning.__version__
-    for field in (
-        "Name",
-        "Summary",
-        "Author",
-        "License-Expression",
-        "License-File",
-        "Requires-Python",
-        "Keywords",
-    ):
-        assert metadata[field], field
-    assert (
-        metadata["Description-Content-Type"] == "text/markdown"
-        and "# ppo_lightning" in metadata.get_payload()
-    )
+    fields = "Name Summary Author License-Expression License-File Requires-Python Keywords"
+    assert all(metadata[field] for field in fields.split()), metadata.keys()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "# ppo_lightning" in metadata.get_payload()
     assert {"Typing :: Typed", "Operating System :: Microsoft :: Windows"} <= set(
         metadata.get_all("Classifier")
     )

@@ -35,10 +35,9 @@ from ppo_lightning.checkpoints.agent import (
 )
 from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.module import module_from_checkpoint, require_known_settings
-from ppo_lightning.checkpoints.versions import VERSION
+from ppo_lightning.checkpoints.settings import VERSION, module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
@@ -48,7 +47,7 @@ from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
-from ppo_lightning.utils.finite import require_finite_state
+from ppo_lightning.utils.finite import first_nonfinite
 from ppo_lightning.utils.seeding import one_thread
 
 RETURNED = "returned"  # key in the state that a started process returns to its parent, beside the weights
@@ -197,7 +196,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         Raises:
             NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
         """
-        require_finite_state(checkpoint)
+        if name := first_nonfinite(checkpoint):
+            raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
         checkpoint[VERSION] = __version__
         checkpoint["agent"] = self._recipe
         hyperparameters = checkpoint.setdefault("hyper_parameters", {})

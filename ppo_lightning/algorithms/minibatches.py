@@ -27,27 +27,6 @@ def equal_parts(minibatch: Minibatch, rows: int) -> Sequence[Minibatch]:
     return [dict(zip(minibatch, tensors, strict=True)) for tensors in split]
 
 
-def deal_sequences(keys: Tensor, count: int) -> Tensor:
-    """Return a random order of N sequences that deals them out to ``count`` minibatches.
-
-    Each minibatch gets one of every ``count`` neighbouring sequences, so that the minibatches of several
-    ranks, which have consecutive sequences, are together the minibatch of one rank.
-
-    Args:
-        keys: Independent random numbers, [N].
-        count: Number of minibatches, a divisor of N.
-
-    Returns:
-        Indices of the sequences, [N]: those of the first minibatch, of the second, and so on.
-
-    Example:
-        >>> deal_sequences(torch.tensor([0.1, 0.2, 0.9, 0.8]), count=2).tolist()
-        [0, 3, 1, 2]
-    """
-    first = torch.arange(0, len(keys), count)[:, None]
-    return (keys.view(-1, count).argsort(dim=1) + first).T.flatten()
-
-
 def take(rows: Tensor, order: np.ndarray) -> Tensor:
     """Return ``rows[order]``, [B, ...]. On the CPU, NumPy needs a tenth of PyTorch's time for short rows."""
     if rows.device.type == "cpu":

@@ -273,11 +273,7 @@ class PPO(AgentModule):
         """
 
     def step_schedule(self, metrics: list[dict[str, Tensor]]) -> None:
-        """Step the learning-rate schedule, if ``configure_optimizers`` returned one.
-
-        Args:
-            metrics: Parts of the loss of each minibatch of the iteration.
-        """
+        """Step the learning-rate schedule, if ``configure_optimizers`` returned one."""
         schedule: Any = self.lr_schedulers()
         if isinstance(schedule, KLAdaptiveLR) and metrics:
             schedule.adapt(float(collectives.gather(mean_of(metrics)["approx_kl"]).mean()))
@@ -344,14 +340,9 @@ class PPO(AgentModule):
     def uniform(self, stream: Stream, num_envs: int, *shape: int, draw: int | None = None) -> Tensor:
         """Draw from U(0, 1), [num_envs, *shape].
 
-        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Every
-        rank draws for the environments of all ranks and keeps its own rows.
-
-        Args:
-            stream: Use of the numbers.
-            num_envs: Rows of this rank.
-            *shape: Shape of a row.
-            draw: Number of the draw for this rollout. None: the draws of the stream are counted.
+        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Draws
+        are counted if there is no number. Every rank draws for the environments of all ranks and keeps its
+        own rows.
         """
         if draw is None:
             draw = self._draws[stream]

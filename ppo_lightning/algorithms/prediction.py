@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
-from torchrl.data import Categorical, TensorSpec, Unbounded
+from torchrl.data import Categorical, TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.spaces.rows import from_row, from_rows
+from ppo_lightning.spaces.rows import from_row
 from ppo_lightning.spaces.specs import columns, space_from_spec, spec_from_plain, stored
 
 
@@ -28,12 +28,11 @@ class Predictor:
         spec = spec_from_plain(recipe["observation_spec"])
         self._stored = stored(spec)
         self._action_space = space_from_spec(spec_from_plain(recipe["action_spec"]))
-        joined = {name: Unbounded((size,)) for name, size in getattr(spec, "entry_sizes", {}).items()}
         # Name -> spec, in the order of the row.
-        self._parts: dict[str, TensorSpec] = joined or {name: part for name, part, _ in columns(spec)}
+        self._parts: dict[str, TensorSpec] = {name: part for name, part, _ in columns(spec)}
         # Parts whose shape in the environment is unknown: the spec has the number of values only.
         choices = {name for name, part in self._parts.items() if isinstance(part, Categorical) and part.ndim}
-        self._flat = joined.keys() | choices
+        self._flat = self._parts.keys() if hasattr(spec, "entry_sizes") else choices
 
     def __call__(
         self, agent: ActorCritic, observation: Any, deterministic: bool, memory: Tensor | None, first: Any
@@ -54,10 +53,10 @@ class Predictor:
         chosen, _, _, memory = agent.act(agent.normalize(rows), noise, memory)
         actions: Any = agent.head.for_environment(chosen)
         if not isinstance(observation, Tensor):
-            array = actions.numpy(force=True)
+            array = (actions if actions.ndim > 1 else actions.unsqueeze(-1)).numpy(force=True)
             if not is_batch and isinstance(self._action_space, spaces.Dict | spaces.Tuple):
                 return from_row(self._action_space, array[0]), memory
-            actions = from_rows(self._action_space, array)
+            actions = from_row(self._action_space, array)
         return (actions if is_batch else actions[0]), memory
 
     def read(self, observation: Any) -> tuple[Tensor, bool]:

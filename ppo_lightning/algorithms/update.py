@@ -277,12 +277,7 @@ class CompiledUpdate:
 
 
 def make_update(module: Learner, loss: Loss) -> EagerUpdate | CompiledUpdate:
-    """Return the updates for a loss, compiled if the module's settings say so.
-
-    Args:
-        module: The module to update, in a fit.
-        loss: Method of the module that maps a minibatch to the loss and its detached parts.
-    """
+    """Return the update with a loss of a module in a fit, compiled if the module's settings say so."""
     compiled = module.hparams.compile
     whole = module.trainer.world_size == 1 and module.agent.traceable
     eager = EagerUpdate(module, loss, compile_loss=compiled and not whole)

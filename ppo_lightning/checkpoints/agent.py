@@ -90,11 +90,7 @@ def is_ours(module: str) -> bool:
 
 
 def agent_class_of(plain: dict[str, Any]) -> type[ActorCritic]:
-    """Return the agent class named in a description by :func:`agent_to_plain`.
-
-    Raises:
-        ConfigError: :func:`known_class` does not know the class.
-    """
+    """Return the class named in a description by :func:`agent_to_plain`, or raise a ConfigError."""
     path = plain["class_path"]
     if (agent_class := known_class(path, ActorCritic)) is not None:
         return agent_class
@@ -151,9 +147,7 @@ def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
         for key, tensor in checkpoint["state_dict"].items()
         if key.startswith("agent.")
     }
-    if is_ours(
-        str(plain["class_path"])
-    ):  # a file may name layers of any size: none is allocated on this device
+    if is_ours(plain["class_path"]):  # a file may name layers of any size: none is allocated here
         with torch.device("meta"):
             check_same_state(saved=state, current=agent_from_plain(plain).state_dict())
     agent = agent_from_plain(plain)
@@ -182,11 +176,6 @@ def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
     trained, present = (
         _comparable(plain, bounds=False) for plain in (agent.actions, spec_to_plain(env.agent_specs[1]))
     )
-    if trained.get("kind") == present.get("kind") == "Categorical" and trained != present:
-        raise ConfigError(
-            f"The agent has {trained['n']} actions and the environment {present['n']}:"
-            " choose its environment."
-        )
     if trained != present:
         raise ConfigError(
             f"The agent's actions are {trained} and the environment's {present}: choose its environment."
@@ -198,8 +187,10 @@ def _comparable(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:
     if plain["kind"] == "Composite":
         return {name: _comparable(part, bounds) for name, part in plain["parts"].items()}
     kind = "Box" if plain["kind"] in ("Bounded", "Unbounded") else plain["kind"]
-    left_out = {"kind", "entries"} if bounds else {"kind", "entries", "low", "high"}
-    return {"kind": kind} | {key: value for key, value in plain.items() if key not in left_out}
+    comparable = {"kind": kind} | {key: plain[key] for key in plain if key != "kind"}
+    if "entries" in plain:
+        comparable["entries"] = list(plain["entries"].items())  # the order of the columns counts
+    return {key: value for key, value in comparable.items() if bounds or key not in ("low", "high")}
 
 
 def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
@@ -217,10 +208,6 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
         trained, present = (
             _comparable(plain[key], bounds=key == "action_spec") for plain in (saved, current)
         )
-        # Older checkpoints do not have the names of entries that were joined to a vector.
-        old_names, new_names = (list(plain[key].get("entries", {}).items()) for plain in (saved, current))
-        if trained == present and old_names and new_names:
-            trained, present = {"entries": old_names}, {"entries": new_names}
         if trained != present:
             raise ConfigError(
                 f"The checkpoint (ckpt_path) was trained on {field} {trained} and data.env_id has {present}:"

@@ -4,34 +4,35 @@ import contextlib
 import json
 import pickle
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 
-from ppo_lightning.checkpoints.versions import require_known_classes
+from ppo_lightning.checkpoints.settings import require_known_classes
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.utils.finite import first_nonfinite
 
 # Files of a Hub folder.
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-AGENT = ("class_path", "init_args", "observation_spec", "action_spec")  # entries of `agent`
-DATA = ("env_id", "backend", "env_kwargs")  # entries of the settings of the data module
-CHECKPOINT = (  # entries of a checkpoint
-    "pytorch-lightning_version",
-    "agent",
-    "state_dict",
-    "hyper_parameters",
-    "datamodule_hyper_parameters",
-    "details",
-    "seed",
-    "env_steps",
-    "frames_per_rollout",
-    "episode_returns",
-)
+# Entries of checkpoints and their types.
+AGENT = {"class_path": str, "init_args": dict, "observation_spec": dict, "action_spec": dict}
+DATA = {"env_id": object, "backend": str, "env_kwargs": dict | None}
+CHECKPOINT = {
+    "pytorch-lightning_version": str,
+    "agent": dict,
+    "state_dict": dict,
+    "hyper_parameters": dict,
+    "datamodule_hyper_parameters": dict,
+    "details": dict,
+    "seed": int,
+    "env_steps": int,
+    "frames_per_rollout": int,
+    "episode_returns": list,
+}
 RESUME = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step")  # that `fit` needs, too
 
 
@@ -46,7 +47,7 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
         map_location: Device of the tensors, as in ``torch.load``.
 
     Returns:
-        The checkpoint, which has the entries of ``CHECKPOINT``.
+        The checkpoint, which has the entries of ``CHECKPOINT`` with their types.
 
     Raises:
         ConfigError: The file is missing, damaged or of another kind, has non-finite tensors, or names a
@@ -104,7 +105,7 @@ def read_hub_folder(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{folder} has no {name}: give a folder that ppo-lightning export --hub wrote.")
     with _one_sentence(f"{folder} cannot be read as a Hub folder"):
         config = json.loads((folder / CONFIG).read_text())
-        _require(config, ("agent",))
+        _require(config, {"agent": dict})
         _require(config["agent"], AGENT)
         weights = safetensors.load_file(folder / WEIGHTS)
         config["state_dict"] = {f"agent.{name}": tensor for name, tensor in weights.items()}
@@ -149,6 +150,7 @@ def _opened(source: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
             yield file
 
 
-def _require(entries: Any, keys: Iterable[str]) -> None:
-    if missing := [key for key in keys if key not in entries]:
-        raise _DefectError(f"ppo_lightning did not write it (no {', '.join(missing)})")
+def _require(entries: Any, types: dict[str, Any]) -> None:
+    wrong = [key for key in types if key not in entries or not isinstance(entries[key], types[key])]
+    if wrong:
+        raise _DefectError(f"ppo_lightning did not write it (no {', '.join(wrong)})")

@@ -1,11 +1,15 @@
-"""Settings in a checkpoint, and detection of those that would import or call code."""
+"""Settings in a checkpoint: what this version does not have, and what would import or call code."""
 
+import inspect
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ppo_lightning.checkpoints.agent import is_ours
-from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.versions import arguments_of, require_known
-from ppo_lightning.errors import ConfigError
+from ppo_lightning import __version__
+from ppo_lightning.checkpoints.agent import is_ours, known_class
+from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.models.agent import ActorCritic
+
+VERSION = "ppo_lightning"  # entry of checkpoints and Hub folders: the version that wrote them
 
 
 def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -21,26 +25,123 @@ def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in saved if key != "agent" and key[0] != "_"}
 
 
-def data_settings(path: Any, given: dict[str, Any], owner: type) -> dict[str, Any]:
-    """Return the data module's settings of a checkpoint, overridden by given ones.
+def data_settings(checkpoint: dict[str, Any], owner: type, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return the data module's settings of a checkpoint.
 
     Args:
-        path: Path or URL of the checkpoint.
-        given: Settings that override those of the checkpoint.
+        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
         owner: Class of the data module.
+        given: Names of the settings to leave out, because the user gives them.
 
     Raises:
-        ConfigError: The file cannot be read, a setting does not exist, or one would import or call code.
+        ConfigError: A setting does not exist.
     """
-    checkpoint = read_checkpoint(path)
-    settings = checkpoint["datamodule_hyper_parameters"].items()
-    data = {key: value for key, value in settings if not key.startswith("_") and key not in given}
+    saved = checkpoint["datamodule_hyper_parameters"].items()
+    data = {key: value for key, value in saved if key[0] != "_" and key not in given}
     require_known(checkpoint, "data", data, arguments_of(owner))
-    if code := code_in_data(data):
+    return data
+
+
+def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[str, Any]) -> Any:
+    """Return a module with the hyperparameters of a checkpoint, without its agent and weights.
+
+    Args:
+        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
+        base: The module's class, or a base of the class that the checkpoint names.
+        given: Hyperparameters that replace those of the checkpoint.
+
+    Raises:
+        ConfigError: The hyperparameters do not fit the class.
+    """
+    saved = module_settings(checkpoint)
+    module_class = known_class(checkpoint["hyper_parameters"].get("_class_path"), base) or base
+    parameters = inspect.signature(module_class).parameters
+    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        saved = {key: value for key, value in saved.items() if key in parameters}  # a base may save more
+    replaced = {key: value for key, value in given.items() if key != "weights_only"}
+    try:
+        return module_class(**saved | replaced)
+    except (TypeError, AttributeError) as error:
         raise ConfigError(
-            f"The checkpoint's settings import or call code ({code}): give these settings yourself."
-        )
-    return data | given
+            f"The checkpoint's hyperparameters do not fit {base.__name__}: {first_line(error)}"
+            f" ({_writer(checkpoint)} wrote them)."
+        ) from error
+
+
+# Settings and classes that this version does not have
+
+
+def require_known_classes(checkpoint: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint or a Hub folder if a class of this package, or a setting of it, does not exist.
+
+    Raises:
+        ConfigError: A class or a setting does not exist. The message names the version that wrote the file.
+    """
+    model = checkpoint.get("hyper_parameters", {})
+    agent = checkpoint["agent"]
+    for group, class_path, base, settings in (
+        ("model", model.get("_class_path"), object, model.keys() - {"agent"}),
+        ("model.agent", agent["class_path"], ActorCritic, agent["init_args"]),
+    ):
+        if not is_ours(str(class_path)):
+            continue
+        if (cls := known_class(class_path, object)) is None:
+            raise _unknown(checkpoint, class_path)
+        if issubclass(cls, base):  # otherwise the builder says which class it needs
+            require_known(checkpoint, group, settings, arguments_of(cls))
+
+
+def require_known_settings(checkpoint: dict[str, Any], module: Any) -> None:
+    """Refuse a checkpoint with hyperparameters that the user's class of a module does not have any more.
+
+    A checkpoint of another class is not checked: the weights decide whether they fit.
+
+    Raises:
+        ConfigError: A hyperparameter does not exist.
+    """
+    class_path = checkpoint["hyper_parameters"].get("_class_path")
+    # Only classes of the main program and those inside a function are saved without a path.
+    same_class = known_class(class_path, object) is type(module) or class_path is None
+    if same_class and not is_ours(type(module).__module__):  # `read_checkpoint` has checked those
+        require_known(checkpoint, "model", module_settings(checkpoint), module.hparams)
+
+
+def require_known(
+    checkpoint: Mapping[str, Any], group: str, names: Iterable[str], known: Collection[str]
+) -> None:
+    """Refuse a checkpoint with settings that do not exist: no setting of a run is dropped silently.
+
+    Args:
+        checkpoint: Content of the file.
+        group: Prefix of the settings, for example ``model``.
+        names: Names of the settings in the checkpoint. Those of Lightning begin with an underscore.
+        known: Names of the settings that exist.
+
+    Raises:
+        ConfigError: A setting does not exist. The message names it, and the version that wrote the file.
+    """
+    unknown = [f"{group}.{name}" for name in names if name not in known and not name.startswith("_")]
+    if unknown:
+        raise _unknown(checkpoint, ", ".join(sorted(unknown)))
+
+
+def arguments_of(cls: type) -> set[str]:
+    """Return the names of the arguments of a class and its bases, all of which Lightning saves."""
+    return {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters}  # type: ignore[misc]
+
+
+def _writer(checkpoint: Mapping[str, Any]) -> str:
+    return f"version {checkpoint[VERSION]}" if VERSION in checkpoint else "an older version"
+
+
+def _unknown(checkpoint: Mapping[str, Any], names: str) -> ConfigError:
+    return ConfigError(
+        f"The checkpoint names {names}, which ppo_lightning {__version__} does not have:"
+        f" {_writer(checkpoint)} wrote it and can read it."
+    )
+
+
+# Settings that would import or call code
 
 
 def code_in_data(data: dict[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,6 @@ def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning benchmark``.
 
-    Args:
-        args: Arguments of the command. Unknown ones are passed to ``fit``.
-
     Raises:
         SystemExit: With code 1 if a run failed.
     """

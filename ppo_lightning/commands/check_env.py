@@ -14,9 +14,6 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning check-env``.
 
-    Args:
-        args: Arguments of the command.
-
     Raises:
         ConfigError: The environment cannot be made.
         SystemExit: With code 1 if the environment would break training.

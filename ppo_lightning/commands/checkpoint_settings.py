@@ -1,5 +1,7 @@
 """Settings of a checkpoint for the command line. Those that import or call code need the user's consent."""
 
+import argparse
+import contextlib
 import importlib
 import json
 from collections.abc import Sequence
@@ -9,8 +11,13 @@ from typing import Any
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.checkpoints.agent import known_class, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import code_in_data, code_in_id, may_be_code, module_settings
-from ppo_lightning.checkpoints.versions import arguments_of, require_known
+from ppo_lightning.checkpoints.settings import (
+    code_in_data,
+    code_in_id,
+    data_settings,
+    may_be_code,
+    module_settings,
+)
 from ppo_lightning.commands.options import TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
@@ -27,9 +34,6 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     Args:
         args: Command (``fit``, ``validate`` or ``test``) and its arguments.
 
-    Returns:
-        The arguments with the settings inserted.
-
     Raises:
         ConfigError: The checkpoint cannot be read, or has settings that do not exist or would import or call
             code.
@@ -41,16 +45,20 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     checkpoint = read_checkpoint(path)
     if option(args, "--config", "-c"):
         return args
-    model, data, agent = (
-        module_settings(checkpoint),
-        checkpoint["datamodule_hyper_parameters"],
-        checkpoint["agent"],
-    )
+    overridden = [name for name in ("env_id", "transforms") if option(args, f"--data.{name}")]
+    data = data_settings(checkpoint, RolloutDataModule, given=overridden)
+    model = module_settings(checkpoint)
+    agent = checkpoint["agent"]
     class_path = checkpoint["hyper_parameters"].get("_class_path", "ppo_lightning.PPO")
-    overridden = {name for name in ("env_id", "transforms") if option(args, f"--data.{name}")}
-    data = {key: value for key, value in data.items() if not key.startswith("_") and key not in overridden}
-    _require_trust(_code_in(class_path, model, data, agent), args, ", or give the run's recipe by --config")
-    require_known(checkpoint, "data", data, arguments_of(RolloutDataModule))
+    code = code_in_data(data)
+    for key, name, base, settings in (
+        ("model", class_path, AgentModule, model),
+        ("model.agent", agent["class_path"], ActorCritic, agent["init_args"]),
+    ):
+        if known_class(name, base) is None:
+            code[key] = name
+        code |= {f"{key}.{setting}": value for setting, value in settings.items() if may_be_code(value)}
+    _require_trust(code, args, ", or give the run's recipe by --config")
     trained_agent(checkpoint)  # refuses settings that do not match the weights
     if command == "fit":
         folder = Path(path).resolve().parent
@@ -63,7 +71,7 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
             "Settings of algorithm, data and seed: from the checkpoint."
             f" Settings of the trainer: flags and defaults{hint}."
         )
-    settings: dict[str, Any] = {
+    recipe: dict[str, Any] = {
         "seed_everything": checkpoint["seed"],
         "model": {
             "class_path": class_path,
@@ -72,9 +80,9 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
         "data": data,
     }
     if command != "fit":
-        settings["trainer"] = {"logger": False}
+        recipe["trainer"] = {"logger": False}
     try:
-        return [command, "--config", json.dumps(settings), *args[1:]]
+        return [command, "--config", json.dumps(recipe), *args[1:]]
     except TypeError as error:
         raise ConfigError(
             f"The checkpoint's settings are not plain types ({error}): give the run's recipe by --config."
@@ -132,29 +140,10 @@ def _require_trust(code: dict[str, Any], args: Sequence[str], remedy: str = "") 
             raise ConfigError(f"The checkpoint's {key} {code[key]!r} cannot be imported: {error}.") from error
 
 
-def _code_in(
-    class_path: Any, model: dict[str, Any], data: dict[str, Any], agent: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the settings that the parser of the command line would import or call, by key."""
-    code = code_in_data(data)
-    for key, name, base in (
-        ("model", class_path, AgentModule),
-        ("model.agent", agent["class_path"], ActorCritic),
-    ):
-        if known_class(name, base) is None:
-            code[key] = name
-    for prefix, values in (("model", model), ("model.agent", agent["init_args"])):
-        code |= {f"{prefix}.{key}": value for key, value in values.items() if may_be_code(value)}
-    return code
-
-
 def option(args: Sequence[str], *names: str) -> str | None:
     """Return the last value of an option, None if it is not given."""
-    value = None
-    for index, arg in enumerate(args):
-        for name in names:
-            if arg == name and index + 1 < len(args):
-                value = args[index + 1]
-            if arg.startswith(f"{name}="):
-                value = arg.removeprefix(f"{name}=")
-    return value
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(*names, dest="value")
+    with contextlib.suppress(argparse.ArgumentError):  # an option without a value
+        return parser.parse_known_args(args)[0].value
+    return None

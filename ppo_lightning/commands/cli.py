@@ -32,7 +32,6 @@ from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
-from ppo_lightning.commands.config_files import read_yaml, split_configs, with_configs_first
 from ppo_lightning.commands.options import (
     DEFAULT_NAME,
     DESCRIPTIONS,
@@ -44,7 +43,13 @@ from ppo_lightning.commands.options import (
     SUBCOMMANDS,
     TRAINER_DEFAULTS,
 )
-from ppo_lightning.commands.recipes import bundled_recipes, with_recipe_paths
+from ppo_lightning.commands.recipes import (
+    bundled_recipes,
+    read_yaml,
+    split_configs,
+    with_configs_first,
+    with_recipe_paths,
+)
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -101,25 +106,14 @@ class PPOCLI(LightningCLI):
         parser.add_argument(NUM_THREADS, type=int | None, default=None, help=SETTINGS[NUM_THREADS])
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments.
-
-        Raises:
-            ConfigError: NumPy does not accept the seed.
-        """
+        """Parse the arguments, and refuse a seed that NumPy does not accept."""
         super().parse_arguments(parser, args)
         seed = self.config[self.config.subcommand].seed_everything
         if not 0 <= seed < 2**32:
             raise ConfigError(f"seed_everything is {seed}: it must be between 0 and {2**32 - 1}.")
 
     def before_instantiate_classes(self) -> None:
-        """Check ``--ckpt_path`` and ``--num_threads``, and add the callbacks that depend on flags.
-
-        Lightning refuses ``--trainer.enable_progress_bar false`` if the callbacks have a progress bar.
-        It is removed here.
-
-        Raises:
-            ConfigError: A checkpoint is needed and missing, or the number of threads is out of range.
-        """
+        """Check ``--ckpt_path`` and ``--num_threads``, and add the callbacks that depend on flags."""
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
             raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
@@ -128,7 +122,7 @@ class PPOCLI(LightningCLI):
             if logger.init_args.get("name") == DEFAULT_NAME:
                 logger.init_args.name = name
         callbacks = self.trainer_defaults["callbacks"]
-        if config.trainer.enable_progress_bar is False:
+        if config.trainer.enable_progress_bar is False:  # which Lightning refuses beside a progress bar
             callbacks = [callback for callback in callbacks if not isinstance(callback, RolloutProgressBar)]
         if config.num_threads is not None and not 1 <= config.num_threads <= MAX_THREADS:
             raise ConfigError(
@@ -157,14 +151,15 @@ class PPOCLI(LightningCLI):
                 )
             config.ckpt_path = path
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
-            _end_if_finished(read_checkpoint(config.ckpt_path), self.datamodule.total_timesteps)
+            checkpoint = read_checkpoint(config.ckpt_path)
+            steps = checkpoint["env_steps"]
+            if steps + checkpoint["frames_per_rollout"] > self.datamodule.total_timesteps:
+                total = "data.total_timesteps"
+                print(f"The run is already at {total} ({steps}): raise {total} to train longer.")
+                raise SystemExit(0)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Return the Trainer.
-
-        Raises:
-            ConfigError: Lightning refuses a setting.
-        """
+        """Return the Trainer, whose refusal of a setting becomes a ConfigError."""
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, ImportError, OSError) as error:
@@ -240,11 +235,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
 
 
 def _import_named(args: Sequence[str]) -> None:
-    """Import the exported classes that flags or recipes name, whose short names the parser knows then.
-
-    Raises:
-        ConfigError: A recipe cannot be read.
-    """
+    """Import the exported classes that flags or recipes name, whose short names the parser knows then."""
     configs = filter(os.path.isfile, split_configs(args)[0])
     recipes = [str(read_yaml(path, "--config")) for path in configs]
     words = set(re.findall(r"\w+", " ".join([*args, *recipes])))
@@ -271,17 +262,6 @@ def _require_writable(folder: Path) -> None:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 
 
-def _end_if_finished(checkpoint: dict[str, Any], total_timesteps: int) -> None:
-    steps = checkpoint["env_steps"]
-    frames = checkpoint["frames_per_rollout"]
-    if steps + frames > total_timesteps:
-        print(
-            f"The run is already at data.total_timesteps ({steps}):"
-            " raise data.total_timesteps to train longer."
-        )
-        raise SystemExit(0)
-
-
 def _message(error: BaseException) -> BaseException | str | None:
     """Return the message for a mistake of the user, None for any other error, which needs its traceback."""
     cause: BaseException | None = error
@@ -296,12 +276,7 @@ def _message(error: BaseException) -> BaseException | str | None:
 
 
 def _one_sentence(message: str, args: Sequence[str]) -> str:
-    """Extract the cause from jsonargparse's report, with suggestions for a misspelled key.
-
-    Args:
-        message: Message of jsonargparse.
-        args: Arguments of the command line.
-    """
+    """Extract the cause from jsonargparse's report, with suggestions for a misspelled key."""
     if extra := re.match(r"unrecognized arguments: ([^\s=]+)", message):
         name = extra[1]
         if name.startswith("-"):
@@ -324,12 +299,7 @@ def _one_sentence(message: str, args: Sequence[str]) -> str:
 
 
 def _unknown(name: str, writer: str = "") -> str:
-    """Say in one sentence that there is no such option, and name those that were probably meant.
-
-    Args:
-        name: The key of a recipe or the flag, as the user wrote it.
-        writer: Which version wrote the key, in words.
-    """
+    """Say in one sentence that there is no such option, and name those that were probably meant."""
     dashes = "--" if name.startswith("-") else ""
     known = {option: f"{dashes}{shown}" for option, shown in known_options().items()}
     ends = {option.rpartition(".")[2]: shown for option, shown in reversed(known.items())}

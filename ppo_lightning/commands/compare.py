@@ -53,10 +53,7 @@ def compare(before: Path, after: Path, by: str = "recipe") -> tuple[str, int]:
         raise ConfigError(f"{before} and {after} share no {by}: compare the same ones, or use --by env_id.")
     alpha = ALPHA / len(shared)  # Bonferroni correction
     needed = next(count for count in range(2, 1000) if 1 / math.comb(2 * count, count) <= alpha)
-    lines = [
-        f"| {by} | runs | before | after | difference [95 %] | p | |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"| {by} | runs | before | after | difference [95 %] | p | |", "|---|---|---|---|---|---|---|"]
     notes = [f"Only in {after}: {label}." for label in second if label not in first]
     codes = {0}
     for label, runs in first.items():
@@ -67,16 +64,15 @@ def compare(before: Path, after: Path, by: str = "recipe") -> tuple[str, int]:
             notes.append(f"{label} has {len(new)} of {len(old)} runs in {after}: train as many.")
         if not new:
             continue
-        p = ""
-        verdict = "no test"
+        counts = f"{len(old)} and {len(new)}"
         if 1 / math.comb(len(old) + len(new), len(new)) <= alpha:  # the smallest p of the test
             probability = p_worse(old, new)
-            p = f"{probability:.3f}"
-            verdict = "**worse**" if probability <= alpha else ""
-            codes.add(WORSE if probability <= alpha else 0)
+            is_worse = probability <= alpha
+            codes.add(WORSE if is_worse else 0)
+            p, verdict = f"{probability:.3f}", "**worse**" if is_worse else ""
         else:
             codes.add(NO_TEST)
-            counts = f"{len(old)} and {len(new)}"
+            p, verdict = "", "no test"
             notes.append(f"{label} has too few runs for a test ({counts}): train {needed} seeds each.")
         means = " | ".join(f"{np.mean(side):{decimals(float(np.mean(old)))}}" for side in (old, new))
         change = format_difference(old, new)

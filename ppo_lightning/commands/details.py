@@ -9,6 +9,7 @@ import lightning as L
 
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
 from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.commands.options import QUIET
 from ppo_lightning.rollouts.learner import PolicyLearner
 
 ROOT = Path(__file__).parents[1]
@@ -30,20 +31,15 @@ def format_value(value: Value) -> str:
 
 
 class StopRunError(Exception):
-    """Signal that the manifest is read and that the run must not start."""
+    """Signal that the manifest, the argument, is read and that the run must not start."""
 
 
 class ManifestReader(L.Callback):
     """Callback that reads the manifest of a run before training and stops the run."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: PolicyLearner) -> None:
-        """Read the manifest.
-
-        Raises:
-            StopRunError: Always.
-        """
-        self.manifest = manifest(pl_module)
-        raise StopRunError
+        """Raise a StopRunError with the manifest."""
+        raise StopRunError(manifest(pl_module))
 
 
 def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
@@ -54,27 +50,15 @@ def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
     """
     from ppo_lightning.commands import cli
 
-    reader = ManifestReader()
-    flags = [
-        part
-        for name in ("logger", "enable_checkpointing", "enable_model_summary")
-        for part in (f"--trainer.{name}", "false")
-    ]
     try:
-        cli.run([reader], ["fit", *args, *flags, "--trainer.enable_progress_bar", "false"], save_config=False)
-    except StopRunError:
-        return reader.manifest
+        cli.run([ManifestReader()], ["fit", *args, *QUIET], save_config=False)
+    except StopRunError as stop:
+        return stop.args[0]
     raise AssertionError("fit did not call on_fit_start")
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning details``.
-
-    It prints the manifest of a run, or the differences of two checkpoints.
-
-    Args:
-        args: Arguments of the command. Unknown ones are passed to ``fit``.
-    """
+    """Run ``ppo-lightning details``: print the manifest of a run, or the differences of two checkpoints."""
     parser = argparse.ArgumentParser(
         "ppo-lightning details",
         description="List the implementation details of PPO in a recipe or a checkpoint, and their places"

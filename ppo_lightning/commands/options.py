@@ -50,6 +50,12 @@ TRAINER_DEFAULTS: dict[str, Any] = {
         },
     ],
 }
+# Flags of ``fit`` for a run that writes and prints nothing.
+QUIET = [
+    part
+    for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    for part in (f"--trainer.{name}", "false")
+]
 
 
 def answer(args: Sequence[str]) -> bool:
@@ -67,7 +73,10 @@ def answer(args: Sequence[str]) -> bool:
     if "--version" in args[:1]:
         print(f"ppo-lightning {__version__}")
     elif not args or args[0] in ("-h", "--help"):
-        print(_commands())
+        print("usage: ppo-lightning COMMAND [--config RECIPE] [--OPTION VALUE ...]\n")
+        print("PPO with TorchRL rollouts and PyTorch Lightning. Every command has a --help:\n")
+        print(*(f"  {name:<10} {text}" for name, text in DESCRIPTIONS.items()), sep="\n")
+        print("\nStart with: ppo-lightning fit --config classic/cartpole")
     elif args[0] == "recipes":
         importlib.import_module("ppo_lightning.commands.recipes").main(args[1:])
     elif args[0] not in DESCRIPTIONS:
@@ -78,15 +87,3 @@ def answer(args: Sequence[str]) -> bool:
     else:
         return False
     return True
-
-
-def _commands() -> str:
-    lines = [f"  {name:<10} {text}" for name, text in DESCRIPTIONS.items()]
-    return "\n".join(
-        [
-            "usage: ppo-lightning COMMAND [--config RECIPE] [--OPTION VALUE ...]",
-            "\nPPO with TorchRL rollouts and PyTorch Lightning. Every command has a --help:\n",
-            *lines,
-            "\nStart with: ppo-lightning fit --config classic/cartpole",
-        ]
-    )

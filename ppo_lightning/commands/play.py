@@ -19,9 +19,6 @@ from ppo_lightning.video.record import open_video, picture_of, record_video
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning play``.
 
-    Args:
-        args: Arguments of the command.
-
     Raises:
         ConfigError: The checkpoint cannot be read, or the environment cannot be recorded.
     """

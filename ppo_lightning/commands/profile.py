@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from ppo_lightning.callbacks.speed import other_load, recommendation
+from ppo_lightning.commands.options import QUIET
 from ppo_lightning.envs.factory import largest_divisor
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.step_time import SLOW, StepClock
@@ -18,9 +19,7 @@ from ppo_lightning.errors import first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.utils.processors import processors
 
-# The warm-up, for compilation and caches, ends after this number of iterations or this time.
-WARM_UP = 3
-WARM_UP_SECONDS = 20.0
+WARM_UP, WARM_UP_SECONDS = 3, 20.0  # for compilation and caches: iterations, or at most this time
 STAGES = ("collect", "advantages", "update", "log")  # marked in the code, also for --trainer.profiler simple
 
 
@@ -63,11 +62,8 @@ class StageClock(L.Callback):
         """Record the stages."""
         trainer.profiler = self._profiler
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, *_: Any) -> None:
         """Start the clock."""
-        self._start()
-
-    def _start(self) -> None:
         self._iterations = 0
         self._profiler.recorded_durations.clear()
         self._started = time.perf_counter()
@@ -91,7 +87,7 @@ class StageClock(L.Callback):
             self._is_warm = True
             if isinstance(data.collector, RolloutCollector):
                 data.collector.clock = self._steps
-            self._start()
+            self.on_train_start()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Keep Lightning from printing a report of its own."""
@@ -99,12 +95,7 @@ class StageClock(L.Callback):
 
 
 def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
-    """Return flags that might make a run faster. The last one changes the number of environments.
-
-    Args:
-        module: The algorithm, in a run.
-        environment_share: Share of the time that the environments take.
-    """
+    """Return flags that might make a run faster. The last one changes the number of environments."""
     data = module.data
     cores = processors()
     candidates: list[tuple[str, ...]] = []
@@ -131,37 +122,24 @@ def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
 
 
 def profile(args: Sequence[str], seconds: float) -> StageClock:
-    """Measure a run without writing a file.
-
-    Args:
-        args: Arguments of ``fit``.
-        seconds: Duration of the measurement.
-    """
+    """Measure a run with these arguments of ``fit`` for some seconds, without writing a file."""
     from ppo_lightning.commands import cli
 
     clock = StageClock(seconds)
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    flags = [part for name in quiet for part in (f"--trainer.{name}", "false")]
     endless = ("--data.total_timesteps", str(10**9), "--trainer.limit_val_batches", "0")
-    cli.run([clock], ["fit", *args, *endless, *flags], save_config=False)
+    cli.run([clock], ["fit", *args, *endless, *QUIET], save_config=False)
     return clock
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning profile``: print the time of each stage and the speed with other settings.
-
-    Args:
-        args: Arguments of the command. Unknown ones are passed to ``fit``.
-    """
+    """Run ``ppo-lightning profile``: print the time of each stage and the speed with other settings."""
     parser = argparse.ArgumentParser(
         "ppo-lightning profile",
         description="Measure the time of each stage of a recipe on this machine, and try faster settings.",
         epilog="All other arguments are passed to fit: --config RECIPE.yaml --model.compile true ...",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="duration of each measurement (default: 10)"
-    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
     parser.add_argument("--no_changes", action="store_true", help="do not try other settings")
     options, flags = parser.parse_known_args(args)
     if load := other_load():  # before this process adds to it

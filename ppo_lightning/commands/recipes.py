@@ -1,4 +1,4 @@
-"""``ppo-lightning recipes``: list the bundled recipes, and find one by its name."""
+"""Recipes: ``ppo-lightning recipes``, the bundled ones by name, ``--config`` before flags, checked YAML."""
 
 import argparse
 import csv
@@ -42,34 +42,80 @@ def recipe_path(value: str) -> str:
         return str(recipes[value])
     name = value.removeprefix("configs/").removesuffix(".yaml")
     ends = {recipe.rpartition("/")[2]: recipe for recipe in reversed(recipes)}
-    guess = (
-        nearest(name, {recipe: recipe for recipe in recipes} | ends)
-        or "; ppo-lightning recipes lists all names."
-    )
+    guess = nearest(name, {recipe: recipe for recipe in recipes} | ends)
+    guess = guess or "; ppo-lightning recipes lists all names."
     raise ConfigError(f"There is neither a file nor a bundled recipe {value!r}{guess}")
 
 
 def with_recipe_paths(args: Sequence[str]) -> list[str]:
     """Replace the names of bundled recipes after ``--config`` and ``--recipes`` by their files.
 
-    Args:
-        args: Arguments of the command line.
-
     Raises:
         ConfigError: A recipe does not exist.
     """
-    return list(_replace(args))
-
-
-def _replace(args: Sequence[str]) -> Iterator[str]:
+    replaced = []
     flag = ""
     for arg in args:
         if arg.startswith("-"):
             flag, equals, value = arg.partition("=")
-            yield f"{flag}={recipe_path(value)}" if equals and flag == "--config" else arg
+            replaced.append(f"{flag}={recipe_path(value)}" if equals and flag == "--config" else arg)
         else:
-            yield recipe_path(arg) if flag in ("-c", "--config", "--recipes") else arg
+            replaced.append(recipe_path(arg) if flag in ("-c", "--config", "--recipes") else arg)
             flag = flag if flag == "--recipes" else ""
+    return replaced
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML loader that refuses duplicate keys, as the YAML standard does; PyYAML keeps the last value."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = set()
+        for key, _ in node.value:
+            if key.value in keys:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"has the key {key.value!r} twice (line {line}): remove one.")
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def split_configs(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the values of all ``--config``, and the other arguments, both in their order."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    try:
+        options, others = parser.parse_known_args(args)
+    except argparse.ArgumentError:
+        raise ConfigError("--config needs a value: the name of a bundled recipe, or a YAML file.") from None
+    return options.config, others
+
+
+def with_configs_first(args: Sequence[str]) -> list[str]:
+    """Move every ``--config`` before the flags: the parser lets a later value win, and flags shall."""
+    if not args or args[0].startswith("-"):
+        return list(args)
+    configs, others = split_configs(args)
+    return [others[0], *(f"--config={config}" for config in configs), *others[1:]]
+
+
+def read_yaml(path: str, flag: str) -> Any:
+    """Read a YAML file with unique keys.
+
+    Args:
+        path: The file.
+        flag: Flag that names the file, for messages.
+
+    Raises:
+        ConfigError: The file is not text, is not YAML, or has a key twice.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return yaml.load(file.read(), _UniqueKeys)
+    except (UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{flag} {path} cannot be read as text in UTF-8: {error}.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {path} {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{flag} {path} is not YAML: {' '.join(str(error).split())}.") from error
 
 
 def measured_return(recipe: Path, env_id: str) -> str:
@@ -104,11 +150,7 @@ def table() -> Iterator[tuple[str, ...]]:
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning recipes``: print the table of the bundled recipes.
-
-    Args:
-        args: Arguments of the command.
-    """
+    """Run ``ppo-lightning recipes``: print the table of the bundled recipes."""
     parser = argparse.ArgumentParser(
         "ppo-lightning recipes",
         description="List the bundled recipes. ppo-lightning fit --config NAME trains one of them.",
@@ -118,11 +160,8 @@ def main(args: Sequence[str]) -> None:
     )
     parser.parse_args(args)
     rows = [HEADER, *table()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, tuple("-" * width for width in widths))
     for row in rows:
-        cells = (
-            cell.rjust(width) if column == 2 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join(cells).rstrip())
+        name, env_id, steps, measured = map(str.ljust, row, widths)
+        print("  ".join((name, env_id, steps.strip().rjust(widths[2]), measured)).rstrip())

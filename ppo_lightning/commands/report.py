@@ -45,22 +45,18 @@ def interval(runs: Sequence[float], reference: Sequence[float] | None = None) ->
     stats = import_extra("scipy.stats", extra="report")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SciPy warns of equal runs and of single ones
-        if reference is None:
-            test = stats.ttest_1samp(runs, 0.0)
-        else:
-            test = stats.ttest_ind(runs, reference, equal_var=False)
+        welch = reference is not None
+        test = stats.ttest_ind(runs, reference, equal_var=False) if welch else stats.ttest_1samp(runs, 0.0)
         low, high = test.confidence_interval(0.95)
     return float(low), float(high)
 
 
 def published(env_id: str, family: str) -> Row | None:
-    """Return CleanRL's published result for an environment, None if there is none.
+    """Return CleanRL's result in ``published.csv`` for an environment, None if there is none.
 
     Args:
         env_id: Id of the environment.
         family: Folder of the recipe. Results of the same family are preferred.
-
-    Source: ``published.csv``, which names the source of each figure.
     """
     rows = [row for row in read_csv(PUBLISHED) if common_id(row["env_id"]) == common_id(env_id)]
     rows = [row for row in rows if row["metric"] == "episodic_return" and "CleanRL" in row["source"]]

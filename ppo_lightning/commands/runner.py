@@ -95,10 +95,10 @@ class Runner:
         return self.folder / "runs" / job.name
 
     def settings_of(self, job: Job) -> dict[str, Any]:
-        """Return all settings that affect the results of a run: recipe, flags and threads."""
+        """Return all settings that affect a run, as JSON stores them: recipe, flags, threads."""
         recipe = yaml.safe_load(job.recipe.read_text())
         settings = {"recipe": recipe, "flags": shlex.join(job.flags), "threads": self.threads}
-        return json.loads(json.dumps(settings, default=str))  # as JSON stores them
+        return json.loads(json.dumps(settings, default=str))
 
     def require_same_settings(self, jobs: Sequence[Job]) -> None:
         """Refuse a folder whose runs have other settings, because the report would mix them.
@@ -108,12 +108,11 @@ class Runner:
         """
         for job in jobs:
             folder = self.folder_of(job)
-            if (folder / RECORD).exists():
-                old = dict(_flat(self.record_of(job)["settings"]))
-            elif any((folder / name).exists() for name in (DONE, "runs")):
-                raise ConfigError(f"{folder} has no record of its settings; choose another --output.")
-            else:
+            if not (folder / RECORD).exists():
+                if (folder / DONE).exists() or (folder / "runs").exists():
+                    raise ConfigError(f"{folder} has no record of its settings; choose another --output.")
                 continue
+            old = dict(_flat(self.record_of(job)["settings"]))
             new = dict(_flat(self.settings_of(job)))
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
             changes = ", ".join(f"{name} ({old.get(name)!r}, now {new.get(name)!r})" for name in names)

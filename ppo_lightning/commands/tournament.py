@@ -17,9 +17,6 @@ from ppo_lightning.games.tournament import Outcomes, Rating, probe_game, rate, r
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning tournament``.
 
-    Args:
-        args: Arguments of the command.
-
     Raises:
         ConfigError: There are fewer than two players, a checkpoint cannot be read, or the checkpoints are of
             different games.

@@ -4,8 +4,9 @@ Optuna keeps the study in a database, chooses the parameters and prunes. A proce
 time: it trains every recipe with every seed, and reports the mean score after each quarter of a seed.
 
 Takeover: a trial has a heartbeat every 30 seconds. If its process is killed, the trial is stale 60 seconds
-after the last heartbeat. Another process then queues it again: before its next trial, or within five seconds
-if it waits for the last trials. The runs resume from their checkpoints.
+after the last heartbeat; a process that waits for the last trials adds one heartbeat to each. Another process
+then queues it again: before its next trial, or within five seconds if it waits for the last trials. The runs
+resume from their checkpoints.
 """
 
 import argparse
@@ -24,8 +25,8 @@ from typing import Any
 
 from ppo_lightning.commands import benchmark
 from ppo_lightning.commands.compare import compare
-from ppo_lightning.commands.config_files import read_yaml
 from ppo_lightning.commands.jobs import Job, jobs_of
+from ppo_lightning.commands.recipes import read_yaml
 from ppo_lightning.commands.runner import Runner, metrics_of
 from ppo_lightning.errors import ConfigError, import_extra
 
@@ -116,11 +117,13 @@ class Tuner:
         url = options.storage or f"sqlite:///{options.output}/study.db"
         engine = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # for its lock
         retry = self.optuna.storages.RetryHeartbeatStaleTrialCallback()
+        self.known: set[int] = set()
         try:
+            self.storage = self.optuna.storages.RDBStorage(
+                url, engine, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry
+            )
             self.study = self.optuna.create_study(
-                storage=self.optuna.storages.RDBStorage(
-                    url, engine, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry
-                ),
+                storage=self.storage,
                 study_name=options.study,
                 sampler=self.optuna.samplers.TPESampler(group=True),  # the first trial has no parameters
                 pruner=self.optuna.pruners.MedianPruner(),
@@ -151,14 +154,28 @@ class Tuner:
             if missing <= 0:
                 return
             if not counts["WAITING"] and counts["RUNNING"] >= missing:
-                time.sleep(HEARTBEAT / 6)  # other processes train the last trials
-                self.optuna.storages.fail_stale_trials(self.study)
+                self.wait()
                 continue
             try:
                 self.study.optimize(self.objective, n_trials=1)
             except Unfinished as end:
                 if isinstance(end.__cause__, ConfigError):
                     raise end.__cause__ from None
+
+    def wait(self) -> None:
+        """Wait for the last trials, which other processes train, and queue those of killed processes again.
+
+        Without any heartbeat, Optuna never counts a trial as stale. A process may be killed before the first
+        one, so this process adds one heartbeat to every trial.
+        """
+        self.optuna.storages.fail_stale_trials(self.study)
+        study_id = self.storage.get_study_id_from_name(self.options.study)
+        running = self.study.get_trials(states=[self.optuna.trial.TrialState.RUNNING])
+        for number in {trial.number for trial in running} - self.known:
+            self.known.add(number)
+            trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+            self.storage.record_heartbeat(trial_id)
+        time.sleep(HEARTBEAT / 6)
 
     def objective(self, trial: Any) -> float:
         """Train the runs of a trial and return its score. If interrupted, the trial gets stale."""

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of
 from ppo_lightning.errors import ConfigError, first_line, nearest
-from ppo_lightning.spaces.rows import from_rows, to_rows
+from ppo_lightning.spaces.rows import from_row, to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts
 from ppo_lightning.utils.seeding import extend_seeds
 
@@ -141,7 +141,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         """Step all environments."""
         space = self.spaces[1]
         is_simple = self._from_row is None
-        actions: Any = action.astype(space.dtype, copy=False) if is_simple else from_rows(space, action)
+        actions: Any = action.astype(space.dtype, copy=False) if is_simple else from_row(space, action)
         try:
             answer = self.envs.step(actions)
             if not self._checked:
@@ -194,7 +194,7 @@ class GymnasiumVectorEnv(BatchedEnv):
     def _rows(self, observation: Any) -> np.ndarray:
         """Return observations of all environments as rows [N, ...]."""
         if self._to_row is not None:
-            return to_rows(self.unjoined_space, observation, self.num_envs)
+            return to_row(self.unjoined_space, observation, (self.num_envs,))
         return np.asarray(observation).reshape(self._observation.shape)
 
     def _store_final(self, info: Any, done: np.ndarray) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import Categorical, Composite, TensorSpec
 
-from ppo_lightning.envs import make_env
 from ppo_lightning.errors import import_extra
 from ppo_lightning.export.actor import DeployedActor, deployed_actor
 from ppo_lightning.models import ActorCritic
@@ -167,36 +166,3 @@ def random_observations(spec: TensorSpec, seed: int = 0) -> np.ndarray:
     if spec.dtype == torch.uint8:
         return generator.integers(0, 256, shape, np.uint8)
     return generator.normal(0, 3, shape).astype(torch.empty(0, dtype=spec.dtype).numpy().dtype)
-
-
-@torch.no_grad()
-def recorded_observations(
-    agent: ActorCritic, spec: TensorSpec, data: dict[str, Any], seed: int
-) -> np.ndarray:
-    """Return observations that the agent meets in its environment.
-
-    Args:
-        agent: The agent, which acts with the most probable actions.
-        spec: Observation spec of one environment.
-        data: Settings of the data module.
-        seed: Seed of the environment.
-
-    Returns:
-        Observations, [256, ...].
-    """
-    env = make_env(data["env_id"], 1, data["backend"], seed, stream="eval", env_kwargs=data["env_kwargs"])
-    observation = env.reset_arrays()
-    memory = agent.initial_memory(1)
-    recorded = []
-    dtype = torch.empty(0, dtype=stored(spec).dtype).numpy().dtype
-    try:
-        for _ in range(NUM_CHECKS):
-            recorded.append(observation[0].astype(dtype))
-            action, _, memory = agent.play(torch.from_numpy(recorded[-1][None]), memory)
-            observation, _, terminated, truncated = env.step_arrays(action.numpy())
-            if (done := terminated | truncated).any():
-                observation = env.reset_arrays(done)
-                memory = agent.initial_memory(1)
-    finally:
-        env.close()
-    return np.stack(recorded)

@@ -158,16 +158,11 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return self.memory is None or self.memory.traceable
 
     def rollout_keys(self, observation: TensorSpec, action: TensorSpec) -> dict[str, TensorSpec]:
-        """Return the entries of a step that a rollout stores for the update.
-
-        Storage and collectors read the keys here.
+        """Return what a step of a rollout stores for the update: the specs of one environment by key.
 
         Args:
             observation: Spec of the stored observations.
             action: Spec of the stored actions.
-
-        Returns:
-            Specs of one environment by key.
         """
         normalized = Unbounded(observation.shape, dtype=torch.float32)
         return {
@@ -186,7 +181,11 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return getattr(self.actor_body, "microbatch_size", 4096)
 
     def _features(self, observation: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the features of policy and value for observations [B, ...], and the next hidden state."""
+        """Return the features of policy and value for observations [B, ...], and the next hidden state.
+
+        Raises:
+            ConfigError: The agent has a memory, and ``memory`` is None.
+        """
         actor_features = self.actor_body(observation)
         if self.memory is not None:
             if memory is None:
@@ -210,11 +209,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return None if self.mask is None else observation[..., self.mask] > 0
 
     def initial_memory(self, num_envs: int) -> Tensor | None:
-        """Return the hidden state at episode starts, [N, M], or None without a memory.
-
-        Args:
-            num_envs: Number of environments N.
-        """
+        """Return the hidden state of N environments at episode starts, [N, M], or None without a memory."""
         if self.memory is None:
             return None
         # detail 33
@@ -230,17 +225,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return observation.float() if observation.is_floating_point() else observation
 
     def mode(self, observation: Tensor) -> Tensor:
-        """Return the most probable actions, within the bounds of the environment.
-
-        Args:
-            observation: Raw observations, [B, ...].
-
-        Returns:
-            Actions, [B, ...].
-
-        Raises:
-            ConfigError: The agent has a memory. Use :meth:`play` instead.
-        """
+        """Return the most probable actions [B, ...] for raw observations, see :meth:`play`."""
         return self.play(observation)[0]
 
     def play(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -257,15 +242,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         return self.head.for_environment(action), value, memory
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw the noise with which :meth:`act` samples actions, on the CPU.
-
-        Args:
-            batch_shape: Shape of the batch.
-            generator: Random generator. None: PyTorch's default generator.
-
-        Returns:
-            Noise, [*batch_shape, ...].
-        """
+        """Draw the noise [*batch_shape, ...] with which :meth:`act` samples actions, on the CPU."""
         return self.head.noise(batch_shape, generator)
 
     def act(
@@ -280,9 +257,6 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
         Returns:
             Actions [B, ...] before any clipping, log-probabilities [B], values [B] and the next hidden state.
-
-        Raises:
-            ConfigError: The agent has a memory, and ``memory`` is None.
         """
         actor_features, critic_features, memory = self._features(observation, memory)
         action, log_prob = self.head.sample(actor_features, noise, self._allowed(observation))
@@ -305,39 +279,30 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         if self.memory is None:
             actor_features, critic_features, _ = self._features(observation, None)
         else:
-            assert memory is not None
-            assert is_init is not None
+            assert memory is not None and is_init is not None
             actor_features, critic_features = self._sequences(observation, memory, is_init)
         log_prob, entropy, parameters = self.head.evaluate(actor_features, action, self._allowed(observation))
         value = self.critic(critic_features).squeeze(-1)
         return Evaluation(log_prob, entropy, value, actor_features, critic_features, parameters)
 
     def explain(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return values and a description of the policy for videos.
+        """Return values [B] and the numbers and bars of :meth:`Head.bars`, each [B, A], for videos.
 
-        Args:
-            observation: Raw observations, [B, ...].
-            memory: Hidden state before the observations, [B, M], if the agent has a memory.
-
-        Returns:
-            Values [B], and the numbers [B, A] and bar lengths [B, A] of :meth:`Head.bars`.
+        The arguments are those of :meth:`play`.
         """
         observation = self.normalize(observation)
         actor_features, critic_features, _ = self._features(observation, memory)
-        return self.critic(critic_features).squeeze(-1), *self.head.bars(
-            actor_features, self._allowed(observation)
-        )
+        value = self.critic(critic_features).squeeze(-1)
+        return value, *self.head.bars(actor_features, self._allowed(observation))
 
     def value(self, observation: Tensor, memory: Tensor | None = None) -> Tensor:
         """Return the values [B] of normalized observations [B, ...].
 
         ``memory`` is as in :meth:`act`. A value function with a body of its own does not use it.
         """
-        if self.critic_body is not None:
-            return self.critic(self.critic_body(observation)).squeeze(-1)
-        if self.memory is not None:
+        if self.critic_body is None:
             return self.critic(self._features(observation, memory)[1]).squeeze(-1)
-        return self.critic(self.actor_body(observation)).squeeze(-1)
+        return self.critic(self.critic_body(observation)).squeeze(-1)
 
     def array_policy(self) -> ArrayPolicy:
         """Return the function from arrays to arrays that the collector calls at each step of a rollout.
@@ -381,10 +346,9 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         memory = tensordict.get("memory") if self.memory is not None else None
         flat = None if memory is None else memory.reshape(-1, memory.shape[-1])
         *outputs, next_memory = self.act(observation, noise, flat)
-        action, log_prob, value = (out.reshape(tensordict.shape + out.shape[1:]) for out in outputs)
-        tensordict["action"] = action
-        tensordict["action_log_prob"] = log_prob
-        tensordict["state_value"] = value.unsqueeze(-1)
+        outputs[2] = outputs[2].unsqueeze(-1)  # TorchRL's values have a trailing axis
+        for key, output in zip(self.out_keys, outputs, strict=True):
+            tensordict[key] = output.reshape(tensordict.shape + output.shape[1:])
         if memory is not None and next_memory is not None:
             tensordict["next", "memory"] = next_memory.view_as(memory)
         return tensordict

@@ -14,6 +14,7 @@ from ppo_lightning.models.init import orthogonal
 from ppo_lightning.spaces.entries import take_columns
 
 Activation = Literal["tanh", "relu", "elu"]
+ArrayFunction = Callable[[np.ndarray], np.ndarray]
 NUMERATOR = (
     -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
     1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
@@ -49,12 +50,7 @@ class FastTanh(torch.autograd.Function):
 
 
 def polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Evaluate a polynomial with Horner's method.
-
-    Args:
-        coefficients: Coefficients, highest power first.
-        x: Arguments, of any shape.
-    """
+    """Evaluate a polynomial of the given coefficients, highest power first, with Horner's method."""
     y = torch.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         y = y * x + coefficient
@@ -85,7 +81,7 @@ def array_elu(x: np.ndarray) -> np.ndarray:
 
 
 # Functions of tensors and of arrays.
-ACTIVATIONS: dict[Activation, tuple[Callable[[Tensor], Tensor], Callable[[np.ndarray], np.ndarray]]] = {
+ACTIVATIONS: dict[Activation, tuple[Callable[[Tensor], Tensor], ArrayFunction]] = {
     "tanh": (tanh, np.tanh),
     "relu": (torch.relu, array_relu),
     "elu": (functional.elu, array_elu),
@@ -104,9 +100,8 @@ class Body(nn.Module):
         super().__init__()
         self.columns = columns
         self._width = in_features
-        self.num_columns = in_features
-        if columns is not None:
-            self.num_columns = sum(place.stop - place.start for place in columns)
+        places = [slice(0, in_features)] if columns is None else columns
+        self.num_columns = sum(place.stop - place.start for place in places)
 
     def select(self, observation: Tensor) -> Tensor:
         """Return the columns to read.
@@ -120,7 +115,7 @@ class Body(nn.Module):
             raise RuntimeError(f"observations have {observation.shape[-1]} columns, not {self._width}")
         return take_columns(observation, self.columns)
 
-    def array_forward(self) -> Callable[[np.ndarray], np.ndarray]:
+    def array_forward(self) -> ArrayFunction:
         """Return a NumPy version of ``forward``, on views of the weights."""
         layers = self.array_layers()
         columns = self.columns
@@ -134,7 +129,7 @@ class Body(nn.Module):
         return forward
 
     @abstractmethod
-    def array_layers(self) -> list[Callable[[np.ndarray], np.ndarray]]:
+    def array_layers(self) -> list[ArrayFunction]:
         """Return the layers as functions of arrays."""
 
 
@@ -146,9 +141,6 @@ class MLP(Body):
         hidden_sizes: Widths of the layers.
         columns: Columns to read. None: all columns.
         activation: ``tanh``, ``relu`` or ``elu``.
-
-    Raises:
-        RuntimeError: The observations have another width.
 
     Example:
         >>> MLP(4, [64, 32])(torch.zeros(2, 4)).shape
@@ -178,7 +170,7 @@ class MLP(Body):
             features = self.activation(layer(features))
         return features
 
-    def array_layers(self) -> list[Callable[[np.ndarray], np.ndarray]]:
+    def array_layers(self) -> list[ArrayFunction]:
         """Return the layers as functions of arrays."""
         return [linear_function(layer, self._array_activation) for layer in self.layers]
 
@@ -207,7 +199,7 @@ class ResidualBlock(nn.Module):
         """Map features [B, F] to the same shape."""
         return features + self.down(self.up(self.norm(features)).relu())
 
-    def array_function(self) -> Callable[[np.ndarray], np.ndarray]:
+    def array_function(self) -> ArrayFunction:
         """Return a NumPy version of :meth:`forward`, on views of the weights."""
         norm = norm_function(self.norm)
         up, down = linear_function(self.up, array_relu), linear_function(self.down)
@@ -224,9 +216,6 @@ class ResidualMLP(Body):
         in_features: Width D of the observations.
         hidden_sizes: Widths of the blocks, all equal.
         columns: Columns to read. None: all columns.
-
-    Raises:
-        RuntimeError: The observations have another width.
 
     Example:
         >>> ResidualMLP(4, [64, 64])(torch.zeros(2, 4)).shape
@@ -250,23 +239,22 @@ class ResidualMLP(Body):
             features = block(features)
         return self.norm(features)
 
-    def array_layers(self) -> list[Callable[[np.ndarray], np.ndarray]]:
+    def array_layers(self) -> list[ArrayFunction]:
         """Return the layers as functions of arrays."""
         blocks = [block.array_function() for block in self.blocks]  # type: ignore[operator]
         return [linear_function(self.projection), *blocks, norm_function(self.norm)]
 
 
-def linear_function(
-    layer: nn.Module, activation: Callable[[np.ndarray], np.ndarray] | None = None
-) -> Callable[[np.ndarray], np.ndarray]:
+def linear_function(layer: nn.Module, activation: ArrayFunction | None = None) -> ArrayFunction:
     """Return a linear layer, followed by a nonlinear function, as a function of arrays."""
-    weight, bias = as_arrays(layer)
+    assert isinstance(layer, nn.Linear)
+    weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
     if activation is None:
         return lambda features: features @ weight + bias
     return lambda features: activation(features @ weight + bias)
 
 
-def norm_function(norm: nn.LayerNorm) -> Callable[[np.ndarray], np.ndarray]:
+def norm_function(norm: nn.LayerNorm) -> ArrayFunction:
     """Return a layer normalization as a function of arrays."""
     weight, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
 
@@ -275,9 +263,3 @@ def norm_function(norm: nn.LayerNorm) -> Callable[[np.ndarray], np.ndarray]:
         return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + norm.eps) * weight + bias
 
     return normalize
-
-
-def as_arrays(layer: nn.Module) -> tuple[np.ndarray, np.ndarray]:
-    """Return views of a linear layer's weight [in, out] and bias [out]."""
-    assert isinstance(layer, nn.Linear)
-    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()

@@ -1,8 +1,8 @@
 """Convolutional networks for pictures."""
 
+import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
@@ -208,12 +208,9 @@ class CNNAgent(ActorCritic):
                 f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at"
                 " least."
             )
-        bodies: dict[str, Callable[[], nn.Module]] = {
-            "nature": lambda: NatureCNN(*shape),
-            "impala": lambda: ImpalaCNN(*shape),
-        }
+        network = functools.partial(NatureCNN if body == "nature" else ImpalaCNN, *shape)
         shared = shared is None or shared
-        super().__init__(action_spec, bodies[body], shared, head, memory=memory, memory_size=memory_size)
+        super().__init__(action_spec, network, shared, head, memory=memory, memory_size=memory_size)
         if normed_init:
             self._use_normed_weights()
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])

@@ -3,12 +3,14 @@
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical, OneHot, TensorSpec
 
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.heads import (
     INVALID,
     ArraySampler,
@@ -65,7 +67,7 @@ class MultiCategoricalHead(DiscreteHead):
         return nn.functional.pad(self.logits(features, mask), (0, 1), value=INVALID)[..., self.index]
 
     def array_sampler(self) -> ArraySampler:
-        """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
+        """Return a sampler of arrays."""
         index = self.index.numpy()
 
         def choose(logits: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
@@ -76,7 +78,7 @@ class MultiCategoricalHead(DiscreteHead):
         return choose
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the concatenated probabilities of all components, see :meth:`Head.bars`."""
+        """Return the concatenated probabilities of all components."""
         probabilities = self.table(features, mask).softmax(-1)[..., self.index < self.num_choices]
         return probabilities, probabilities
 
@@ -101,74 +103,56 @@ class CompositeHead(Head):
     def __init__(self, in_features: int, action_spec: Composite, head: HeadChoice) -> None:
         nn.Module.__init__(self)
         leaves = list(columns(action_spec))
-        self.parts = nn.ModuleList(
+        self._shapes = [leaf.shape for _, leaf, _ in leaves]
+        self._columns = [leaf_columns for *_, leaf_columns in leaves]
+        parts = [
             make_head(head if leaf.dtype.is_floating_point else None, in_features, leaf)
             for _, leaf, _ in leaves
-        )
-        self._leaves = [(leaf, leaf_columns) for _, leaf, leaf_columns in leaves]
-        self.num_choices = sum(part.num_choices for part in self._heads)
-        entropies = [part.largest_entropy for part in self._heads]
-        known = [entropy for entropy in entropies if entropy is not None]
-        self.largest_entropy = sum(known) if len(known) == len(entropies) else None
-
-    @property
-    def _heads(self) -> list[Head]:
-        return list(self.parts)  # type: ignore[arg-type]
+        ]
+        self.parts: Any = nn.ModuleList(parts)
+        self.num_choices = sum(part.num_choices for part in parts)
+        known = [part.largest_entropy for part in parts if part.largest_entropy is not None]
+        self.largest_entropy = sum(known) if len(known) == len(parts) else None
 
     def _masks(self, mask: Tensor | None) -> list[Tensor | None]:
         if mask is None:
             return [None] * len(self.parts)
-        masks = mask.split([part.num_choices for part in self._heads], dim=-1)
-        return [
-            part_mask if part.num_choices else None
-            for part, part_mask in zip(self._heads, masks, strict=True)
-        ]
+        masks = mask.split([part.num_choices for part in self.parts], dim=-1)
+        return [part_mask if part_mask.shape[-1] else None for part_mask in masks]
 
     def _row(self, actions: list[Tensor]) -> Tensor:
-        rows = [
-            action.unsqueeze(-1) if not leaf.shape else action
-            for (leaf, _), action in zip(self._leaves, actions, strict=True)
-        ]
-        return torch.cat([row.float() for row in rows], dim=-1)
+        pairs = zip(actions, self._shapes, strict=True)
+        return torch.cat([(action if shape else action.unsqueeze(-1)).float() for action, shape in pairs], -1)
 
     def _split(self, row: Tensor) -> list[Tensor]:
         """Split rows [B, A] into the action of each entry."""
-        actions = [row[..., leaf_columns] for _, leaf_columns in self._leaves]
-        return [
-            action if leaf.dtype.is_floating_point else (action if leaf.shape else action.squeeze(-1)).long()
-            for (leaf, _), action in zip(self._leaves, actions, strict=True)
-        ]
+        pairs = zip(self._columns, self._shapes, strict=True)
+        return [row[..., place] if shape else row[..., place].squeeze(-1) for place, shape in pairs]
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw the noise of all entries in one row, [*batch_shape, ...]."""
         return torch.cat(
-            [part.noise(batch_shape, generator).flatten(len(batch_shape)) for part in self._heads], dim=-1
+            [part.noise(batch_shape, generator).flatten(len(batch_shape)) for part in self.parts], dim=-1
         )
 
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Sample actions [B, A], see :meth:`Head.sample`."""
+        """Sample actions [B, A]."""
         noises: list[Tensor | None] = [None] * len(self.parts)
         if noise is not None:
-            rows = noise.split([part.noise_shape.numel() for part in self._heads], dim=-1)
-            noises = [
-                row.unflatten(-1, part.noise_shape) for row, part in zip(rows, self._heads, strict=True)
-            ]
-        parts = zip(self._heads, noises, self._masks(mask), strict=True)
+            rows = noise.split([part.noise_shape.numel() for part in self.parts], dim=-1)
+            noises = [row.unflatten(-1, part.noise_shape) for row, part in zip(rows, self.parts, strict=True)]
+        parts = zip(self.parts, noises, self._masks(mask), strict=True)
         samples = [part.sample(features, part_noise, allowed) for part, part_noise, allowed in parts]
         log_probs = torch.stack([log_prob for _, log_prob in samples])
         return self._row([action for action, _ in samples]), log_probs.sum(0)
 
-    def array_sampler(self) -> ArraySampler:
-        """Raise an error: an agent with this head acts through :meth:`sample`."""
-        raise AssertionError("a composite head has no single linear layer")
-
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """Evaluate actions, see :meth:`Head.evaluate`. The parameters of all entries are concatenated."""
-        parts = zip(self._heads, self._split(action), self._masks(mask), strict=True)
+        """Evaluate actions. The parameters of all entries are concatenated."""
+        parts = zip(self.parts, self._split(action), self._masks(mask), strict=True)
         evaluated = [part.evaluate(features, chosen, allowed) for part, chosen, allowed in parts]
         log_probs, entropies, parameters = zip(*evaluated, strict=True)
         return (
@@ -178,25 +162,25 @@ class CompositeHead(Head):
         )
 
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """Return the sum over the entries, see :meth:`Head.kl`."""
+        """Return the sum over the entries."""
         divergences = []
         start = 0
-        for part in self._heads:
+        for part in self.parts:
             end = start + (2 if isinstance(part, GaussianHead) else 1)
             divergences.append(part.kl(old[start:end], new[start:end]))
             start = end
         return torch.stack(divergences).sum(0)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the concatenated bars of all entries, see :meth:`Head.bars`."""
-        parts = zip(self._heads, self._masks(mask), strict=True)
+        """Return the concatenated bars of all entries."""
+        parts = zip(self.parts, self._masks(mask), strict=True)
         bars = [part.bars(features, part_mask) for part, part_mask in parts]
         numbers, lengths = zip(*bars, strict=True)
         return torch.cat(numbers, dim=-1), torch.cat(lengths, dim=-1)
 
     def for_environment(self, action: Tensor) -> Tensor:
         """Clip the continuous entries to their bounds."""
-        parts = zip(self._heads, self._split(action), strict=True)
+        parts = zip(self.parts, self._split(action), strict=True)
         return self._row([part.for_environment(part_action) for part, part_action in parts])
 
 
@@ -214,13 +198,19 @@ def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> He
     """
     if isinstance(action_spec, Composite):
         return CompositeHead(in_features, action_spec, name)
-    if isinstance(action_spec, MultiCategorical | Binary) and name in (None, "categorical"):
+    if callable(name):
+        return name(in_features, action_spec)
+    kind = "discrete" if isinstance(action_spec, Categorical | OneHot) else "continuous"
+    if name is not None and (name == "categorical") != (kind == "discrete"):
+        raise ConfigError(
+            f"env_id has {kind} actions of shape {tuple(action_spec.shape)}, and model.agent.head is {name}:"
+            " leave model.agent.head unset, or choose another environment."
+        )
+    if isinstance(action_spec, MultiCategorical | Binary):
         return MultiCategoricalHead(in_features, action_spec)
-    if name is None:
-        name = "categorical" if isinstance(action_spec, Categorical | OneHot) else "gaussian"
     heads: dict[str, Callable[[int, TensorSpec], Head]] = {
         "categorical": CategoricalHead,
         "gaussian": GaussianHead,
         "tanh_gaussian": TanhGaussianHead,
     }
-    return (name if callable(name) else heads[name])(in_features, action_spec)
+    return heads[name or ("categorical" if kind == "discrete" else "gaussian")](in_features, action_spec)

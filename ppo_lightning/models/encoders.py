@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, TensorSpec
 
 from ppo_lightning.models.cnn import NatureCNN
-from ppo_lightning.spaces.specs import choice_counts, columns, is_mask, is_picture
+from ppo_lightning.spaces.specs import choice_counts, columns, is_mask, is_picture, stored
 
 
 class OneHot(nn.Module):
@@ -108,13 +108,12 @@ class Encoders(nn.Module):
         names: Collection[str] | None = None,
     ) -> None:
         super().__init__()
-        all_parts = list(columns(observation_spec))
         parts = [
             (part, part_columns)
-            for name, part, part_columns in all_parts
+            for name, part, part_columns in columns(observation_spec)
             if not is_mask(name) and (names is None or name in names)
         ]
-        self._size = all_parts[-1][2].stop
+        self._size = stored(observation_spec).shape.numel()
         self.encoders = nn.ModuleList(make_encoder(part) for part, _ in parts)
         self._columns = [part_columns for _, part_columns in parts]
         self.body = body(sum(encoder.out_features for encoder in self.encoders))  # type: ignore[misc]

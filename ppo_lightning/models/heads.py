@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec
+from torchrl.data import Bounded, OneHot, TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.init import orthogonal
@@ -96,12 +96,12 @@ class Head(nn.Module):
             Actions [B, ...] and log-probabilities [B].
         """
 
-    @abstractmethod
-    def array_sampler(self) -> ArraySampler:
+    def array_sampler(self) -> ArraySampler | None:
         """Return a NumPy version of :meth:`sample` after the linear layer, for the current weights.
 
-        The collector calls it in inference mode.
+        None, the default: there is no such version, and the collector acts on tensors.
         """
+        return None
 
     @abstractmethod
     def evaluate(
@@ -157,7 +157,7 @@ class DiscreteHead(Head):
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Sample actions [B] or [B, K], see :meth:`Head.sample`."""
+        """Sample actions [B] or [B, K]."""
         table = self.table(features, mask)
         action = (table if noise is None else table + noise).argmax(-1)
         return action, self._log_prob(table.log_softmax(-1), action)
@@ -165,7 +165,7 @@ class DiscreteHead(Head):
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """Evaluate actions, see :meth:`Head.evaluate`. The parameters are log-probabilities."""
+        """Evaluate actions. The parameters are log-probabilities."""
         log_probs = self.table(features, mask).log_softmax(-1)
         entropy = -self._sum(log_probs.exp() * log_probs)
         return self._log_prob(log_probs, action.long()), entropy, (log_probs,)
@@ -178,7 +178,7 @@ class DiscreteHead(Head):
         return table.sum(tuple(range(-len(self.noise_shape), 0)))
 
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """Return the divergence, the sum over the components, see :meth:`Head.kl`."""
+        """Return the divergence, the sum over the components."""
         (old_log_prob,), (new_log_prob,) = old, new
         return self._sum(old_log_prob.exp() * (old_log_prob - new_log_prob))
 
@@ -191,7 +191,7 @@ class CategoricalHead(DiscreteHead):
         action_spec: Spec of the actions.
 
     Raises:
-        ConfigError: The actions are not discrete, or not encoded as indices.
+        ConfigError: The actions are one-hot encoded.
 
     Example:
         >>> head = CategoricalHead(8, Categorical(3, shape=()))
@@ -205,23 +205,17 @@ class CategoricalHead(DiscreteHead):
             raise ConfigError(
                 "env_id has one-hot actions: make the environment with categorical_action_encoding=True."
             )
-        if not isinstance(action_spec, Categorical):
-            raise ConfigError(
-                f"env_id has continuous actions of shape {tuple(action_spec.shape)} and the categorical head"
-                " takes discrete ones only: choose an environment with discrete actions, or leave"
-                " model.agent.head unset."
-            )
-        self.num_actions = self.num_choices = int(action_spec.space.n)
-        super().__init__(in_features, self.num_actions)
-        self.noise_shape = torch.Size([self.num_actions])
-        self.largest_entropy = math.log(self.num_actions)
+        self.num_choices = int(action_spec.space.n)
+        super().__init__(in_features, self.num_choices)
+        self.noise_shape = torch.Size([self.num_choices])
+        self.largest_entropy = math.log(self.num_choices)
 
     def array_sampler(self) -> ArraySampler:
-        """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
+        """Return a sampler of arrays."""
         return lambda logits, noise: (logits if noise is None else logits + noise).argmax(-1)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the probabilities, see :meth:`Head.bars`."""
+        """Return the probabilities."""
         probabilities = self.logits(features, mask).softmax(-1)
         return probabilities, probabilities
 
@@ -266,7 +260,7 @@ class GaussianHead(Head):
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Sample unclipped actions [B, A], see :meth:`Head.sample`."""
+        """Sample unclipped actions [B, A]."""
         mean = self.linear(features)
         # detail 23
         action = self._squashed(mean if noise is None else mean + self.log_std.exp() * noise)
@@ -281,30 +275,27 @@ class GaussianHead(Head):
         return (-0.5 * standardized.square() - self.log_std - LOG_SQRT_2PI).sum(-1)
 
     def array_sampler(self) -> ArraySampler:
-        """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
+        """Return a sampler of arrays."""
         std = np.exp(self.log_std.detach().numpy())
         return lambda mean, noise: mean if noise is None else mean + std * noise
 
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """Evaluate actions, see :meth:`Head.evaluate`.
-
-        The parameters are means and log standard deviations, both [B, A], of the normal distribution.
-        """
+        """Evaluate actions. The parameters are the normal's mean and log standard deviation, each [B, A]."""
         mean = self.linear(features)
         entropy = (self.log_std + (0.5 + LOG_SQRT_2PI)).sum().expand(mean.shape[:-1])
         return self._log_prob(mean, action), entropy, (mean, self.log_std.expand_as(mean))
 
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """Return the divergence, see :meth:`Head.kl`. Squashing both distributions does not change it."""
+        """Return the divergence. Squashing both distributions does not change it."""
         (old_mean, old_log_std), (new_mean, new_log_std) = old, new
         ratio = (2 * (old_log_std - new_log_std)).exp()
         distance = ((old_mean - new_mean) * (-new_log_std).exp()).square()
         return (new_log_std - old_log_std + 0.5 * (ratio + distance - 1)).sum(-1)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the most probable actions and their positions between the bounds, see :meth:`Head.bars`."""
+        """Return the most probable actions and their positions between the bounds."""
         action = self.for_environment(self.sample(features, None)[0])
         return action, (action - self.low) / (self.high - self.low)
 
@@ -345,7 +336,7 @@ class TanhGaussianHead(GaussianHead):
         return super()._log_prob(mean, raw) - log_slope.sum(-1)
 
     def array_sampler(self) -> ArraySampler:
-        """Return a sampler of arrays, see :meth:`Head.array_sampler`."""
+        """Return a sampler of arrays."""
         sample_normal = super().array_sampler()
         low = self.low.numpy()
         width = (self.high - self.low).numpy()
@@ -358,13 +349,7 @@ def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]
     Raises:
         ConfigError: A Gaussian cannot represent the actions.
     """
-    if isinstance(spec, Categorical | OneHot):
-        count = "" if spec.shape else f"{spec.space.n} "
-        raise ConfigError(
-            f"env_id has {count}discrete actions and the Gaussian head takes continuous ones only: choose an"
-            " environment with continuous actions, or leave model.agent.head unset."
-        )
-    if isinstance(spec, Composite) or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
+    if len(spec.shape) != 1 or not spec.dtype.is_floating_point:
         raise ConfigError(
             f"env_id has actions of shape {tuple(spec.shape)} and dtype {spec.dtype}: PPO needs vectors of"
             " floats."

@@ -12,17 +12,15 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
-from ppo_lightning.models.bodies import MLP, Activation, Body, ResidualMLP, as_arrays
-from ppo_lightning.models.composite import CompositeHead
+from ppo_lightning.models.bodies import MLP, Activation, Body, ResidualMLP, linear_function
 from ppo_lightning.models.encoders import Encoders
 from ppo_lightning.models.heads import INVALID, GaussianHead, HeadName
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
-from ppo_lightning.spaces.entries import choose_entries, describe, entry_columns, row_columns
+from ppo_lightning.spaces.entries import choose_entries, describe, row_columns
 from ppo_lightning.spaces.specs import (
     has_numbers_only,
     is_picture,
-    is_vector,
     mask_columns,
     not_measured,
     stored,
@@ -93,7 +91,6 @@ class MLPAgent(ActorCritic):
                 f" {observation_spec.dtype}, and MLPAgent takes pictures beside other parts only: set"
                 " model.agent to ppo_lightning.CNNAgent, which takes pictures [channels, height, width]."
             )
-        one_vector = observation_spec.ndim == 1 and is_vector(observation_spec)
         entries = choose_entries(observation_spec, actor_keys, critic_keys)
         separate = entries is not None and entries.actor != entries.critic
         if entries is not None and separate and shared:
@@ -113,6 +110,11 @@ class MLPAgent(ActorCritic):
                 f"model.agent.hidden_sizes is {[*hidden_sizes]}, and the blocks of a residual body have one"
                 " width: give each block the same."
             )
+        if shared and critic_hidden_sizes is not None:
+            raise ConfigError(
+                "model.agent.critic_hidden_sizes is set, but with model.agent.shared the value function has"
+                " no body of its own: remove one of them."
+            )
         policy: Callable[..., nn.Module] = functools.partial(
             MLP, hidden_sizes=hidden_sizes, activation=activation
         )
@@ -121,31 +123,20 @@ class MLPAgent(ActorCritic):
         value = policy
         if critic_hidden_sizes is not None:
             value = functools.partial(MLP, hidden_sizes=critic_hidden_sizes, activation=activation)
+        shape = tuple(stored(observation_spec).shape)
 
         def make_body(network: Callable[..., nn.Module], names: Collection[str] | None) -> nn.Module:
-            if one_vector:
-                columns = None if names is None else row_columns(observation_spec, names)
-                return network(observation_spec.shape[0], columns=columns)
             if has_numbers_only(observation_spec):
-                columns = row_columns(observation_spec, names or entry_columns(observation_spec))
-                return network(shape[0], columns=columns)
+                return network(shape[0], columns=row_columns(observation_spec, names or ()))
             return Encoders(observation_spec, network, names)
 
-        shape = tuple(stored(observation_spec).shape)
         excluded = not_measured(observation_spec)
-        normalizer = ObservationNormalizer(shape, leave=excluded) if norm_obs else None
-        shared = bool(shared)
-        if shared and critic_hidden_sizes is not None:
-            raise ConfigError(
-                "model.agent.critic_hidden_sizes is set, but with model.agent.shared the value function has"
-                " no body of its own: remove one of them."
-            )
         super().__init__(
             action_spec,
             functools.partial(make_body, policy, entries and entries.actor),
-            shared,
+            bool(shared),
             head,
-            normalizer,
+            ObservationNormalizer(shape, leave=excluded) if norm_obs else None,
             memory,
             memory_size,
             mask_columns(observation_spec),
@@ -158,20 +149,18 @@ class MLPAgent(ActorCritic):
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:
-        """Return a NumPy policy on views of the weights, see :meth:`ActorCritic.array_policy`.
+        """Return a NumPy policy on views of the weights.
 
         NumPy needs half of PyTorch's time. Values and log-probabilities are left to the end of the rollout,
         because one large batch costs less than many small ones.
         """
         body = self.actor_body
-        head = self.head
-        if not isinstance(body, Body) or isinstance(head, CompositeHead):
+        if not isinstance(body, Body) or self.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
-        if self.critic.weight.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        if (sample := self.head.array_sampler()) is None:
             return super().array_policy()
         forward = body.array_forward()
-        head_weight, head_bias = as_arrays(head.linear)
-        sample = head.array_sampler()
+        linear = linear_function(self.head.linear)
         memory_step = None if self.memory is None else self.memory.array_step()
         mask = self.mask
 
@@ -180,7 +169,7 @@ class MLPAgent(ActorCritic):
             if memory_step is not None:
                 assert memory is not None
                 features = memory_step(features, memory)
-            logits = features @ head_weight + head_bias
+            logits = linear(features)
             if mask is not None:
                 logits = np.where(observation[:, mask] > 0, logits, np.float32(INVALID))
             return sample(logits, noise), None, None

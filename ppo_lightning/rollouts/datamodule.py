@@ -20,8 +20,8 @@ from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
-from ppo_lightning.checkpoints.settings import data_settings
-from ppo_lightning.checkpoints.versions import require_known
+from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.settings import code_in_data, data_settings, require_known
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
@@ -177,7 +177,12 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the data module of a checkpoint. Settings that name code must be among ``kwargs``."""
-        return cls(**data_settings(checkpoint_path, kwargs, cls))
+        data = data_settings(read_checkpoint(checkpoint_path), cls, given=kwargs)
+        if code := code_in_data(data):
+            raise ConfigError(
+                f"The checkpoint's settings import or call code ({code}): give these settings yourself."
+            )
+        return cls(**data | kwargs)
 
     def setup(self, stage: str) -> None:
         """Share rank 0's seed, from which every rank draws the noise of all ranks."""

@@ -59,11 +59,7 @@ def entry_columns(spec: TensorSpec) -> dict[str, slice]:
         spec: Spec of one environment. Dots join the names of nested entries. An observation without names,
             such as a ``Box``, has no entries.
     """
-    sizes = getattr(spec, "entry_sizes", None)
-    if sizes is None:
-        return {name: place for name, _, place in columns(spec) if name and not is_mask(name)}
-    ends = np.cumsum(list(sizes.values())).tolist()
-    return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+    return {name: place for name, _, place in columns(spec) if name and not is_mask(name)}
 
 
 def choose_entries(
@@ -81,18 +77,20 @@ def choose_entries(
         ConfigError: A name is unknown, or there is nothing to read.
     """
     sizes = {name: place.stop - place.start for name, place in entry_columns(spec).items()}
-    chosen = []
-    hidden = [name for name in sizes if name.startswith(PRIVILEGED)]
-    for field, keys, left_out in (("actor_keys", actor_keys, hidden), ("critic_keys", critic_keys, [])):
-        names = set(sizes).difference(left_out) if keys is None else _matching(sizes, field, keys)
-        chosen.append({name: size for name, size in sizes.items() if name in names})
-    if sizes and not chosen[0]:
+    public = {name for name in sizes if not name.startswith(PRIVILEGED)}
+    read_by_actor = public if actor_keys is None else _matching(sizes, "actor_keys", actor_keys)
+    read_by_critic = set(sizes) if critic_keys is None else _matching(sizes, "critic_keys", critic_keys)
+    actor, critic = (
+        {name: size for name, size in sizes.items() if name in names}
+        for names in (read_by_actor, read_by_critic)
+    )
+    if sizes and not actor:
         raise ConfigError(
             f"All entries of the observation are privileged ({', '.join(sizes)}): set model.agent.actor_keys"
             " to the entries that the actor reads."
         )
     pictures = {name: tuple(part.shape) for name, part, _ in columns(spec) if is_picture(part)}
-    return ChosenEntries(chosen[0], chosen[1], pictures) if sizes else None
+    return ChosenEntries(actor, critic, pictures) if sizes else None
 
 
 def _matching(known: Iterable[str], field: str, keys: Sequence[str]) -> set[str]:
@@ -118,19 +116,18 @@ def row_columns(spec: TensorSpec, names: Collection[str]) -> list[slice] | None:
         names: Names of entries.
 
     Returns:
-        Slices in the order of the row. None: all entries.
+        Slices in the order of the row. None: all entries, or an observation without names.
     """
+    places = entry_columns(spec)
     merged: list[slice] = []
-    total = 0
-    for name, place in entry_columns(spec).items():
-        total = place.stop
+    for name, place in places.items():
         if name not in names:
             continue
         if merged and merged[-1].stop == place.start:
-            merged[-1] = slice(merged[-1].start, place.stop)
-        else:
-            merged.append(place)
-    return None if merged == [slice(0, total)] else merged
+            place = slice(merged.pop().start, place.stop)
+        merged.append(place)
+    whole = slice(0, max((place.stop for place in places.values()), default=0))
+    return None if merged in ([], [whole]) else merged
 
 
 def take_columns(rows: Rows, places: Sequence[slice]) -> Rows:
@@ -150,31 +147,11 @@ def restricted_spec(spec: TensorSpec, names: Collection[str]) -> tuple[TensorSpe
         spec: Spec of one environment with named entries.
         names: Names of entries.
     """
-    sizes = getattr(spec, "entry_sizes", None)
-    if sizes is not None:
-        kept = {name: size for name, size in sizes.items() if name in names}
-        restricted = Unbounded((sum(kept.values()),), dtype=spec.dtype)
-        restricted.entry_sizes = kept
-        return restricted, row_columns(spec, names) or [slice(0, sum(sizes.values()))]
-    kept_parts = [
-        (name, part, place) for name, part, place in columns(spec) if name in names or is_mask(name)
-    ]
-    return _nested(kept_parts), [place for *_, place in kept_parts]
-
-
-def _nested(parts: Sequence[tuple[str, TensorSpec, slice]]) -> Composite:
-    """Return the spec whose :func:`columns` are the given parts."""
-    tree: dict[str, Any] = {}
-    for name, part, _ in parts:
-        *outer, inner = name.split(".")
-        branch = tree
-        for key in outer:
-            branch = branch.setdefault(key, {})
-        branch[inner] = part
-
-    def composite(branch: dict[str, Any]) -> Composite:
-        return Composite(
-            {key: composite(part) if isinstance(part, dict) else part for key, part in branch.items()}
-        )
-
-    return composite(tree)
+    parts = [(name, part, place) for name, part, place in columns(spec) if name in names or is_mask(name)]
+    places = [place for *_, place in parts]
+    if isinstance(spec, Composite):
+        return Composite({tuple(name.split(".")): part for name, part, _ in parts}), places
+    sizes = {name: part.shape.numel() for name, part, _ in parts}
+    joined = Unbounded((sum(sizes.values()),), dtype=spec.dtype)
+    joined.entry_sizes = sizes
+    return joined, places

@@ -17,37 +17,26 @@ LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
 SMALLEST_PICTURE = 36  # pixels; smaller pictures, such as the cells of a grid, count as vectors
 
 
-class JoinedBox(spaces.Box):
-    """The vector of all entries of a dictionary or tuple of float vectors, with their names.
-
-    :func:`spec_from_space` copies the attribute ``entry_sizes`` (name -> number of columns) to the spec.
-
-    Args:
-        space: The dictionary or tuple. Dots join the names of nested entries.
-
-    Example:
-        >>> JoinedBox(spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Box(0, 1, (3,)))).entry_sizes
-        {'a': 2, 'b': 3}
-    """
-
-    def __init__(self, space: spaces.Space) -> None:
-        box = spaces.flatten_space(space)
-        assert isinstance(box, spaces.Box)
-        super().__init__(box.low, box.high, dtype=box.dtype)
-        sizes = {name: part.shape.numel() for name, part, _ in columns(spec_from_space(space))}
-        self.entry_sizes = {name: size for name, size in sizes.items() if size}
-
-
 def join_vectors(space: spaces.Space) -> spaces.Space:
-    """Return the :class:`JoinedBox` of a dictionary or tuple of float vectors, other spaces unchanged.
+    """Join a dictionary or tuple of float vectors to one vector, and return other spaces unchanged.
+
+    The vector has the attribute ``entry_sizes`` (name -> number of columns), which :func:`spec_from_space`
+    copies to the spec.
 
     Args:
         space: Space of the observations. A space with text is not joined.
+
+    Example:
+        >>> join_vectors(spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Box(0, 1, (3,)))).entry_sizes
+        {'a': 2, 'b': 3}
     """
     has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
-    if has_parts and without_text(space) and is_vector(spec_from_space(space)):
-        return JoinedBox(space)
-    return space
+    if not has_parts or not without_text(space) or not is_vector(spec := spec_from_space(space)):
+        return space
+    box: Any = spaces.flatten_space(space)
+    sizes = {name: part.shape.numel() for name, part, _ in columns(spec)}
+    box.entry_sizes = {name: size for name, size in sizes.items() if size}
+    return box
 
 
 def spec_from_space(space: spaces.Space) -> TensorSpec:
@@ -69,15 +58,11 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         >>> spec_from_space(spaces.Discrete(3)).space.n
         3
     """
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
+        raise ConfigError(f"The space {space} does not start at 0: wrap the environment so that it does.")
     if isinstance(space, spaces.Discrete):
-        if space.start != 0:
-            raise ConfigError(
-                f"The space {space} starts at {space.start}: wrap the environment so that it starts at 0."
-            )
         return Categorical(int(space.n), shape=(), dtype=torch.int64)
     if isinstance(space, spaces.MultiDiscrete):
-        if space.start.any():
-            raise ConfigError(f"The space {space} does not start at 0: wrap the environment so that it does.")
         return MultiCategorical(space.nvec.flatten().tolist(), dtype=torch.int64)
     if isinstance(space, spaces.MultiBinary):
         size = int(np.prod(space.shape))
@@ -87,13 +72,10 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         dtype = torch.float32 if floating else torch.from_numpy(np.empty(0, space.dtype)).dtype
         low = torch.from_numpy(np.asarray(space.low)).to(dtype)
         high = torch.from_numpy(np.asarray(space.high)).to(dtype)
-        is_bounded = not floating or (low.isfinite().all() and high.isfinite().all())
-        spec = (
-            Bounded(low, high, shape=space.shape, dtype=dtype)
-            if is_bounded
-            else Unbounded(shape=space.shape, dtype=dtype)
-        )
-        if isinstance(space, JoinedBox):
+        spec = Unbounded(shape=space.shape, dtype=dtype)
+        if not floating or (low.isfinite().all() and high.isfinite().all()):
+            spec = Bounded(low, high, shape=space.shape, dtype=dtype)
+        if hasattr(space, "entry_sizes"):
             spec.entry_sizes = space.entry_sizes
         return spec
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -118,7 +100,7 @@ def space_from_spec(spec: TensorSpec) -> spaces.Space:
         Tuple(Discrete(3), MultiBinary(2))
     """
     if isinstance(spec, Composite):
-        parts = {key: space_from_spec(spec[key]) for key in spec.keys()}  # noqa: SIM118
+        parts = {key: space_from_spec(part) for key, part in spec.items()}
         is_tuple = list(parts) == [str(i) for i in range(len(parts))]
         return spaces.Tuple(parts.values()) if is_tuple else spaces.Dict(OrderedDict(parts))
     if isinstance(spec, MultiCategorical):
@@ -157,7 +139,7 @@ def without_text(space: spaces.Space) -> bool:
 
 
 def columns(spec: TensorSpec, name: str = "", start: int = 0) -> Iterator[tuple[str, TensorSpec, slice]]:
-    """Yield name, spec and columns of each part of a spec in its row.
+    """Yield name, spec and columns of each part of a spec in its row. Joined vectors are parts, too.
 
     Args:
         spec: Spec of one environment.
@@ -167,13 +149,16 @@ def columns(spec: TensorSpec, name: str = "", start: int = 0) -> Iterator[tuple[
     Yields:
         Name, spec and slice of columns of each part, in order.
     """
-    if not isinstance(spec, Composite):
+    sizes = getattr(spec, "entry_sizes", {})
+    parts = {key: Unbounded((size,), dtype=spec.dtype) for key, size in sizes.items()}
+    if isinstance(spec, Composite):
+        parts = dict(spec.items())
+    elif not parts:
         yield name, spec, slice(start, start + spec.shape.numel())
-        return
-    for key in spec.keys():  # noqa: SIM118  (a Composite)
-        for part in columns(spec[key], f"{name}.{key}" if name else key, start):
-            yield part
-            start = part[2].stop
+    for key, part in parts.items():
+        for leaf in columns(part, f"{name}.{key}" if name else key, start):
+            yield leaf
+            start = leaf[2].stop
 
 
 def row_spec(spec: TensorSpec) -> TensorSpec:
@@ -185,29 +170,24 @@ def row_spec(spec: TensorSpec) -> TensorSpec:
     parts = [part for _, part, _ in columns(spec)]
     if any(part.dtype == torch.uint8 and part.ndim == 3 for part in parts) and all(map(_fits_byte, parts)):
         return Unbounded(shape=(sum(part.shape.numel() for part in parts),), dtype=torch.uint8)
-    lows, highs = zip(*map(_bounds, parts), strict=True)
-    low = torch.cat(lows)
-    high = torch.cat(highs)
+    low, high = map(torch.cat, zip(*map(_bounds, parts), strict=True))
     if not (low.isfinite().all() and high.isfinite().all()):
         return Unbounded(shape=low.shape, dtype=torch.float32)
     return Bounded(low, high, shape=low.shape, dtype=torch.float32)
 
 
 def _fits_byte(spec: TensorSpec) -> bool:
-    if isinstance(spec, MultiCategorical):
-        return bool((spec.nvec <= 256).all())
-    return int(spec.space.n) <= 256 if isinstance(spec, Categorical) else spec.dtype == torch.uint8
+    return max(choice_counts(spec)) <= 256 if isinstance(spec, Categorical) else spec.dtype == torch.uint8
 
 
 def _bounds(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    size = spec.shape.numel()
-    if isinstance(spec, MultiCategorical):
-        return torch.zeros(size), spec.nvec.flatten().float() - 1
     if isinstance(spec, Categorical):
-        return torch.zeros(size), torch.full((size,), float(spec.space.n - 1))
+        high = torch.tensor(choice_counts(spec)).float() - 1
+        return torch.zeros_like(high), high
     if isinstance(spec, Bounded):
         return spec.space.low.flatten().float(), spec.space.high.flatten().float()
-    return torch.full((size,), -torch.inf), torch.full((size,), torch.inf)
+    high = torch.full((spec.shape.numel(),), torch.inf)
+    return -high, high
 
 
 def is_picture(spec: TensorSpec) -> bool:
@@ -221,7 +201,8 @@ def stored(observation_spec: TensorSpec) -> TensorSpec:
     A box is stored unchanged, any other spec as a row, see :func:`row_spec`.
     """
     plain = not isinstance(observation_spec, Composite | Categorical)
-    return observation_spec if plain else row_spec(observation_spec)
+    with torch.device("cpu"):  # the bounds are values, also of an agent that is built on the meta device
+        return observation_spec if plain else row_spec(observation_spec)
 
 
 def mask_columns(observation_spec: TensorSpec) -> slice | None:
@@ -273,9 +254,9 @@ def is_vector(spec: TensorSpec) -> bool:
 
 
 def has_numbers_only(spec: TensorSpec) -> bool:
-    """Return whether an observation has parts, none of which needs an encoder, beside the action mask."""
+    """Return whether no part of an observation needs an encoder, except the action mask."""
     if not isinstance(spec, Composite):
-        return False
+        return spec.ndim == 1 and spec.dtype.is_floating_point
     parts = [part for name, part, _ in columns(spec) if not is_mask(name)]
     choices = [isinstance(part, Categorical) and not isinstance(part, Binary) for part in parts]
     return bool(parts) and not any(choices) and not any(map(is_picture, parts))
@@ -288,7 +269,7 @@ def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
         spec: Spec of one environment.
     """
     if isinstance(spec, Composite):
-        return {"kind": "Composite", "parts": {key: spec_to_plain(spec[key]) for key in spec.keys()}}  # noqa: SIM118
+        return {"kind": "Composite", "parts": {key: spec_to_plain(part) for key, part in spec.items()}}
     if isinstance(spec, MultiCategorical):
         return {"kind": "MultiCategorical", "n": spec.nvec.flatten().tolist()}
     if isinstance(spec, Binary):
@@ -308,7 +289,7 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
     """Rebuild a spec from the result of :func:`spec_to_plain`.
 
     Raises:
-        ConfigError: The space is too large, or its dtype does not exist.
+        ConfigError: The space is too large, its dtype is none, or its entries have another size.
 
     Example:
         >>> spec_from_plain({"kind": "Categorical", "n": 3}).space.n
@@ -318,37 +299,28 @@ def spec_from_plain(plain: dict[str, Any]) -> TensorSpec:
         return Composite({key: spec_from_plain(part) for key, part in plain["parts"].items()})
     numbers = plain["n"] if "n" in plain else math.prod(plain["shape"])
     size = max(map(abs, numbers)) * len(numbers) if isinstance(numbers, list) else numbers
-    if not 0 <= size <= LARGEST:
+    name = plain.get("dtype", "int64")
+    dtype = getattr(torch, name)
+    entry_sizes = plain.get("entries", {})
+    fits = not entry_sizes or (size == sum(entry_sizes.values()) and min(entry_sizes.values()) > 0)
+    if not (0 <= size <= LARGEST and isinstance(dtype, torch.dtype) and fits):
         raise ConfigError(
-            f"The checkpoint names a space of {size} numbers: the file is damaged or was edited."
+            f"The checkpoint names a space of {size} numbers of type {name!r} with entries {entry_sizes}:"
+            " the file is damaged or was edited."
         )
     if plain["kind"] == "MultiCategorical":
-        return MultiCategorical(numbers, dtype=torch.int64)
+        return MultiCategorical(numbers, dtype=dtype)
     if plain["kind"] == "Binary":
-        return Binary(size, shape=(size,), dtype=torch.int64)
+        return Binary(size, shape=(size,), dtype=dtype)
     if plain["kind"] == "Categorical":
-        return Categorical(size, shape=(), dtype=torch.int64)
+        return Categorical(size, shape=(), dtype=dtype)
     shape = tuple(plain["shape"])
-    dtype = getattr(torch, plain["dtype"])
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(
-            f"The checkpoint names a space of type {plain['dtype']!r}: the file is damaged or was edited."
-        )
-    if plain["kind"] == "Unbounded":
-        spec: TensorSpec = Unbounded(shape=shape, dtype=dtype)
-    else:
-        low, high = (
-            torch.as_tensor(plain[key], dtype=dtype).expand(shape).clone() for key in ("low", "high")
-        )
-        spec = Bounded(low, high, shape=shape, dtype=dtype)
-    if "entries" in plain:
-        sizes = dict(plain["entries"])
-        if shape != (sum(sizes.values()),) or min(sizes.values()) < 1:
-            raise ConfigError(
-                f"The checkpoint names entries of {sizes} numbers in a vector of {list(shape)}: the file is"
-                " damaged or was edited."
-            )
-        spec.entry_sizes = sizes
+    spec: TensorSpec = Unbounded(shape=shape, dtype=dtype)
+    if plain["kind"] != "Unbounded":
+        low, high = (torch.as_tensor(plain[key], dtype=dtype).expand(shape) for key in ("low", "high"))
+        spec = Bounded(low.clone(), high.clone(), shape=shape, dtype=dtype)
+    if entry_sizes:
+        spec.entry_sizes = dict(entry_sizes)
     return spec
 
 

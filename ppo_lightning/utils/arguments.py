@@ -112,21 +112,17 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
         bounds = None
         if get_origin(annotation) is Annotated:
             annotation, bounds = get_args(annotation)
-        is_union = get_origin(annotation) in (Union, UnionType)
-        kinds = get_args(annotation) if is_union else (annotation,)
-        words = [
-            word for kind in kinds if is_union and get_origin(kind) is Literal for word in get_args(kind)
-        ]
-        if (value is None and NoneType in kinds) or (isinstance(value, str) and value in words):
+        kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        if value is None and NoneType in kinds:
             continue
-        requirement = " or ".join([f"it must be {bounds}", *map(repr, words)])
-        if bounds is None and get_origin(kinds[0]) is Literal:
+        requirement = f"it must be {bounds}"
+        if get_origin(kinds[0]) is Literal:
             valid = value in get_args(kinds[0])
             requirement = f"it must be one of {', '.join(map(repr, get_args(kinds[0])))}"
         elif bounds is None:
             valid = get_origin(annotation) is not Callable or callable(value)
             requirement = "it must be a class or a function, such as functools.partial(MyAgent, width=64)"
-        elif any(get_origin(kind) is Sequence for kind in kinds):
+        elif get_origin(kinds[0]) is Sequence:
             valid = isinstance(value, Sequence) and all(bounds.holds(entry, Integral) for entry in value)
             requirement = f"each entry must be {bounds}"
         else:

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -68,28 +67,6 @@ def chain(items: list[Any]) -> list[Any]:
     if world_size() > 1:
         dist.all_gather_object(lists, items, group=cpu_group())
     return list(itertools.chain.from_iterable(lists))
-
-
-def require_same(state: Mapping[str, Tensor], step: int) -> None:
-    """Check that tensors are equal to the bit on all ranks.
-
-    Args:
-        state: Tensors by name.
-        step: Number of environment steps, for the error message.
-
-    Raises:
-        RuntimeError: A tensor differs between ranks. The message names the first one and its rank.
-    """
-    if world_size() == 1:
-        return
-    tensors = {name: tensor for name, tensor in state.items() if tensor.numel()}
-    bits = [tensor.reshape(-1).view(torch.uint8).to(torch.int64) for tensor in tensors.values()]
-    weights = [torch.arange(1, tensor.numel() + 1, device=tensor.device) for tensor in bits]
-    sums = gather(torch.stack([(a * b).sum() for a, b in zip(bits, weights, strict=True)]).cpu())
-    for name, checksums in zip(tensors, sums.T.tolist(), strict=True):
-        for rank, checksum in enumerate(checksums):
-            if checksum != checksums[0]:
-                raise RuntimeError(f"{name} of rank {rank} is not the one of rank 0 after {step} steps.")
 
 
 def cpu_group() -> Any:

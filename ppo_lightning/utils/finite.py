@@ -36,16 +36,6 @@ def require_finite(
     )
 
 
-def require_finite_state(checkpoint: dict[str, Any]) -> None:
-    """Raise an error if weights, statistics or optimizer states of a checkpoint are non-finite.
-
-    Raises:
-        NonFiniteError: A tensor has a NaN or infinite value. The message names the first one.
-    """
-    if name := first_nonfinite(checkpoint):
-        raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
-
-
 def first_nonfinite(checkpoint: dict[str, Any]) -> str | None:
     """Return the name of the first non-finite weight, statistic or optimizer state, if any."""
     tensors = dict(checkpoint["state_dict"])

@@ -1,15 +1,12 @@
-"""Scans over time, on arrays and tensors."""
+"""Scans over time."""
 
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-Rows = TypeVar("Rows", np.ndarray, Tensor)
 
-
-def add_following(sums: Rows, weight: Rows) -> None:
+def add_following(sums: Tensor, weight: Tensor) -> None:
     """Solve ``x_t = sums_t + weight_t * x_{t+1}`` in place, with ``x_{T-1} = sums_{T-1}``.
 
     The method is doubling: after iteration k, a row holds the sum over the next 2^k rows.

@@ -17,7 +17,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torchrl.envs import InitTracker
 
 import ppo_lightning
-from ppo_lightning import PPG, RND, RecurrentPPO, SelfPlay
 from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks import Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
@@ -25,13 +24,29 @@ from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
 from ppo_lightning.utils import collectives
 from tests import environments
+from tests.helpers import weights
 
-options = {}
+options = {
+    "algorithm": "PPO",
+    "model": {},
+    "agent": {},
+    "data": {},
+    "transforms": False,
+    "rollouts": 3,
+    "kl_of_ranks": None,
+    "local": None,
+    "spoil": None,
+    "check_every": 10,
+    "trouble_on": None,
+    "nodes": 1,
+    "nccl": False,
+    "validations": 0,
+    "invalid": [],
+    "timeout": 100,
+    "save_after": None,
+    "ckpt_path": None,
+}
 several = False
-
-
-def weights(module):
-    return torch.nn.utils.parameters_to_vector(module.trainable_parameters()).detach().clone()
 
 
 class Recorded:
@@ -75,40 +90,19 @@ class Recorded:
         return metrics
 
 
-class Run(Recorded, ppo_lightning.PPO):
-    pass
-
-
-class RecurrentRun(Recorded, RecurrentPPO):
-    pass
-
-
-class SelfPlayRun(Recorded, SelfPlay):
-    pass
-
-
-class PPGRun(Recorded, PPG):
-    pass
-
-
-class RNDRun(Recorded, RND):
-    pass
-
-
 def make_local(what):
     """Replace one exchange between ranks by a local computation."""
     if what == "seeds":
         make = EnvFactory.make
         EnvFactory.make = lambda self, num_envs, seed, first_env: make(self, num_envs, seed, 0)
     if what == "statistics":
-        normalizers.collectives = types.SimpleNamespace(
-            world_size=lambda: 1, gather=lambda tensor: tensor[None]
-        )
+        alone = {"world_size": lambda: 1, "gather": lambda tensor: tensor[None]}
+        normalizers.collectives = types.SimpleNamespace(**alone)
     if what == "advantages":
         normalize = losses.normalize
         losses.normalize = lambda advantage, reference, weight: normalize(advantage, weight=weight)
     if what == "kl":
-        Run.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
+        ppo_lightning.PPO.kl_exceeded = lambda self, approx_kl: bool(approx_kl > self.hparams.target_kl)
 
 
 def refuse_cpu_tensors():
@@ -151,14 +145,8 @@ def train(settings):
         refuse_cpu_tensors()
     EqualRanksGuard.__init__.__defaults__ = (options["check_every"],)  # type: ignore
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
-    algorithm = RecurrentRun if options["agent"].get("memory") else Run
-    if "rating_games" in options["model"]:
-        algorithm = SelfPlayRun
-    if "n_iteration" in options["model"]:
-        algorithm = PPGRun
-    if "int_coef" in options["model"]:
-        algorithm = RNDRun
-    module = algorithm(**{"learning_rate": 1e-3} | options["model"], agent=agent)
+    algorithm = getattr(ppo_lightning, options["algorithm"])
+    module = type("Run", (Recorded, algorithm), {})(**{"learning_rate": 1e-3} | options["model"], agent=agent)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
     trainer = L.Trainer(
         max_epochs=1,

@@ -25,12 +25,7 @@ if __name__ == "__main__":
         "default_root_dir": options["folder"],
         "num_sanity_val_steps": 0,
     }
-    data = {
-        "num_envs": 4,
-        "num_steps": 16,
-        "total_timesteps": options["timesteps"],
-        "eval_episodes": 4,
-    } | options["data"]
+    data = {"num_envs": 4, "num_steps": 16, "total_timesteps": options["timesteps"], "eval_episodes": 4}
     module = PPO(learning_rate=1e-3, **options["model"])
     trainer = L.Trainer(**trainer_options)
     trainer.fit(module, RolloutDataModule(**data))

@@ -9,7 +9,7 @@ from torchrl.data import Bounded, Unbounded
 from benchmarks.candidates import SPO, AdamRel, ColouredAgent, FreshAdvantages, MuonPPO, Reuse
 from ppo_lightning import PPO
 from ppo_lightning.models import Evaluation
-from tests.algorithms.test_update import weights
+from tests.helpers import weights
 
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 4}
 MODEL = {"num_minibatches": 2, "update_epochs": 2}

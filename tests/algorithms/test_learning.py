@@ -1,49 +1,42 @@
 """PPO learns the five probe environments and the value of an infinite horizon behind time limits."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
+
+from tests.helpers import RECIPE
 
 FAST = {"num_envs": 8, "num_steps": 16, "total_timesteps": 8 * 16 * 100}
 EAGER = {"learning_rate": 3e-3, "gamma": 0.9, "ent_coef": 0.0, "anneal_lr": False}
 
 
-def probe(fit, kind):
-    return fit({**FAST, "env_id": "Probe-v0", "env_kwargs": {"kind": kind}}, EAGER).agent
-
-
 def ask(agent, *observations):
+    """Return the values of observations, and the probabilities of action 1."""
     observation = torch.tensor(observations).unsqueeze(-1)
     with torch.no_grad():
         probabilities = agent.evaluate(observation, torch.ones(len(observations), dtype=torch.int64))[0].exp()
         return agent.value(observation), probabilities
 
 
-def test_probe_1_the_value_of_a_constant(fit):
-    value, _ = ask(probe(fit, "constant"), 0.0)
-    torch.testing.assert_close(value, torch.tensor([1.0]), atol=0.1, rtol=0)
-
-
-def test_probe_2_the_value_of_an_observation(fit):
-    value, _ = ask(probe(fit, "observation"), -1.0, 1.0)
-    torch.testing.assert_close(value, torch.tensor([-1.0, 1.0]), atol=0.15, rtol=0)
-
-
-def test_probe_3_the_value_of_a_delayed_reward(fit):
-    value, _ = ask(probe(fit, "delayed"), 0.0, 1.0)
-    torch.testing.assert_close(value, torch.tensor([0.9, 1.0]), atol=0.1, rtol=0)
-
-
-def test_probe_4_an_action(fit):
-    value, probability = ask(probe(fit, "action"), 0.0)
-    assert probability.item() > 0.9
-    assert value.item() == pytest.approx(1, abs=0.25)
-
-
-def test_probe_5_an_action_that_depends_on_the_observation(fit):
-    value, probability = ask(probe(fit, "both"), -1.0, 1.0)
-    assert probability[0] < 0.1
-    assert probability[1] > 0.9
-    torch.testing.assert_close(value, torch.ones(2), atol=0.25, rtol=0)
+@pytest.mark.parametrize(
+    ("kind", "observations", "values", "tolerance", "right"),
+    [
+        ("constant", [0.0], [1.0], 0.1, None),
+        ("observation", [-1.0, 1.0], [-1.0, 1.0], 0.15, None),
+        ("delayed", [0.0, 1.0], [0.9, 1.0], 0.1, None),
+        ("action", [0.0], [1.0], 0.25, [1.0]),
+        ("both", [-1.0, 1.0], [1.0, 1.0], 0.25, [0.0, 1.0]),
+    ],
+)
+def test_probe_environments(fit, kind, observations, values, tolerance, right):
+    """The value of a constant, an observation, a delayed reward, an action, and one that must be seen."""
+    agent = fit(FAST | {"env_id": "Probe-v0", "env_kwargs": {"kind": kind}}, EAGER).agent
+    value, probability = ask(agent, *observations)
+    torch.testing.assert_close(value, torch.tensor(values), atol=tolerance, rtol=0)
+    if right is not None:
+        torch.testing.assert_close(probability, torch.tensor(right), atol=0.1, rtol=0)
 
 
 def horizon(fit, **model):
@@ -59,30 +52,15 @@ def test_an_infinite_horizon_is_worth_1_over_1_minus_gamma_only_if_time_limits_a
     assert horizon(fit, bootstrap_truncated=False) < 7
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(1, marks=pytest.mark.integration),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)),
-    ],
-)
-def test_cartpole_is_solved_by_the_recipe(seed, tmp_path):
-    import subprocess
-    import sys
+LATER = [pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)]
 
-    command = [
-        "fit",
-        "--config",
-        "configs/classic/cartpole.yaml",
-        "--seed_everything",
-        str(seed),
-        "--trainer.logger",
-        "false",
-    ]
-    run = subprocess.run(
-        [sys.executable, "-m", "ppo_lightning", *command, "--trainer.default_root_dir", str(tmp_path)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.integration), *LATER])
+def test_cartpole_is_solved_by_the_recipe(seed, tmp_path):
+    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", RECIPE]
+    command += ["--seed_everything", str(seed), "--trainer.logger", "false"]
+    command += ["--trainer.default_root_dir", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(
         line for line in run.stdout.splitlines() if line.startswith("return over the last 100 episodes")
     )

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
-from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent
+from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.algorithms.ppg import POLICY
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import read_checkpoint
@@ -20,6 +20,7 @@ from ppo_lightning.export.hub import save_for_hub
 from ppo_lightning.export.onnx import largest_difference
 from ppo_lightning.models.init import normed
 from ppo_lightning.spaces.specs import spec_from_plain
+from tests.helpers import SaveAfter, require_same
 
 DATA = {"num_envs": 4, "num_steps": 16, "total_timesteps": 64 * 7}
 SHARED = functools.partial(MLPAgent, shared=True)
@@ -180,16 +181,6 @@ def test_phases_alternate_and_the_learning_rate_falls_with_the_iterations(fit):
     assert module.trainer.fit_loop.epoch_loop.global_step == 2 * 7 + 2 * 12
 
 
-def test_advantages_are_normalized_over_the_rollout_and_not_again(fit):
-    module = fit(DATA, MODEL, ppo=Traced)
-    advantages = [m["advantage"].squeeze(-1) for phase, *_, m in module.updates if phase == "policy"]
-    for first, second in zip(advantages[::2], advantages[1::2], strict=True):
-        std, mean = torch.std_mean(torch.cat([first, second]))
-        assert mean.item() == pytest.approx(0, abs=1e-6)
-        assert std.item() == pytest.approx(1, abs=1e-5)
-        assert abs(first.mean()) > 1e-5, "a minibatch is not normalized again"
-
-
 def test_each_pass_sees_every_stored_sequence_once_and_whole(fit):
     module = fit(DATA | {"env_id": "Script-v0"}, MODEL, ppo=Traced)
     seen = [minibatch for phase, *_, minibatch in module.updates if phase == "auxiliary"]
@@ -296,28 +287,17 @@ def state(module):
     return torch.cat([tensor.double().flatten() for tensor in module.state_dict().values()])
 
 
-class Save(L.Callback):
-    """Callback that saves after some rollouts."""
-
-    def __init__(self, folder, *rollouts):
-        self.folder, self.rollouts = folder, rollouts
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        if pl_module.rollouts_done in self.rollouts:
-            trainer.save_checkpoint(self.folder / f"{pl_module.rollouts_done}.ckpt")
-
-
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_resumes_in_the_middle_of_a_policy_phase_to_the_bit(kind, fit, tmp_path):
     data, agent = RUNS[kind]
     model = MODEL | {"agent": agent}
-    whole = fit(DATA | data, model, ppo=PPG, callbacks=[Save(tmp_path, 2, 3, 5)])
-    sizes = []
-    for rollouts, stored in ((2, 2), (3, 0), (5, 2)):
-        path = tmp_path / f"{rollouts}.ckpt"
-        sizes.append(path.stat().st_size)
+    paths = {rollouts: tmp_path / f"{rollouts}.ckpt" for rollouts in (2, 3, 5)}
+    saves = [SaveAfter(path, rollouts) for rollouts, path in paths.items()]
+    whole = fit(DATA | data, model, ppo=PPG, callbacks=saves)
+    for path, stored in zip(paths.values(), (2, 0, 2), strict=True):
         assert len(torch.load(path, weights_only=True)["auxiliary"]["rollouts"]) == stored
-        assert torch.equal(state(fit(DATA | data, model, ppo=PPG, ckpt_path=path)), state(whole)), rollouts
+        require_same(whole, fit(DATA | data, model, ppo=PPG, ckpt_path=path))
+    sizes = [path.stat().st_size for path in paths.values()]
     assert sizes[1] < sizes[0], "after an auxiliary phase, a checkpoint has no rollouts"
 
 
@@ -345,13 +325,9 @@ def test_a_run_resumes_in_the_middle_of_an_auxiliary_phase_to_the_bit(fit, tmp_p
     """With ``desired_kl``, the learning rate depends on the iteration before the auxiliary phase."""
     model = MODEL | {"e_auxiliary": 4, "desired_kl": desired_kl, "anneal_lr": desired_kl is None}
     whole = fit(DATA, model, ppo=PPG)
-    options = {
-        "callbacks": [Preemption(), ModelCheckpoint(tmp_path)],
-        "enable_checkpointing": True,
-    }
-    preempted = functools.partial(PreemptedIn, at, phase)
+    saving = {"callbacks": [Preemption(), ModelCheckpoint(tmp_path)], "enable_checkpointing": True}
     with pytest.raises(SystemExit):
-        fit(DATA, model, ppo=preempted, **options)
+        fit(DATA, model, ppo=functools.partial(PreemptedIn, at, phase), **saving)
     path = tmp_path / "preempted.ckpt"
     saved = torch.load(path, weights_only=True)["auxiliary"]
     assert saved["epochs_done"] == at + 1
@@ -403,22 +379,11 @@ def test_eager_and_compiled_runs_agree(fit, kind):
 
 
 def test_a_second_run_starts_without_rollouts(make_trainer):
-    from ppo_lightning import RolloutDataModule
-
     L.seed_everything(1, verbose=False)
     module = PPG(**MODEL)
     for _ in range(2):
         make_trainer().fit(module, RolloutDataModule(**DATA))
         assert len(module.rollouts) == 1  # 7 rollouts, 3 of them in each phase
-
-
-def test_a_checkpoint_predicts_without_an_environment(fit, tmp_path):
-    module = fit(DATA, MODEL, ppo=PPG, callbacks=[Save(tmp_path, 7)])
-    loaded = PPG.load_from_checkpoint(tmp_path / "7.ckpt")
-    assert torch.equal(state(loaded), state(module))
-    assert loaded.hparams.n_iteration == 3
-    observation = torch.randn(5, 4)
-    assert torch.equal(loaded.predict(observation), module.predict(observation))
 
 
 @pytest.mark.parametrize(
@@ -461,12 +426,16 @@ def test_normed_weights_have_one_norm_per_output():
         CNNAgent(*spec, normed_init=True)
 
 
-def test_an_exported_agent_acts_as_the_trained_one(fit, tmp_path):
-    """The auxiliary value function is left out."""
-    module = fit(DATA, MODEL, ppo=PPG, callbacks=[Save(tmp_path, 7)])
-    checkpoint = read_checkpoint(str(tmp_path / "7.ckpt"))
+def test_a_checkpoint_and_an_exported_agent_act_as_the_trained_one(fit, tmp_path):
+    """The exported agent leaves the auxiliary value function out."""
+    path = tmp_path / "7.ckpt"
+    module = fit(DATA, MODEL, ppo=PPG, callbacks=[SaveAfter(path, 7)])
+    loaded, observation = PPG.load_from_checkpoint(path), torch.randn(16, 4)
+    assert torch.equal(state(loaded), state(module))
+    assert loaded.hparams.n_iteration == 3
+    assert torch.equal(loaded.predict(observation), module.predict(observation))
+    checkpoint = read_checkpoint(str(path))
     agent = load_from_hub(save_for_hub(checkpoint, tmp_path / "hub", video=False))
-    observation = torch.randn(16, 4)
     assert torch.equal(agent.mode(observation), module.predict(observation))
     spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
     onnx = to_onnx(deployed_actor(agent, spec), tmp_path / "agent.onnx")

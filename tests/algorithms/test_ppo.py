@@ -14,41 +14,26 @@ from ppo_lightning.algorithms import losses, run_log
 from ppo_lightning.callbacks import Threads
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.rollouts.make_collector import make_collector
+from tests.helpers import Recorder, weights
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 5}
 
 
-class Recorder(PPO):
-    """Recorder of minibatches, metrics, gradient norms, learning rates and clipping ranges."""
+class RecordedPPO(Recorder, PPO):
+    """Recorder that keeps the gradient norm and the clipping range of each minibatch."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.rollouts, self.epochs, self.metrics, self.grad_norms, self.steps = [], [], [], [], []
-
-    def advantages(self, rollout):
-        self.rollouts.append(super().advantages(rollout).clone())
-        return self.rollouts[-1].clone()
-
-    def minibatches(self, rollout):
-        self.epochs.append([])
-        for minibatch in super().minibatches(rollout):
-            self.epochs[-1].append(minibatch)
-            yield minibatch
+    def on_train_start(self):
+        super().on_train_start()
+        self.grad_norms, self.clip_coefs = [], []
 
     def update(self, minibatches):
-        return [self.record(minibatch) for minibatch in minibatches]
-
-    def record(self, minibatch):
-        before = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach().clone()
-        self.metrics += super().update([minibatch])
-        grads = [p.grad.flatten() for p in self.agent.parameters()]
-        self.grad_norms.append(torch.cat(grads).norm().item())
-        after = torch.nn.utils.parameters_to_vector(self.agent.parameters()).detach()
-        lr = self.optimizers().param_groups[0]["lr"]
-        self.steps.append(
-            {"lr": lr, "clip_coef": float(self.clip_coef), "moved": (after - before).abs().max().item()}
-        )
-        return self.metrics[-1]
+        metrics = []
+        for minibatch in minibatches:
+            metrics += super().update([minibatch])
+            grads = [parameter.grad.flatten() for parameter in self.agent.parameters()]
+            self.grad_norms.append(torch.cat(grads).norm().item())
+            self.clip_coefs.append(float(self.clip_coef))
+        return metrics
 
 
 class MemoryLogger(Logger):
@@ -71,13 +56,9 @@ def one_rollout(module):
     return module.advantages(rollout)
 
 
-def parameters(module):
-    return torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach()
-
-
 @pytest.mark.detail("6")
 def test_each_epoch_visits_each_transition_once_in_a_fresh_order(fit):
-    module = fit(SMALL, {"num_minibatches": 4, "update_epochs": 3, "norm_adv": False}, ppo=Recorder)
+    module = fit(SMALL, {"num_minibatches": 4, "update_epochs": 3, "norm_adv": False}, ppo=RecordedPPO)
     assert len(module.epochs) == 5 * 3
     orders = []
     for i, epoch in enumerate(module.epochs):
@@ -88,13 +69,9 @@ def test_each_epoch_visits_each_transition_once_in_a_fresh_order(fit):
         assert torch.equal(visited.sort().values, stored.sort().values)
         assert len(stored.unique()) == len(stored), "otherwise this test would not see a repetition"
         orders.append(torch.stack([(stored == v).nonzero()[0, 0] for v in visited]))
-        for minibatch in epoch:
-            rows = (
-                torch.stack([(stored == v).nonzero()[0, 0] for v in minibatch["advantage"].flatten()]) // 16
-            )
-            assert torch.bincount(rows, minlength=4).tolist() == [4] * 4, (
-                "equally many steps of each environment"
-            )
+        for visit in orders[-1].view(4, 16):
+            # Each minibatch has equally many steps of each environment.
+            assert torch.bincount(visit // 16, minlength=4).tolist() == [4] * 4
     assert len({tuple(order.tolist()) for order in orders}) == len(orders)
 
 
@@ -103,7 +80,7 @@ def test_each_epoch_visits_each_transition_once_in_a_fresh_order(fit):
 )
 def test_minibatches_of_any_divisible_size_partition_the_rollout(fit, num_envs, num_steps, num_minibatches):
     data = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
-    module = fit(data, {"num_minibatches": num_minibatches, "update_epochs": 1}, ppo=Recorder)
+    module = fit(data, {"num_minibatches": num_minibatches, "update_epochs": 1}, ppo=RecordedPPO)
     visited = torch.cat([minibatch["observation"] for minibatch in module.epochs[0]])
     stored = module.rollouts[0]["observation"].flatten(0, 1)
     assert torch.equal(visited.sort(0).values, stored.sort(0).values)
@@ -111,49 +88,27 @@ def test_minibatches_of_any_divisible_size_partition_the_rollout(fit, num_envs, 
 
 @pytest.mark.detail("4")
 def test_the_learning_rate_falls_linearly_by_one_step_an_iteration(fit):
-    module = fit(SMALL, {"learning_rate": 0.01}, ppo=Recorder)
-    rates = [step["lr"] for step in module.steps]
-    per_iteration = len(rates) // 5
-    expected = [0.01 * (1 - (i - 1) / 5) for i in range(1, 6) for _ in range(per_iteration)]
-    assert rates == pytest.approx(expected)
-    assert {
-        step["lr"] for step in fit(SMALL, {"learning_rate": 0.01, "anneal_lr": False}, ppo=Recorder).steps
-    } == {0.01}
+    rates = fit(SMALL, {"learning_rate": 0.01}, ppo=RecordedPPO).learning_rates
+    assert rates == pytest.approx([0.01, 0.008, 0.006, 0.004, 0.002])
+    constant = fit(SMALL, {"learning_rate": 0.01, "anneal_lr": False}, ppo=RecordedPPO)
+    assert constant.learning_rates == [0.01] * 5
 
 
 @pytest.mark.parametrize(
     ("desired_kl", "rates"), [(10.0, [4e-3, 6e-3, 9e-3, 1e-2]), (1e-12, [4e-3, 4e-3 / 1.5, 4e-3 / 2.25])]
 )
-def test_the_learning_rate_follows_the_kl_divergence(fit, tmp_path, desired_kl, rates):
-    """The factor is 1.5 within 1e-5 and 1e-2, and a resumed run restores it."""
-
-    class Rates(L.Callback):
-        rates: tuple = ()
-
-        def on_train_batch_end(self, trainer, pl_module, *args):
-            self.rates = (*self.rates, pl_module.trainer.callback_metrics["charts/learning_rate"].item())
-            if len(self.rates) == 2:
-                trainer.save_checkpoint(tmp_path / "two.ckpt")
-
+def test_the_learning_rate_follows_the_kl_divergence(fit, desired_kl, rates):
     data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * len(rates)}
     model = {"learning_rate": 4e-3, "anneal_lr": False, "desired_kl": desired_kl}
-    whole, rest = Rates(), Rates()
-    fit(data, model, callbacks=[whole])
-    assert list(whole.rates) == pytest.approx(rates, rel=1e-5)
-    fit(data, model, callbacks=[rest], ckpt_path=tmp_path / "two.ckpt")
-    assert list(rest.rates) == pytest.approx(rates[2:], rel=1e-5)
+    assert fit(data, model, ppo=RecordedPPO).learning_rates == pytest.approx(rates, rel=1e-5)
 
 
 @pytest.mark.detail("A1")
 def test_the_clipping_range_falls_linearly_when_asked(fit):
-    module = fit(
-        SMALL,
-        {"clip_coef": 0.2, "anneal_clip_coef": True, "update_epochs": 1, "num_minibatches": 1},
-        ppo=Recorder,
-    )
-    assert [step["clip_coef"] for step in module.steps] == pytest.approx([0.2, 0.16, 0.12, 0.08, 0.04])
-    constant = [step["clip_coef"] for step in fit(SMALL, {}, ppo=Recorder).steps]
-    assert constant == pytest.approx([0.2] * len(constant))
+    model = {"clip_coef": 0.2, "update_epochs": 1, "num_minibatches": 1}
+    module = fit(SMALL, model | {"anneal_clip_coef": True}, ppo=RecordedPPO)
+    assert module.clip_coefs == pytest.approx([0.2, 0.16, 0.12, 0.08, 0.04])
+    assert fit(SMALL, model, ppo=RecordedPPO).clip_coefs == pytest.approx([0.2] * 5)
 
 
 @pytest.mark.detail("3")
@@ -166,12 +121,10 @@ def test_adam_has_the_reference_epsilon(fit):
 
 @pytest.mark.detail("11")
 def test_the_norm_of_all_gradients_together_is_clipped(fit):
-    module = fit(SMALL, {"vf_coef": 100.0}, ppo=Recorder)
+    module = fit(SMALL, {"vf_coef": 100.0}, ppo=RecordedPPO)
     assert max(module.grad_norms) <= 0.5 * (1 + 1e-4)
-    assert min(module.grad_norms) == pytest.approx(0.5, rel=1e-4), (
-        "the large value loss reaches the limit every time"
-    )
-    assert max(fit(SMALL, {"vf_coef": 100.0, "max_grad_norm": 1e9}, ppo=Recorder).grad_norms) > 5
+    assert min(module.grad_norms) == pytest.approx(0.5, rel=1e-4), "the value loss always reaches the limit"
+    assert max(fit(SMALL, {"vf_coef": 100.0, "max_grad_norm": 1e9}, ppo=RecordedPPO).grad_norms) > 5
 
 
 @pytest.mark.detail("10")
@@ -186,15 +139,14 @@ def test_the_total_loss_weighs_its_parts(fit):
 
 @pytest.mark.detail("7")
 def test_the_advantages_of_each_minibatch_are_normalized(fit):
-    for epoch in fit(SMALL, {"num_minibatches": 2}, ppo=Recorder).epochs:
+    for epoch in fit(SMALL, {"num_minibatches": 2}, ppo=RecordedPPO).epochs:
         for minibatch in epoch:
             assert minibatch["advantage"].shape == (32, 1)
             assert minibatch["advantage"].mean().abs() < 1e-6
             assert minibatch["advantage"].std() == pytest.approx(1, abs=1e-4)
-    module = fit(SMALL, {"num_minibatches": 2, "norm_adv": False}, ppo=Recorder)
-    assert torch.cat([minibatch["advantage"] for minibatch in module.epochs[0]]).std() != pytest.approx(
-        1, abs=0.01
-    )
+    module = fit(SMALL, {"num_minibatches": 2, "norm_adv": False}, ppo=RecordedPPO)
+    advantage = torch.cat([minibatch["advantage"] for minibatch in module.epochs[0]])
+    assert advantage.std() != pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.detail("8")
@@ -203,9 +155,8 @@ def test_the_loss_uses_its_options(fit):
     """Clipping and old values change the parts of the loss that they concern."""
     module = fit(SMALL, {})
     batch = one_rollout(module).flatten()
-    batch["action_log_prob"] = batch["action_log_prob"] + torch.randn(
-        len(batch), generator=torch.Generator().manual_seed(0)
-    )
+    noise = torch.randn(len(batch), generator=torch.Generator().manual_seed(0))
+    batch["action_log_prob"] = batch["action_log_prob"] + noise
     batch["state_value"] = batch["state_value"] - 1  # clipped to below the targets
     evaluation = module.evaluate(batch)
     parts = module.loss(batch, evaluation)[1]
@@ -217,7 +168,7 @@ def test_the_loss_uses_its_options(fit):
 
 
 def test_the_first_minibatch_has_ratio_1(fit):
-    module = fit(SMALL, {"update_epochs": 2}, ppo=Recorder)
+    module = fit(SMALL, {"update_epochs": 2}, ppo=RecordedPPO)
     for first in module.metrics[:: 2 * 4]:
         assert abs(first["approx_kl"]) < 1e-6
         assert first["clipfrac"] == 0
@@ -248,7 +199,7 @@ def test_an_agent_that_evaluates_other_than_it_acted_is_reported(fit, agent):
 @pytest.mark.detail("A3")
 def test_the_epochs_stop_when_the_policy_has_moved_too_far(fit):
     eager = {"learning_rate": 0.05, "update_epochs": 10, "num_minibatches": 2}
-    module = fit(SMALL, {**eager, "target_kl": 0.01}, ppo=Recorder)
+    module = fit(SMALL, {**eager, "target_kl": 0.01}, ppo=RecordedPPO)
     iterations = len(module.rollouts)
     assert iterations == 5
     assert iterations <= len(module.epochs) < iterations * 10
@@ -256,16 +207,14 @@ def test_the_epochs_stop_when_the_policy_has_moved_too_far(fit):
     last = [metrics["approx_kl"].item() for metrics in module.metrics[1::2]]
     assert len(last) == len(module.epochs)
     assert sum(kl > 0.01 for kl in last) >= 1
-    assert module.trainer.global_step == len(module.metrics), (
-        "Lightning counts the optimizer steps that were taken"
-    )
-    assert len(fit(SMALL, eager, ppo=Recorder).epochs) == 50
+    assert module.trainer.global_step == len(module.metrics), "Lightning counts the steps that were taken"
+    assert len(fit(SMALL, eager, ppo=RecordedPPO).epochs) == 50
 
 
 @pytest.mark.detail("12")
 def test_metrics_are_means_over_the_iteration_and_the_x_axis_counts_environment_steps(fit):
     logger = MemoryLogger()
-    module = fit(SMALL, {"update_epochs": 2}, ppo=Recorder, logger=logger, log_every_n_steps=1)
+    module = fit(SMALL, {"update_epochs": 2}, ppo=RecordedPPO, logger=logger, log_every_n_steps=1)
     assert [step for step, _ in logger.rows] == [64, 128, 192, 256, 320]
     for i, (_, row) in enumerate(logger.rows):
         iteration = module.metrics[8 * i : 8 * (i + 1)]
@@ -276,21 +225,17 @@ def test_metrics_are_means_over_the_iteration_and_the_x_axis_counts_environment_
         explained = losses.explained_variance(rollout["state_value"], rollout["value_target"]).item()
         assert row["losses/explained_variance"] == pytest.approx(explained, abs=1e-6)
         done = rollout["next", "done"]
-        assert ("charts/episodic_return" in row) == bool(done.any()), (
-            "no episode ended: no number, rather than an old one"
-        )
+        # Without an end of an episode there is no number, rather than an old one.
+        assert ("charts/episodic_return" in row) == bool(done.any())
         if done.any():
-            assert row["charts/episodic_return"] == pytest.approx(
-                rollout["next", "episode_reward"][done].mean().item()
-            )
-            assert row["charts/episodic_length"] == pytest.approx(
-                rollout["next", "step_count"][done].float().mean().item()
-            )
+            mean_return = rollout["next", "episode_reward"][done].mean().item()
+            mean_length = rollout["next", "step_count"][done].float().mean().item()
+            assert row["charts/episodic_return"] == pytest.approx(mean_return)
+            assert row["charts/episodic_length"] == pytest.approx(mean_length)
         assert row["charts/SPS"] > 0
         assert row["charts/learning_rate"] == pytest.approx(2.5e-4 * (1 - i / 5))
-    assert module.trainer.callback_metrics["losses/entropy"] == pytest.approx(
-        logger.rows[-1][1]["losses/entropy"]
-    )
+    entropy = logger.rows[-1][1]["losses/entropy"]
+    assert module.trainer.callback_metrics["losses/entropy"] == pytest.approx(entropy)
     assert any("charts/episodic_return" in row for _, row in logger.rows)
 
 
@@ -302,18 +247,11 @@ def test_the_last_100_episodes_are_kept(fit):
 @pytest.mark.detail("5")
 def test_a_time_limit_is_bootstrapped_from_the_real_last_observation(fit):
     """With lambda 0 the advantage is r + gamma V(s') - V(s), where s' is the final observation."""
-    data = {
-        "env_id": "Counter-v0",
-        "env_kwargs": {"max_episode_steps": 6},
-        "num_envs": 2,
-        "num_steps": 8,
-        "total_timesteps": 16,
-    }
+    data = {"num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+    data |= {"env_id": "Counter-v0", "env_kwargs": {"max_episode_steps": 6}}
     for bootstrap in (True, False):
-        module = fit(
-            data, {"gae_lambda": 0.0, "bootstrap_truncated": bootstrap, "num_minibatches": 1}, ppo=Recorder
-        )
-        rollout = module.rollouts[0]
+        model = {"gae_lambda": 0.0, "bootstrap_truncated": bootstrap, "num_minibatches": 1}
+        rollout = fit(data, model, ppo=RecordedPPO).rollouts[0]
         fresh = fit(data, {"num_minibatches": 1, "update_epochs": 1, "learning_rate": 1e-12}).agent
         value, following = (
             fresh.value(rollout[key]).detach() for key in ("observation", ("next", "observation"))
@@ -322,21 +260,14 @@ def test_a_time_limit_is_bootstrapped_from_the_real_last_observation(fit):
         assert truncated.sum() == 2
         if not bootstrap:
             following = following * ~truncated
-        torch.testing.assert_close(
-            rollout["advantage"].squeeze(-1), 1 + 0.99 * following - value, atol=1e-5, rtol=1e-5
-        )
+        advantage = rollout["advantage"].squeeze(-1)
+        torch.testing.assert_close(advantage, 1 + 0.99 * following - value, atol=1e-5, rtol=1e-5)
 
 
 def test_terminated_wins_over_truncated(fit):
-    data = {
-        "env_id": "Counter-v0",
-        "env_kwargs": {"terminate_at": 6, "max_episode_steps": 6},
-        "num_envs": 1,
-        "num_steps": 6,
-    }
-    rollout = fit(
-        {**data, "total_timesteps": 6}, {"gae_lambda": 0.0, "num_minibatches": 1}, ppo=Recorder
-    ).rollouts[0]
+    data = {"num_envs": 1, "num_steps": 6, "total_timesteps": 6, "env_id": "Counter-v0"}
+    data |= {"env_kwargs": {"terminate_at": 6, "max_episode_steps": 6}}
+    rollout = fit(data, {"gae_lambda": 0.0, "num_minibatches": 1}, ppo=RecordedPPO).rollouts[0]
     assert rollout["next", "truncated"][0, -1].all() and rollout["next", "terminated"][0, -1].all()
     torch.testing.assert_close(rollout["advantage"][0, -1], 1 - rollout["state_value"][0, -1])
 
@@ -349,14 +280,14 @@ def test_lightning_counts_optimizer_steps_and_stops_by_itself(fit):
 
 
 def test_seeded_runs_are_equal_to_the_bit_and_other_seeds_differ(fit):
-    one, same, other = (parameters(fit(SMALL, seed=seed)) for seed in (1, 1, 2))
+    one, same, other = (weights(fit(SMALL, seed=seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
 class InitialWeights(L.Callback):
     def on_fit_start(self, trainer, pl_module):
-        self.weights = parameters(pl_module).clone()
+        self.weights = weights(pl_module)
 
 
 def test_initial_weights_do_not_depend_on_the_number_of_threads(fit):
@@ -380,12 +311,12 @@ def test_a_validation_changes_no_training_number(fit, transforms):
         data, limit_val_batches=1, val_check_interval=2, check_val_every_n_epoch=None, num_sanity_val_steps=1
     )
     assert "eval/episodic_return" in validated.trainer.callback_metrics
-    assert torch.equal(parameters(plain), parameters(validated))
+    assert torch.equal(weights(plain), weights(validated))
     assert plain.episode_returns == validated.episode_returns
 
 
 def test_transforms_go_through_torchrls_collector_and_train(fit):
-    module = fit({**SMALL, "transforms": [InitTracker()]}, ppo=Recorder)
+    module = fit({**SMALL, "transforms": [InitTracker()]}, ppo=RecordedPPO)
     assert type(module.trainer.train_dataloader.collector).__name__ == "TensorCollector"
     assert len(module.rollouts) == 5
     assert abs(module.metrics[0]["approx_kl"]) < 1e-6
@@ -404,7 +335,6 @@ def test_transforms_go_through_torchrls_collector_and_train(fit):
         ),
         ({"num_envs": 1, "num_steps": 4}, {"num_minibatches": 4}, "minibatches of one step"),
         ({}, {"gamma": 1.01}, "model.gamma is 1.01"),
-        ({}, {"gamma": 99}, "model.gamma is 99"),
         ({}, {"gae_lambda": -0.1}, "model.gae_lambda"),
         ({}, {"learning_rate": 0.0}, "model.learning_rate"),
         ({}, {"clip_coef": 0.0}, "model.clip_coef"),
@@ -426,11 +356,6 @@ def test_wrong_numbers_end_before_an_environment_is_made(fit, monkeypatch, data,
 def test_infinite_action_bounds_are_refused(fit):
     with pytest.raises(ConfigError, match="without finite bounds"):
         fit({"env_id": "Reach-v0", "env_kwargs": {"high": float("inf")}})
-
-
-def test_gradient_clipping_by_the_trainer_is_refused(fit):
-    with pytest.raises(ConfigError, match=r"trainer.gradient_clip_val .* set model.max_grad_norm"):
-        fit(SMALL, gradient_clip_val=0.5)
 
 
 def test_rollouts_must_come_from_the_data_module(make_trainer):
@@ -488,7 +413,7 @@ def test_small_layers_train_on_one_thread_and_the_thread_count_is_restored(fit):
 def test_metrics_are_on_disk_during_the_run(fit, tmp_path, monkeypatch):
     rows = []
 
-    class Watching(Recorder):
+    class Watching(RecordedPPO):
         def log_rollout(self, rollout, metrics):
             super().log_rollout(rollout, metrics)
             path = tmp_path / "live/version_0/metrics.csv"

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO, evaluate, make_env
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.checkpoints.agent import agent_to_plain
-from ppo_lightning.spaces.rows import to_row, to_rows
+from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import (
     is_picture,
     join_vectors,
@@ -117,7 +117,7 @@ def test_a_batch_gives_the_actions_of_its_observations(do, see, count):
     singles = [module.predict(single) for single in gym.vector.utils.iterate(batch_space, observation)]
     assert all(ACTIONS[do].contains(action) for action in singles)
     expected = np.stack([to_row(ACTIONS[do], action) for action in singles])
-    np.testing.assert_allclose(to_rows(ACTIONS[do], actions, count), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(to_row(ACTIONS[do], actions, (count,)), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("see", OBSERVATIONS)

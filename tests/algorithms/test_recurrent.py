@@ -2,10 +2,8 @@
 
 import functools
 import json
-import logging
 
 import gymnasium as gym
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,6 @@ from ppo_lightning import (
     ConfigError,
     MLPAgent,
     RecurrentPPO,
-    RolloutDataModule,
     evaluate,
     make_env,
 )
@@ -29,8 +26,10 @@ from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.video.record import record_video
 from tests.environments import Trouble
+from tests.helpers import Recorder
 
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+DATA = {"num_envs": 4, "num_steps": 32, "total_timesteps": 3 * 128}
+MODEL = {"num_minibatches": 2, "update_epochs": 2}
 KINDS = pytest.mark.parametrize("kind", MEMORIES)
 
 
@@ -41,17 +40,8 @@ def agent_of(env, kind="lstm", agent=MLPAgent, **options):
     return made
 
 
-def fit(folder, agent, ckpt_path=None, module=RecurrentPPO, callbacks=(), model=None, trainer=None, **data):
-    L.seed_everything(1, verbose=False)
-    model = module(agent=agent, **{"num_minibatches": 2, "update_epochs": 2} | (model or {}))
-    data = RolloutDataModule(**{"num_envs": 4, "num_steps": 32, "total_timesteps": 3 * 128} | data)
-    options = {"max_epochs": -1, "accelerator": "cpu", "logger": False, "enable_progress_bar": False} | (
-        trainer or {}
-    )
-    quiet = {"enable_model_summary": False, "limit_val_batches": 0, "default_root_dir": folder}
-    trainer = L.Trainer(**{"enable_checkpointing": False} | quiet | options, callbacks=list(callbacks))
-    trainer.fit(model, data, ckpt_path=ckpt_path)
-    return model
+class Recorded(Recorder, RecurrentPPO):
+    pass
 
 
 def lstm(kind="lstm", agent=MLPAgent, **options):
@@ -69,36 +59,6 @@ def strong(kind="lstm", agent=MLPAgent):
         return made
 
     return make
-
-
-class First(L.Callback):
-    """Recorder of first minibatches that checks stored log-probabilities against ``ActorCritic.act``."""
-
-    def __init__(self):
-        self.kl, self.clipfrac = [], []
-
-    def on_train_batch_start(self, trainer, pl_module, rollout, batch_idx):
-        agent, memory = pl_module.agent, rollout["memory"][:, 0].clone()
-        for t in range(rollout.batch_size[1]):
-            step = rollout[:, t]
-            again = agent.evaluate(
-                step["observation"][:, None], step["action"][:, None], memory, torch.zeros(len(memory), 1) > 0
-            )
-            torch.testing.assert_close(again[0][:, 0].detach(), step["action_log_prob"], atol=1e-4, rtol=1e-4)
-            memory = agent.act(step["observation"], memory=memory)[3].detach() * ~step["next", "done"]
-
-    def on_train_start(self, trainer, pl_module):
-        update, started = pl_module.update, [-1]
-
-        def first(minibatches):
-            metrics = update(minibatches)
-            if pl_module.env_steps != started[0]:
-                started[0] = pl_module.env_steps
-                self.kl.append(float(metrics[0]["approx_kl"]))
-                self.clipfrac.append(float(metrics[0]["clipfrac"]))
-            return metrics
-
-        pl_module.update = first
 
 
 @pytest.mark.detail("33")
@@ -198,26 +158,23 @@ def test_a_rollout_stores_the_memory_that_the_agent_acted_with(kind, collector):
 @pytest.mark.detail("36")
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.integration)])
 @KINDS
-def test_the_first_ratio_is_1(kind, compile, tmp_path):
-    first = First()
-    fit(tmp_path, strong(kind), callbacks=[first], model={"compile": compile})
-    assert len(first.kl) == 3
-    assert max(first.kl) < 1e-6
-    assert max(first.clipfrac) == 0
+def test_the_first_ratio_is_1(kind, compile, fit):
+    module = fit(DATA, MODEL | {"agent": strong(kind), "compile": compile}, ppo=Recorded)
+    first = module.metrics[:: 2 * 2]
+    assert len(first) == 3
+    assert max(metrics["approx_kl"].abs() for metrics in first) < 1e-6
+    assert max(metrics["clipfrac"] for metrics in first) == 0
 
 
-def test_the_first_ratio_is_1_on_pictures(tmp_path):
-    first = First()
-    fit(
-        tmp_path, strong(agent=CNNAgent), callbacks=[first],
-        env_id="ALE/Breakout-v5", backend="envpool", num_envs=2, num_steps=16, total_timesteps=64,
-        env_kwargs={"frame_stack": 1},
-    )  # fmt: skip
-    assert len(first.kl) == 2
-    assert max(first.kl) < 1e-6
+def test_the_first_ratio_is_1_on_pictures(fit):
+    data = {"env_id": "ALE/Breakout-v5", "backend": "envpool", "env_kwargs": {"frame_stack": 1}}
+    data |= {"num_envs": 2, "num_steps": 16, "total_timesteps": 64}
+    metrics = fit(data, MODEL | {"agent": strong(agent=CNNAgent)}, ppo=Recorded).metrics
+    assert len(metrics) == 8
+    assert max(metrics[0]["approx_kl"].abs(), metrics[4]["approx_kl"].abs()) < 1e-6
 
 
-def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset(tmp_path):
+def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset():
     """At a time limit, the value of the final observation uses the memory of the episode that ended."""
     env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 5})
     agent = agent_of(env)
@@ -235,67 +192,52 @@ def test_a_time_limit_is_bootstrapped_with_the_memory_before_the_reset(tmp_path)
             memory = torch.zeros_like(memory)
 
 
-def attach(module, num_envs):
-    """Give a module a Trainer with the data module of a run whose rollouts have 8 steps."""
-    data = RolloutDataModule("Counter-v0", num_envs=num_envs, num_steps=8)
-    data.trainer = module._trainer = type("Trainer", (), {"global_rank": 0, "world_size": 1})()
-    data.trainer.datamodule = data
-
-
 @pytest.mark.detail("35")
-def test_minibatches_partition_the_sequences():
-    env = make_env("Counter-v0", 6)
-    agent = agent_of(env)
-    module = RecurrentPPO(num_minibatches=3)
-    module.agent = agent
-    attach(module, num_envs=6)
-    rollout = module.advantages(make_collector(env, agent, 8, 1, reward_scaler=None).rollout().copy())
-    rollout["observation"][..., 0] = torch.arange(48.0).view(6, 8)
-    orders = set()
-    for _ in range(20):
-        batches = [minibatch["observation"][..., 0] for minibatch in module.minibatches(rollout)]
-        assert [batch.shape for batch in batches] == [(2, 8)] * 3
+def test_minibatches_partition_the_sequences(fit):
+    """Environment, episode and step name each observation of the environment."""
+    data = {"env_id": "Script-v0", "num_envs": 6, "num_steps": 8, "total_timesteps": 48}
+    model = {"agent": lstm(), "num_minibatches": 3, "update_epochs": 20}
+    module = fit(data, model, ppo=Recorded)
+    stored, orders = module.rollouts[0]["observation"], set()
+    expected = stored[stored[:, 0, 0].argsort()]
+    for minibatches in module.epochs:
+        batches = [minibatch["observation"] for minibatch in minibatches]
+        assert [batch.shape for batch in batches] == [(2, 8, 3)] * 3
         rows = torch.cat(batches)
-        assert torch.equal(rows.sort(dim=0).values, torch.arange(48.0).view(6, 8)), (
-            "each once, in the order of time"
-        )
-        orders.add(tuple(rows[:, 0].tolist()))
-    assert len(orders) > 5, "shuffled"
-    for minibatch in module.minibatches(rollout):
-        advantage = minibatch["advantage"].flatten()
-        assert advantage.mean().abs() < 1e-5
-        assert advantage.std() == pytest.approx(1, abs=1e-4)
+        order = rows[:, 0, 0].argsort()
+        assert torch.equal(rows[order], expected), "each sequence once, in the order of time"
+        orders.add(tuple(order.tolist()))
+        for minibatch in minibatches:
+            advantage = minibatch["advantage"].flatten()
+            assert advantage.mean().abs() < 1e-5
+            assert advantage.std() == pytest.approx(1, abs=1e-4)
+    assert len(module.epochs) == 20 and len(orders) > 5, "shuffled"
 
 
-def test_invalid_steps_do_not_count_in_the_loss():
+def test_invalid_steps_do_not_count_in_the_loss(fit):
     """The loss does not depend on the advantages of invalid steps."""
-    env = make_env("Counter-v0", 2, env_kwargs={"max_episode_steps": 4})
-    agent = agent_of(env)
-    module = RecurrentPPO(num_minibatches=1, norm_adv=False)
-    module.agent = agent
-    attach(module, num_envs=2)
-    rollout = module.advantages(make_collector(env, agent, 8, 1).rollout().copy())
-    rollout["valid"] = torch.ones(2, 8, dtype=torch.bool)
-    rollout["valid"][1, 4:] = False
-    (minibatch,) = module.minibatches(rollout)
+    data = {"env_id": "Counter-v0", "num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+    model = {"agent": lstm(), "num_minibatches": 1, "norm_adv": False}
+    module = fit(data | {"env_kwargs": {"max_episode_steps": 4}}, model, ppo=Recorded)
+    minibatch, valid = module.epochs[-1][0], torch.ones(2, 8)
+    valid[1, 4:] = 0
     losses = []
     for advantage in (0.0, 1e6):
         poisoned = minibatch | {
-            "advantage": minibatch["advantage"].masked_fill((minibatch["valid"] == 0)[..., None], advantage)
+            "valid": valid,
+            "advantage": minibatch["advantage"].masked_fill((valid == 0)[..., None], advantage),
         }
         losses.append(module.total_loss(poisoned)[0])
-    assert losses[0] == losses[1]
-    unweighted = {key: tensor for key, tensor in minibatch.items() if key != "valid"}
-    assert losses[0] != module.total_loss(unweighted)[0]
+    assert losses[0] == losses[1] != module.total_loss(minibatch)[0]
 
 
-def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(tmp_path):
+def test_an_environment_that_breaks_leaves_the_rest_of_a_minibatch(fit):
     """A whole sequence may be left out, and sequences are differentiated one by one."""
     kwargs = {"kind": "raises", "env": Trouble.made + 1, "at": 32}  # the last step of the first rollout
-    trouble = {"env_id": "Trouble-v0", "env_kwargs": kwargs | {"max_restarts": 1}}
+    trouble = DATA | {"env_id": "Trouble-v0", "env_kwargs": kwargs | {"max_restarts": 1}}
     with pytest.warns(UserWarning, match="it is made anew"):
-        model = fit(tmp_path, lstm(), model={"microbatch_size": 32}, **trouble)
-    assert all(parameter.isfinite().all() for parameter in model.agent.parameters())
+        module = fit(trouble, MODEL | {"agent": lstm(), "microbatch_size": 32}, ppo=RecurrentPPO)
+    assert all(parameter.isfinite().all() for parameter in module.agent.parameters())
 
 
 class Named(RecurrentPPO):
@@ -307,23 +249,14 @@ class Named(RecurrentPPO):
 
 
 @KINDS
-def test_the_update_is_one_graph_if_the_memory_is_traceable(kind, tmp_path):
-    module = fit(tmp_path, lstm(kind), module=Named, model={"compile": True})
+def test_the_update_is_one_graph_if_the_memory_is_traceable(kind, fit):
+    module = fit(DATA, MODEL | {"agent": lstm(kind), "compile": True}, ppo=Named)
     assert module.selected is (CompiledUpdate if kind == "min_gru" else EagerUpdate)
 
 
 @KINDS
-def test_an_interrupted_run_resumes_to_the_bit(kind, tmp_path):
-    class Save(L.Callback):
-        def on_train_batch_end(self, trainer, pl_module, *args):
-            if pl_module.env_steps == 256:
-                trainer.save_checkpoint(tmp_path / "half.ckpt")
-
-    whole = fit(tmp_path, lstm(kind), callbacks=[Save()])
-    again = fit(tmp_path, lstm(kind), ckpt_path=tmp_path / "half.ckpt")
-    assert again.env_steps == whole.env_steps == 384
-    for name, tensor in whole.agent.state_dict().items():
-        assert torch.equal(tensor, again.agent.state_dict()[name]), name
+def test_an_interrupted_run_resumes_to_the_bit(kind, fit_and_resume):
+    fit_and_resume(2, DATA, MODEL | {"agent": lstm(kind)}, ppo=RecurrentPPO)
 
 
 @KINDS
@@ -358,9 +291,9 @@ def test_a_video_of_an_agent_with_a_memory(tmp_path):
         (RecurrentPPO, lstm(), {"num_envs": 3}, "whole sequences"),
     ],
 )
-def test_what_does_not_fit_is_refused(module, agent, data, match, tmp_path):
+def test_what_does_not_fit_is_refused(module, agent, data, match, fit):
     with pytest.raises(ConfigError, match=match):
-        fit(tmp_path, agent, module=module, **data)
+        fit(DATA | data, MODEL | {"agent": agent}, ppo=module)
 
 
 class Recall(gym.Env):
@@ -387,9 +320,9 @@ gym.register("Recall-v0", Recall)
 
 
 @KINDS
-def test_a_memory_solves_what_no_policy_without_one_can(kind, tmp_path):
+def test_a_memory_solves_what_no_policy_without_one_can(kind, fit):
     model = {"learning_rate": 5e-3, "anneal_lr": False, "update_epochs": 4, "num_minibatches": 2}
     data = {"env_id": "Recall-v0", "num_envs": 8, "num_steps": 64, "total_timesteps": 30_720}
-    assert np.mean(fit(tmp_path, lstm(kind), model=model, **data).episode_returns) > 0.9
-    without = fit(tmp_path, MLPAgent, module=PPO, model=model, **data)
+    assert np.mean(fit(data, model | {"agent": lstm(kind)}, ppo=RecurrentPPO).episode_returns) > 0.9
+    without = fit(data, model)
     assert np.mean(without.episode_returns) < 0.75, json.dumps(list(without.episode_returns))

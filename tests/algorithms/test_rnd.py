@@ -13,10 +13,11 @@ from ppo_lightning import PPO, RND, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.rnd import Curiosity, IntrinsicRewards, endless_gae, random_rollouts
 from ppo_lightning.callbacks.guards import NonFiniteGuard
-from tests.checkpoints.test_resume import SaveAfter
 from tests.environments import Trouble
+from tests.helpers import Recorder, SaveAfter
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 3}
+COUNTER = SMALL | {"env_id": "Counter-v0"}
 MODEL = {
     "num_minibatches": 2,
     "update_epochs": 2,
@@ -27,31 +28,18 @@ MODEL = {
 PIXELS = {"env_id": "ALE/Breakout-v5", "env_kwargs": {"screen_size": 36}}
 
 
-class Recorder(RND):
-    """Recorder of rollouts with advantages, minibatches and metrics."""
+class RecordedRND(Recorder, RND):
+    """Recorder that keeps the state at the start, and names parameters without a gradient."""
 
     def on_train_start(self):
         super().on_train_start()
-        self.rollouts, self.epochs, self.metrics, self.missing = [], [], [], set()
-        self.count = self.curiosity.normalizer.count.item()
-        self.initial = {key: value.clone() for key, value in self.state_dict().items()}
-
-    def advantages(self, rollout):
-        rollout = super().advantages(rollout)
-        self.rollouts.append(rollout.clone())
-        return rollout
-
-    def minibatches(self, rollout):
-        self.epochs.append([])
-        for minibatch in super().minibatches(rollout):
-            self.epochs[-1].append(minibatch)
-            yield minibatch
+        self.missing = set()
+        self.before = {key: value.clone() for key, value in self.state_dict().items()}
+        self.count = self.before["curiosity.normalizer.count"].item()
 
     def update(self, minibatches):
         metrics = super().update(minibatches)
-        self.metrics += metrics
-        named = self.named_parameters()
-        self.missing |= {name for name, p in named if p.requires_grad and p.grad is None}
+        self.missing |= {name for name, p in self.named_parameters() if p.requires_grad and p.grad is None}
         return metrics
 
 
@@ -93,8 +81,8 @@ def test_the_intrinsic_stream_stops_before_invalid_steps_only():
 
 
 def test_the_extrinsic_stream_ends_with_the_episode_and_the_intrinsic_one_does_not(fit, constant_novelty):
-    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 4}, "total_timesteps": 32}
-    module = fit(data, MODEL | {"gae_lambda": 1.0, "gamma": 1.0, "int_gamma": 0.9}, ppo=Recorder)
+    data = COUNTER | {"env_kwargs": {"terminate_at": 4}, "total_timesteps": 32}
+    module = fit(data, MODEL | {"gae_lambda": 1.0, "gamma": 1.0, "int_gamma": 0.9}, ppo=RecordedRND)
     rollout = module.rollouts[0]
     assert rollout["next", "terminated"].sum() == 8
     steps_left = torch.tensor([4.0, 3, 2, 1]).repeat(2, 4)
@@ -108,7 +96,7 @@ def test_the_advantage_is_the_weighted_sum_of_both(fit, monkeypatch):
     gae = losses.gae
     monkeypatch.setattr(losses, "gae", lambda *args: both.append(gae(*args)) or both[-1])
     weights = {"ext_coef": 3.0, "int_coef": 0.5}
-    module = fit(SMALL | {"total_timesteps": 32}, MODEL | weights, ppo=Recorder)
+    module = fit(SMALL | {"total_timesteps": 32}, MODEL | weights, ppo=RecordedRND)
     (extrinsic, _), (internal, int_target) = both
     assert internal.abs().max() > 1e-4
     torch.testing.assert_close(
@@ -138,7 +126,7 @@ def test_intrinsic_values_are_those_of_the_weights_that_collected_the_rollout(fi
 
 
 def test_the_first_ratio_is_1_and_every_parameter_has_a_gradient(fit):
-    module = fit(SMALL, MODEL, ppo=Recorder)
+    module = fit(SMALL, MODEL, ppo=RecordedRND)
     for first in module.metrics[:: 2 * 2]:
         assert abs(first["approx_kl"]) < 1e-6
         assert first["clipfrac"] == 0
@@ -150,7 +138,7 @@ def test_the_first_ratio_is_1_and_every_parameter_has_a_gradient(fit):
 
 
 def test_the_total_loss_is_that_of_ppo_and_two_more_and_the_intrinsic_value_is_not_clipped(fit):
-    module = fit(SMALL, MODEL | {"vf_coef": 0.25}, ppo=Recorder)
+    module = fit(SMALL, MODEL | {"vf_coef": 0.25}, ppo=RecordedRND)
     minibatch = module.epochs[-1][0]
     evaluation = module.evaluate(minibatch)
     loss, parts = module.loss(minibatch, evaluation)
@@ -234,14 +222,13 @@ def test_invalid_steps_have_no_reward_and_enter_no_statistics():
 
 def test_the_networks_get_the_observation_after_the_step(fit):
     """At episode ends this is the final observation, which no step acts on."""
-    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 3}}
-    rollout = fit(data, MODEL, ppo=Recorder).rollouts[0]
+    rollout = fit(COUNTER | {"env_kwargs": {"terminate_at": 3}}, MODEL, ppo=RecordedRND).rollouts[0]
     assert rollout["novelty_input"][0, :6, 0].tolist() == [1, 2, 3, 1, 2, 3]
 
 
 def test_the_episode_reward_is_the_sum_along_the_episode(fit, constant_novelty):
     """Episodes of 5 steps in rollouts of 3 steps; the scaled rewards would give another number."""
-    data = {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 5}, "num_envs": 2, "num_steps": 3}
+    data = COUNTER | {"env_kwargs": {"terminate_at": 5}, "num_steps": 3}
     for rollouts, ended in ((1, False), (2, True), (3, False), (4, True)):
         module = fit(data | {"total_timesteps": 6 * rollouts}, MODEL, ppo=RND)
         metrics = module.trainer.callback_metrics
@@ -255,11 +242,11 @@ def test_the_episode_reward_is_the_sum_along_the_episode(fit, constant_novelty):
 
 
 def test_the_statistics_begin_with_random_steps_in_environments_of_their_own(fit):
-    module = fit(SMALL, MODEL, ppo=Recorder)
+    module = fit(SMALL, MODEL, ppo=RecordedRND)
     assert module.count == 2 * 32
     assert module.curiosity.normalizer.count == (2 + 3) * 32
     assert module.env_steps == 3 * 32, "random steps do not count"
-    without = fit(SMALL, MODEL | {"num_iterations_obs_norm_init": 0}, ppo=Recorder)
+    without = fit(SMALL, MODEL | {"num_iterations_obs_norm_init": 0}, ppo=RecordedRND)
     assert without.count == 0
     assert torch.equal(without.rollouts[0]["observation"], module.rollouts[0]["observation"])
 
@@ -297,17 +284,17 @@ def test_observations_are_clipped_to_5_deviations():
 
 
 def test_the_target_never_changes_and_the_predictor_does(fit):
-    module = fit(SMALL, MODEL, ppo=Recorder)
+    module = fit(SMALL, MODEL, ppo=RecordedRND)
     now = module.state_dict()
-    changed = {name for name, value in module.initial.items() if not torch.equal(value, now[name])}
+    changed = {name for name, value in module.before.items() if not torch.equal(value, now[name])}
     for part, changes in (("target", False), ("predictor", True), ("critic", True)):
         names = {name for name in now if name.startswith(f"curiosity.{part}.")}
         assert names and (names <= changed if changes else not names & changed), part
 
 
 def test_the_error_falls_where_the_agent_was(fit):
-    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 4}, "total_timesteps": 32 * 40}
-    module = fit(data, MODEL | {"update_epochs": 4}, ppo=Recorder)
+    data = COUNTER | {"env_kwargs": {"terminate_at": 4}, "total_timesteps": 32 * 40}
+    module = fit(data, MODEL | {"update_epochs": 4}, ppo=RecordedRND)
     with torch.no_grad():
         error = {place: module.curiosity.error(torch.tensor([[place]])).item() for place in (1.0, 4.0, 8.0)}
     assert module.rollouts[0]["int_reward"].mean() > 100 * error[1.0]
@@ -316,7 +303,7 @@ def test_the_error_falls_where_the_agent_was(fit):
 
 def test_the_predictor_learns_from_a_share_of_the_steps_drawn_in_each_epoch(fit):
     data = SMALL | {"num_steps": 512, "total_timesteps": 1024}
-    module = fit(data, MODEL | {"update_proportion": 0.25, "update_epochs": 3}, ppo=Recorder)
+    module = fit(data, MODEL | {"update_proportion": 0.25, "update_epochs": 3}, ppo=RecordedRND)
     weights = [torch.cat([minibatch["novelty_weight"] for minibatch in epoch]) for epoch in module.epochs]
     steps = [torch.cat([minibatch["observation"] for minibatch in epoch]) for epoch in module.epochs]
     for epoch in weights:
@@ -350,7 +337,7 @@ def test_the_predictor_learns_from_a_share_of_the_steps_drawn_in_each_epoch(fit)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_rnd_trains_each_kind_of_agent(fit, data, agent, precision):
     model = MODEL | {"agent": agent, "norm_reward": True}
-    module = fit(SMALL | {"total_timesteps": 64} | data, model, ppo=Recorder, precision=precision)
+    module = fit(SMALL | {"total_timesteps": 64} | data, model, ppo=RecordedRND, precision=precision)
     assert not module.missing
     assert abs(module.metrics[0]["approx_kl"]) < 1e-6
     assert all(value.isfinite() for metrics in module.metrics for value in metrics.values())
@@ -360,7 +347,7 @@ def test_rnd_trains_each_kind_of_agent(fit, data, agent, precision):
 @pytest.mark.integration
 def test_pictures_are_seen_as_their_last_frame_and_stay_bytes(fit):
     model = MODEL | {"agent": CNNAgent}
-    module = fit(SMALL | {"total_timesteps": 32} | PIXELS, model, ppo=Recorder)
+    module = fit(SMALL | {"total_timesteps": 32} | PIXELS, model, ppo=RecordedRND)
     rollout = module.rollouts[0]
     assert module.curiosity.shape == (1, 36, 36)
     assert torch.equal(rollout["novelty_input"], rollout["next", "observation"][:, :, 3:])
@@ -372,7 +359,7 @@ def test_the_steps_of_environments_that_failed_do_not_count(fit):
     kwargs = {"kind": "raises", "env": Trouble.made, "at": 5}
     data = SMALL | {"env_id": "Trouble-v0", "env_kwargs": kwargs | {"max_restarts": 1000}}
     with pytest.warns(UserWarning, match="it is made anew"):
-        module = fit(data, MODEL, ppo=Recorder, callbacks=[NonFiniteGuard()])
+        module = fit(data, MODEL, ppo=RecordedRND, callbacks=[NonFiniteGuard()])
     rollout = module.rollouts[0]
     assert not rollout["valid"].all()
     assert (rollout["int_reward"] > 0).equal(rollout["valid"])
@@ -380,19 +367,16 @@ def test_the_steps_of_environments_that_failed_do_not_count(fit):
     assert module.curiosity.normalizer.count - module.count == counted
 
 
-@pytest.mark.integration
-def test_eager_and_compiled_updates_agree(fit):
-    eager, compiled = (fit(SMALL, MODEL | {"compile": on}, ppo=RND) for on in (False, True))
-    state = compiled.state_dict()
-    for name, value in eager.state_dict().items():
-        torch.testing.assert_close(state[name], value, atol=1e-5, rtol=1e-3)
-    assert list(state) == list(eager.state_dict())
-
-
-def test_microbatches_give_the_update_of_the_whole_minibatch(fit):
-    whole, parts = (fit(SMALL, MODEL | {"microbatch_size": rows}, ppo=RND) for rows in (None, 4))
-    for name, value in whole.state_dict().items():
-        torch.testing.assert_close(parts.state_dict()[name], value, atol=1e-5, rtol=1e-3)
+@pytest.mark.parametrize(
+    "options",
+    [{"microbatch_size": 4}, pytest.param({"compile": True}, marks=pytest.mark.integration)],
+    ids=str,
+)
+def test_microbatches_and_a_compiled_loss_give_the_same_update(fit, options):
+    expected, found = (fit(SMALL, MODEL | model, ppo=RND).state_dict() for model in ({}, options))
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-3)
 
 
 # Runs and checkpoints
@@ -407,42 +391,23 @@ def test_microbatches_give_the_update_of_the_whole_minibatch(fit):
     ],
     ids=str,
 )
-def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, data, model):
+def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit_and_resume, data, model):
     data = SMALL | {"total_timesteps": 32 * 13} | data
-    whole = fit(data, MODEL | model, ppo=RND, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 11)])
-    resumed = fit(data, MODEL | model, ppo=RND, ckpt_path=tmp_path / "middle.ckpt")
-    for key, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[key]), key
-    ends = whole.rewards, resumed.rewards
+    whole, resumed = fit_and_resume(11, data, MODEL | model, ppo=RND)
     for name in ("discounted", "episode"):
-        assert torch.equal(*(getattr(end, name) for end in ends))
-        assert getattr(ends[0], name).abs().max() > 0
-    metrics = [
-        {k: v for k, v in run.trainer.callback_metrics.items() if k != "charts/SPS"}
-        for run in (whole, resumed)
-    ]
-    assert all(metrics[1][key] == metrics[0][key] for key in metrics[1])
+        sums = getattr(whole.rewards, name)
+        assert torch.equal(sums, getattr(resumed.rewards, name)) and sums.abs().max() > 0
 
 
 def test_a_resumed_run_with_fresh_episodes_starts_their_sums_again(fit, tmp_path, constant_novelty):
-    data = SMALL | {"env_id": "Counter-v0", "env_kwargs": {"terminate_at": 20}}
+    data = COUNTER | {"env_kwargs": {"terminate_at": 20}}
     fit(data, MODEL, ppo=RND, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
     resumed = fit(data, MODEL, ppo=RND, ckpt_path=tmp_path / "middle.ckpt")
     assert resumed.trainer.callback_metrics["charts/episode_curiosity_reward"] == 20, "not 36"
 
 
-def test_a_second_fit_keeps_the_networks_and_restarts_the_sums(make_trainer, fit):
-    module = fit(SMALL, MODEL, ppo=Recorder)
-    count = module.curiosity.normalizer.count.item()
-    discounted = module.rewards.discounted.clone()
-    make_trainer().fit(module, module.trainer.datamodule)
-    assert module.count == count, "no random steps"
-    assert module.curiosity.normalizer.count == count + 3 * 32
-    assert not torch.equal(module.rewards.discounted, discounted)
-
-
-def test_a_new_run_after_a_resumed_one_starts_with_sums_of_zero(fit, tmp_path, make_trainer):
-    class Starting(RND):
+def test_a_second_fit_keeps_the_networks_and_starts_with_sums_of_zero(fit, tmp_path, make_trainer):
+    class Starting(RecordedRND):
         def on_train_start(self):
             super().on_train_start()
             self.started_with = self.rewards.discounted.clone()
@@ -450,8 +415,11 @@ def test_a_new_run_after_a_resumed_one_starts_with_sums_of_zero(fit, tmp_path, m
     fit(SMALL, MODEL, ppo=Starting, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
     module = fit(SMALL, MODEL, ppo=Starting, ckpt_path=tmp_path / "middle.ckpt")
     assert module.started_with.min() > 0
+    count = module.curiosity.normalizer.count.item()
     make_trainer().fit(module, module.trainer.datamodule)
     assert module.started_with.tolist() == [0, 0]
+    assert module.count == count, "no random steps"
+    assert module.curiosity.normalizer.count == count + 3 * 32
 
 
 def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path):
@@ -459,22 +427,12 @@ def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path):
     module = fit(SMALL, MODEL, ppo=RND, callbacks=[SaveAfter(path, 3)])
     checkpoint = torch.load(path, weights_only=True)
     state = checkpoint["state_dict"]
-    for part in (
-        "target.0.weight",
-        "predictor.2.weight",
-        "critic.weight",
-        "normalizer.m2",
-        "reward_moments.m2",
-    ):
-        assert f"curiosity.{part}" in state
     assert state["curiosity.normalizer.m2"].dtype == torch.float64
-    assert {name: len(sums) for name, sums in checkpoint["intrinsic"].items()} == {
-        "discounted": 2,
-        "episode": 2,
-    }
+    sizes = {name: len(sums) for name, sums in checkpoint["intrinsic"].items()}
+    assert sizes == {"discounted": 2, "episode": 2}
     loaded = RND.load_from_checkpoint(path)
     for name, value in module.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value)
+        assert torch.equal(state[name], value) and torch.equal(loaded.state_dict()[name], value), name
     observation = torch.randn(3, 4)
     assert torch.equal(loaded.predict(observation), module.predict(observation))
     assert loaded.hparams.int_gamma == 0.99 and loaded.hparams.update_epochs == 2

@@ -5,26 +5,14 @@ import torch
 from torchrl.data import Bounded, Unbounded
 
 from ppo_lightning import RPO, ConfigError, MLPAgent
+from tests.helpers import REACH, Recorder, weights
 
-REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 96, "eval_episodes": 1}
+REACH = REACH | {"num_steps": 16}
 MODEL = {"num_minibatches": 2, "update_epochs": 3, "norm_reward": True}
 
 
-class Recording(RPO):
-    """Recorder of the collected actions and the actions of each minibatch."""
-
-    def training_step(self, rollout, batch_idx):
-        self.rollout, self.minibatch_actions = rollout["action"].clone(), []
-        super().training_step(rollout, batch_idx)
-
-    def minibatches(self, rollout):
-        for minibatch in super().minibatches(rollout):
-            self.minibatch_actions.append(minibatch["action"].clone())
-            yield minibatch
-
-
-def weights(module):
-    return torch.nn.utils.parameters_to_vector(module.agent.parameters())
+class RecordedRPO(Recorder, RPO):
+    pass
 
 
 def test_rpo_without_noise_is_ppo(fit):
@@ -46,9 +34,9 @@ def nearly_deterministic(observation_spec, action_spec):
 def test_the_noise_is_uniform_new_in_each_epoch_and_not_in_the_rollout(fit):
     data = REACH | {"num_steps": 1024, "total_timesteps": 2048}
     model = MODEL | {"rpo_alpha": 0.4, "learning_rate": 1e-9, "agent": nearly_deterministic}
-    module = fit(data, model, ppo=Recording)
-    assert module.rollout.abs().max() < 0.01
-    epochs = [torch.cat(module.minibatch_actions[i : i + 2]) for i in (0, 2, 4)]
+    module = fit(data, model, ppo=RecordedRPO)
+    assert module.rollouts[0]["action"].abs().max() < 0.01
+    epochs = [torch.cat([minibatch["action"] for minibatch in epoch]) for epoch in module.epochs]
     for epoch in epochs:
         assert 0.39 < epoch.abs().max() < 0.41
         assert epoch.mean().item() == pytest.approx(0, abs=0.02)

@@ -6,18 +6,15 @@ import torch
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.algorithms.update import EagerUpdate
 from ppo_lightning.callbacks import Threads
-from tests.algorithms.test_update import CARTPOLE, MODEL
+from tests.helpers import CARTPOLE, MODEL, Recorder
 
 
-class Interrupted(PPO):
-    """Recorder of the learning rates; with ``fails``, the second iteration raises an error."""
+class Interrupted(Recorder, PPO):
+    """Recorder whose second iteration raises an error if it ``fails``."""
 
-    def __init__(self, fails=False, **kwargs):
-        super().__init__(**kwargs)
-        self.fails, self.rates = fails, []
+    fails = False
 
     def training_step(self, rollout, batch_idx):
-        self.rates.append(self.lr_schedulers().get_last_lr()[0])
         self.threads = torch.get_num_threads()
         if self.fails and batch_idx == 1:
             raise RuntimeError("interrupted")
@@ -28,16 +25,15 @@ def test_a_second_fit_starts_at_the_learning_rate_again(make_trainer):
     module = Interrupted(learning_rate=1e-3, anneal_lr=False, desired_kl=10.0)
     for _ in range(2):
         make_trainer().fit(module, RolloutDataModule(**CARTPOLE))
-    first, second = module.rates[:3], module.rates[3:]
-    assert first == second == pytest.approx([1e-3, 1.5e-3, 2.25e-3])
+        assert module.learning_rates == pytest.approx([1e-3, 1.5e-3, 2.25e-3])
 
 
-@pytest.mark.parametrize("options", [{"compile": True}], ids=str)
-def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch, options):
+def test_an_exception_leaves_nothing_of_the_run_behind(make_trainer, monkeypatch):
     """Compiled graphs and thread counts are dropped, so that the next run is an ordinary one."""
     nothing = [{"approx_kl": torch.zeros(())}]
     monkeypatch.setattr(PPO, "update", lambda self, minibatches: nothing)  # nothing is compiled
-    module = Interrupted(fails=True, **MODEL | options)
+    module = Interrupted(**MODEL, compile=True)
+    module.fails = True
     with pytest.raises(RuntimeError, match="interrupted"):
         make_trainer(callbacks=[Threads(2)]).fit(module, RolloutDataModule(**CARTPOLE))
     assert module.threads == 2

@@ -11,7 +11,7 @@ from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms import losses
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import CollectorInputs
-from tests.checkpoints.test_resume import SaveAfter
+from tests.helpers import Recorder, weights
 
 ROLLOUTS = 3
 DATA = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * ROLLOUTS}
@@ -19,35 +19,17 @@ MODEL = {"num_minibatches": 2, "update_epochs": 2, "learning_rate": 1e-3}
 ONE_STEP = {"num_minibatches": 1, "update_epochs": 1}
 
 
-def weights(network):
-    return torch.nn.utils.parameters_to_vector(network.parameters()).detach().clone()
+class Recorded(Recorder, PPO):
+    pass
 
 
-class Recording(PPO):
-    """Recorder of the initial weights and the learning rate of each iteration."""
-
-    def on_train_start(self):
-        super().on_train_start()
-        self.initial = weights(self.agent)
-        self.rates = []
-
-    def training_step(self, rollout, batch_idx):
-        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
-        super().training_step(rollout, batch_idx)
-
-    @property
-    def moved(self):
-        """The largest change of a weight in this run."""
-        return (weights(self.agent) - self.initial).abs().max().item()
-
-
-class OwnSchedule(Recording):
+class OwnSchedule(Recorded):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.trainable_parameters(), lr=0.1, momentum=0.5)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)]
 
 
-class NoSchedule(Recording):
+class NoSchedule(Recorded):
     def configure_optimizers(self):
         return torch.optim.SGD(self.trainable_parameters(), lr=0.1)
 
@@ -55,37 +37,31 @@ class NoSchedule(Recording):
 def test_a_subclass_uses_its_own_optimizer_and_schedule(fit):
     module = fit(DATA, MODEL, ppo=OwnSchedule)
     assert type(module.trainer.optimizers[0]) is torch.optim.SGD
-    assert module.rates == pytest.approx([0.1, 0.05, 0.025]), "one step of the schedule an iteration"
+    assert module.learning_rates == pytest.approx([0.1, 0.05, 0.025]), "one step of the schedule an iteration"
     assert module.trainer.global_step == ROLLOUTS * 2 * 2
     assert module.moved > 1e-3
 
 
-def test_a_resumed_run_leaves_an_own_schedule_to_lightning(fit, tmp_path):
-    path = tmp_path / "first.ckpt"
-    whole = fit(DATA, MODEL, ppo=OwnSchedule, callbacks=[SaveAfter(path, 1)])
-    resumed = fit(DATA, MODEL, ppo=OwnSchedule, ckpt_path=path)
-    assert resumed.rates == whole.rates[1:]
+def test_a_resumed_run_leaves_an_own_schedule_to_lightning(fit_and_resume):
+    whole, resumed = fit_and_resume(1, DATA, MODEL, ppo=OwnSchedule)
+    assert resumed.learning_rates == whole.learning_rates[1:]
     settings = torch.optim.SGD([torch.zeros(1)]).param_groups[0].keys() | {"initial_lr"}
     assert resumed.trainer.optimizers[0].param_groups[0].keys() == settings, "no setting of Adam is added"
-    assert torch.equal(weights(resumed.agent), weights(whole.agent))
 
 
 def test_without_a_schedule_the_learning_rate_is_constant(fit):
     """``anneal_lr`` is on: it is a setting of PPO's own ``configure_optimizers``."""
     module = fit(DATA, MODEL | {"anneal_lr": True}, ppo=NoSchedule)
     assert module.lr_schedulers() is None
-    assert module.rates == [0.1] * ROLLOUTS
+    assert module.learning_rates == [0.1] * ROLLOUTS
     assert module.moved > 1e-3
 
 
-def test_a_run_without_a_schedule_is_resumed(fit, tmp_path):
-    path = tmp_path / "first.ckpt"
-    whole = fit(DATA, MODEL, ppo=NoSchedule, callbacks=[SaveAfter(path, 1)])
-    resumed = fit(DATA, MODEL, ppo=NoSchedule, ckpt_path=path)
-    assert torch.equal(weights(resumed.agent), weights(whole.agent))
+def test_a_run_without_a_schedule_is_resumed(fit_and_resume):
+    fit_and_resume(1, DATA, MODEL, ppo=NoSchedule)
 
 
-class ConstantAdvantages(Recording):
+class ConstantAdvantages(Recorded):
     """PPO with advantages of 2, and the stored values as value targets."""
 
     def advantages(self, rollout):
@@ -102,7 +78,7 @@ def test_overridden_advantages_reach_the_loss(fit):
     assert metrics["losses/value_loss"].item() == pytest.approx(0, abs=1e-9)
 
 
-class FirstMinibatch(Recording):
+class FirstMinibatch(Recorded):
     """PPO that uses half of each rollout."""
 
     def minibatches(self, rollout):
@@ -115,7 +91,7 @@ def test_overridden_minibatches_are_those_of_the_updates(fit):
     assert module.moved > 1e-4
 
 
-class Decay(Recording):
+class Decay(Recorded):
     """PPO whose loss is half the squared norm of the weights."""
 
     def loss(self, minibatch, evaluation):
@@ -126,7 +102,7 @@ class Decay(Recording):
 
 def test_an_overridden_loss_is_minimized_and_its_parts_are_logged(fit):
     module = fit(DATA, MODEL | {"max_grad_norm": 1e9}, ppo=Decay)
-    initial, final = 0.5 * module.initial.square().sum(), 0.5 * weights(module.agent).square().sum()
+    initial, final = 0.5 * module.initial.square().sum(), 0.5 * weights(module).square().sum()
     assert final < 0.99 * initial
     assert final < module.trainer.callback_metrics["losses/decay"] < initial
 
@@ -202,7 +178,7 @@ def test_an_additional_rollout_key_goes_through_the_minibatches(fit, ppo, agent)
     assert sorted(module.numbers) == sorted(2 * list(range(4 * 16))), "each step once in each of two epochs"
 
 
-class Auxiliary(Recording):
+class Auxiliary(Recorded):
     """PPO with a second value network, which only the loss uses."""
 
     def __init__(self, **hyperparameters):
@@ -235,17 +211,14 @@ def test_an_additional_network_is_trained_if_it_is_among_the_trainable_parameter
     assert trained.trainer.callback_metrics["losses/second_value_loss"] > 0
 
 
-def test_an_additional_network_is_saved_and_resumed(fit, tmp_path):
-    path = tmp_path / "first.ckpt"
-    whole = fit(DATA, MODEL, ppo=Auxiliary, callbacks=[SaveAfter(path, 1)])
-    resumed = fit(DATA, MODEL, ppo=Auxiliary, ckpt_path=path)
-    for network in ("agent", "second_critic"):
-        assert torch.equal(weights(getattr(resumed, network)), weights(getattr(whole, network))), network
+def test_an_additional_network_is_saved_and_resumed(fit_and_resume, tmp_path):
+    fit_and_resume(1, DATA, MODEL, ppo=Auxiliary)
+    path = tmp_path / "middle.ckpt"
     saved = torch.load(path, weights_only=False)["state_dict"]["second_critic.weight"]
     assert torch.equal(Auxiliary.load_from_checkpoint(path).second_critic.weight, saved)
 
 
-class OwnCollection(Recording):
+class OwnCollection(Recorded):
     """PPO that collects with the initial agent, and clips scaled rewards at 0.5."""
 
     def collector_inputs(self):
@@ -269,6 +242,6 @@ def test_overridden_collector_inputs_collect_the_rollouts(fit):
     assert torch.cat(module.rewards).max() == 0.5, "CartPole's rewards are 1"
     assert module.scaler.std > 0
     assert module.moved > 1e-3
-    assert torch.equal(weights(module.behavior), module.initial)
+    assert torch.equal(torch.nn.utils.parameters_to_vector(module.behavior.parameters()), module.initial)
     for again, stored in module.log_probs:
         torch.testing.assert_close(stored, again.detach(), atol=1e-5, rtol=1e-5)

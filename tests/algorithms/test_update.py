@@ -15,11 +15,7 @@ from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.algorithms.schedule import IterationLR
 from ppo_lightning.algorithms.update import CompiledUpdate, compile_per_instance
 from ppo_lightning.models.bodies import FastTanh
-
-# Few iterations: float32 rounds differently in a compiled graph, and training amplifies any difference.
-REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}
-CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
-MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
+from tests.helpers import CARTPOLE, MODEL, REACH, Recorder, weights
 
 MIN_GRU = functools.partial(MLPAgent, shared=True, memory="min_gru", memory_size=16)
 
@@ -43,30 +39,27 @@ def calls(monkeypatch):
     return made
 
 
-class Tracing(PPO):
-    """Recorder of the metrics of each minibatch and the learning rate of each iteration."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.metrics, self.learning_rates = [], []
-
-    def update(self, minibatches):
-        self.learning_rates.append(self.optimizers().param_groups[0]["lr"])
-        metrics = super().update(minibatches)
-        self.metrics += metrics
-        return metrics
+class Counted(Recorder):
+    """Recorder that keeps Lightning's count of optimizer steps."""
 
     def on_train_end(self):
         super().on_train_end()
         self.steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
 
 
-class TracingSequences(Tracing, RecurrentPPO):
-    """The same for agents with a memory."""
+class Tracing(Counted, PPO):
+    pass
 
 
-def weights(module):
-    return torch.cat([parameter.detach().flatten() for parameter in module.agent.parameters()])
+class TracingSequences(Counted, RecurrentPPO):
+    pass
+
+
+def require_same_updates(one, other):
+    """Require the same weights and the same metrics of each minibatch, to float tolerance."""
+    torch.testing.assert_close(weights(other), weights(one), atol=1e-5, rtol=1e-4)
+    for expected, found in zip(one.metrics, other.metrics, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
 
 
 def optimizer_state(module):
@@ -97,9 +90,7 @@ def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls):
     assert [len(call) for call in calls] == [4, 4], "all iterations but the first, which makes Adam's state"
     assert all(parameter.grad is None for parameter in compiled.agent.parameters())
     assert eager.learning_rates == compiled.learning_rates
-    for one, other in zip(eager.metrics, compiled.metrics, strict=True):
-        torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-3)
-    torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)
+    require_same_updates(eager, compiled)
     # Adam's step does not depend on the gradients' scale, but its state does.
     torch.testing.assert_close(optimizer_state(compiled), optimizer_state(eager), atol=1e-5, rtol=1e-3)
     assert list(eager.state_dict()) == list(compiled.state_dict())
@@ -139,9 +130,7 @@ def test_microbatches_give_the_update_of_the_whole_minibatch(fit, calls):
     ]
     assert {len(call) for call in calls} == {4}
     for end in ends[1:]:
-        torch.testing.assert_close(weights(end), weights(ends[0]), atol=1e-5, rtol=1e-4)
-        for one, other in zip(ends[0].metrics, end.metrics, strict=True):
-            torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-3)
+        require_same_updates(ends[0], end)
 
 
 class Irregular(Tracing):
@@ -161,9 +150,7 @@ def test_a_scan_takes_equal_minibatches_and_the_rest_go_one_by_one(fit, calls):
     assert [len(call) for call in calls] == [4, 1, 1, 1, 1, 1, 1]
     assert [len(call[0]["action"]) for call in calls] == [32, 32, 32, 32, 16, 32, 16]
     assert eager.steps == compiled.steps
-    torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)
-    for one, other in zip(eager.metrics, compiled.metrics, strict=True):
-        torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-3)
+    require_same_updates(eager, compiled)
 
 
 @pytest.mark.integration
@@ -186,7 +173,7 @@ def test_epochs_are_scanned_one_by_one_where_the_divergence_may_end_them(fit, ca
     ends = [fit(CARTPOLE, MODEL | {"compile": on, "target_kl": 5e-6}, ppo=Tracing) for on in (False, True)]
     assert len(ends[0].metrics) < 3 * 2 * 2, "an iteration ended early"
     assert {len(call) for call in calls} == {2}
-    torch.testing.assert_close(weights(ends[1]), weights(ends[0]), atol=1e-5, rtol=1e-4)
+    require_same_updates(*ends)
 
 
 @pytest.mark.parametrize(
@@ -254,9 +241,8 @@ def test_each_object_has_graphs_of_its_own(monkeypatch):
     for number in range(10):
         assert compile_per_instance(Adds(number).add)(torch.zeros(2)).tolist() == [number, number]
     monkeypatch.setattr(Adds, "what", lambda self: 100)
-    assert compile_per_instance(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100], (
-        "not the graph of the method before"
-    )
+    # Not the graph of the method before
+    assert compile_per_instance(Adds(9).add)(torch.zeros(2)).tolist() == [100, 100]
 
 
 OLD_GPU = SimpleNamespace(name="K80", major=3, minor=7)
@@ -273,12 +259,9 @@ def test_a_machine_that_cannot_compile_ends_in_one_sentence(fit, monkeypatch, er
         raise error
 
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: fail)
-    with pytest.raises(
-        ConfigError,
-        match=r"^model\.compile does not work here \(.*\): install .* or leave model\.compile off",
-    ):
+    with pytest.raises(ConfigError, match=r"^model\.compile does not work here \(.*\): install "):
         fit(CARTPOLE, MODEL | {"compile": True})
-    with pytest.raises(ConfigError, match=r"^model\.compile does not work here"):
+    with pytest.raises(ConfigError, match=r"^model\.compile"):
         compile_per_instance(Adds(1).add)(torch.zeros(2))  # as the loss is, on several ranks
 
 
@@ -333,24 +316,9 @@ def test_without_a_compiler_one_sentence_says_so(tmp_path):
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
         "PYTHONWARNINGS": "ignore",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "ppo_lightning",
-        "fit",
-        "--model.compile",
-        "true",
-        "--data.total_timesteps",
-        "2048",
-    ]
-    command += [
-        "--trainer.logger",
-        "false",
-        "--trainer.enable_checkpointing",
-        "false",
-        "--trainer.limit_val_batches",
-        "0",
-    ]
+    flags = "--model.compile true --data.total_timesteps 2048 --trainer.logger false"
+    flags += " --trainer.enable_checkpointing false --trainer.limit_val_batches 0"
+    command = [sys.executable, "-m", "ppo_lightning", "fit", *flags.split()]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert "error: model.compile does not work here" in done.stderr and "install g++" in done.stderr

@@ -8,28 +8,15 @@ import gymnasium as gym
 import lightning as L
 import pytest
 import torch
-from torch import nn
 
 from ppo_lightning import MLPAgent
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.callbacks.speed import RunSpeed
 from ppo_lightning.callbacks.symptoms import sinking_speed
 from tests.environments import Counter
+from tests.helpers import Dropout
 
 WELL = {"num_envs": 4, "num_steps": 64, "total_timesteps": 4 * 64 * 40}
-
-
-class Dropout(MLPAgent):
-    """Agent whose evaluation differs from its action selection."""
-
-    def __init__(self, observation_spec, action_spec):
-        super().__init__(observation_spec, action_spec)
-        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
-        self.actor_body = nn.Sequential(self.actor_body, nn.Dropout(0.5))
-        self.actor_body.out_features = 64
-
-    def array_policy(self):
-        return super(MLPAgent, self).array_policy()
 
 
 class Huge(Counter):

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.callbacks import loggers
+from tests.helpers import weights
 
 STEPS = 64  # environment steps per rollout
 UPDATES = 4  # optimizer steps per rollout
@@ -50,10 +51,6 @@ class Watch(L.Callback):
 
     def rollouts(self, event):
         return [rollouts for name, rollouts in self.events if name == event]
-
-
-def weights(module):
-    return torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach().clone()
 
 
 def points(folder, metric):
@@ -329,8 +326,9 @@ class Begin(L.Callback):
 
 def test_a_second_fit_begins_a_new_run_with_the_trained_weights(fit, make_trainer):
     module, begin = fit(EIGHT, MODEL), Begin()
-    trained = weights(module)
-    make_trainer(callbacks=[begin]).fit(module, RolloutDataModule(**EIGHT | {"total_timesteps": STEPS * 4}))
+    trained, data = weights(module), module.data
+    data.total_timesteps = STEPS * 4
+    make_trainer(callbacks=[begin]).fit(module, data)
     assert begin.steps == 0
     assert torch.equal(begin.weights, trained)
     assert begin.learning_rate == module.hparams.learning_rate

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ppo_lightning import ConfigError
 from ppo_lightning.callbacks import CaptureVideo, LivePlot
 from ppo_lightning.callbacks.live import SHOWN
-from tests.checkpoints.test_resume import SaveAfter
+from tests.helpers import SaveAfter
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 6, "eval_episodes": 1}
 

@@ -98,13 +98,8 @@ def test_every_door_reads_every_form(form, train, capsys):
 def test_validate_reads_an_algorithm_of_ours_from_a_python_run(fit, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save = ModelCheckpoint(tmp_path, filename="trained")
-    fit(
-        SMALL | {"env_id": "Pendulum-v1"},
-        {"rpo_alpha": 0.3},
-        ppo=RPO,
-        callbacks=[save],
-        enable_checkpointing=True,
-    )
+    data = SMALL | {"env_id": "Pendulum-v1"}
+    fit(data, {"rpo_alpha": 0.3}, ppo=RPO, callbacks=[save], enable_checkpointing=True)
     cli.main(["validate", "--ckpt_path", str(tmp_path / "trained.ckpt")])
     assert "eval/episodic_return" in capsys.readouterr().out
     loaded = PPO.load_from_checkpoint(tmp_path / "trained.ckpt")

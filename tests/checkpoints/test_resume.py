@@ -5,8 +5,6 @@ import functools
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,19 +14,15 @@ import torch
 
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.models import CNNAgent
-from tests.algorithms.test_distributed import finish, start
-
-
-class SaveAfter(L.Callback):
-    """Callback that saves after a number of rollouts, as ``ModelCheckpoint`` and ``Preemption`` do."""
-
-    def __init__(self, path, rollouts):
-        self.path, self.rollouts = path, rollouts
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        if pl_module.rollouts_done == self.rollouts:
-            trainer.save_checkpoint(self.path)
-
+from tests.helpers import (
+    SaveAfter,
+    environment_of,
+    finish,
+    left_of,
+    require_same,
+    start,
+    wait_for_a_checkpoint,
+)
 
 RUNS = {
     "CartPole-v1": {},
@@ -51,25 +45,12 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, 
     data["total_timesteps"] = data["num_envs"] * 20 * 5
     atari = env_id.startswith("ALE/")
     agent = functools.partial(CNNAgent) if atari else functools.partial(MLPAgent, norm_obs=True)
-    model = {
-        "agent": agent,
-        "norm_reward": not atari,
-        "num_minibatches": 2,
-        "update_epochs": 2,
-        "learning_rate": 1e-3,
-    }
+    model = {"agent": agent, "norm_reward": not atari, "learning_rate": 1e-3}
+    model |= {"num_minibatches": 2, "update_epochs": 2}
     whole = fit(data, model, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
     resumed = fit(data, model, ckpt_path=tmp_path / "middle.ckpt")
     assert "resumes its episode, to the bit" in capsys.readouterr().out
-    assert resumed.rollouts_done == whole.rollouts_done == 5
-    for key, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[key]), key
-    assert list(resumed.episode_returns) == list(whole.episode_returns)
-    metrics = [
-        {k: v for k, v in run.trainer.callback_metrics.items() if k != "charts/SPS"}
-        for run in (whole, resumed)
-    ]
-    assert metrics[0] == metrics[1] or not whole.episode_returns
+    require_same(whole, resumed)
 
 
 class NoEpoch(L.Callback):
@@ -91,17 +72,10 @@ def test_settings_that_differ_are_named(fit, tmp_path):
 
 def test_a_finished_run_that_was_interrupted_has_nothing_to_do(fit, tmp_path):
     """Lightning's count of batches falls behind by one at each checkpoint within an iteration."""
-    data, model = (
-        {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 4, "eval_episodes": 1},
-        {"num_minibatches": 2},
-    )
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 4, "eval_episodes": 1}
+    model = {"num_minibatches": 2}
     paths = [tmp_path / f"{name}.ckpt" for name in ("middle", "end")]
-    options = {
-        "max_epochs": -1,
-        "limit_val_batches": 1,
-        "check_val_every_n_epoch": None,
-        "val_check_interval": 3,
-    }
+    options = {"limit_val_batches": 1, "check_val_every_n_epoch": None, "val_check_interval": 3}
     fit(data, model, callbacks=[SaveAfter(paths[0], 2)], **options)
     end = fit(data, model, ckpt_path=paths[0], callbacks=[SaveAfter(paths[1], 4)], **options)
     again = fit(data, model, ckpt_path=paths[1], callbacks=[NoEpoch()], **options)
@@ -116,105 +90,6 @@ def test_another_backend_starts_fresh_episodes(fit, tmp_path, capsys):
     resumed = fit(data | {"backend": "envpool"}, {"num_minibatches": 2}, ckpt_path=tmp_path / "middle.ckpt")
     assert "the environments start fresh episodes" in capsys.readouterr().out
     assert resumed.rollouts_done == 4
-
-
-ROOT = Path(__file__).parents[2]
-RUN = [
-    *("--config", str(ROOT / "configs/classic/cartpole.yaml")),
-    *("--data.eval_episodes", "1"),
-    *("--data.rollouts_per_epoch", "3"),
-]
-
-
-def left_of(group):
-    """Return the living processes of a process group: number -> command."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
-            if int(process_group) == group and state != "Z":
-                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
-    return found
-
-
-def environment_of(number):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{number}/environ").read_text()
-    return ""
-
-
-class Runs:
-    """Processes of the command line in one folder."""
-
-    def __init__(self, folder):
-        self.folder, self.processes = folder, []
-        folder.mkdir()
-
-    def start(self, *flags, total=15_360, devices=1, **environment):
-        ranks = ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"] if devices > 1 else []
-        command = [
-            sys.executable,
-            "-m",
-            "ppo_lightning",
-            "fit",
-            *RUN,
-            "--data.total_timesteps",
-            str(total),
-            *ranks,
-            *flags,
-        ]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
-        pipes = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "text": True,
-            "start_new_session": True,
-        }
-        self.processes.append(subprocess.Popen(command, cwd=self.folder, env=env, **pipes))
-        return self.processes[-1]
-
-    def wait(self, process, timeout=120):
-        """Return exit code and output; require that no process of the run is left."""
-        out, errors = process.communicate(timeout=timeout)
-        end = time.time() + 10
-        while left_of(process.pid) and time.time() < end:
-            time.sleep(0.1)
-        assert not left_of(process.pid)
-        return process.returncode, out + errors
-
-    def newest(self):
-        """Return the newest checkpoint; None if there is none."""
-        paths = self.folder.glob("runs/cartpole/*/checkpoints/*.ckpt")
-        return max(paths, key=lambda path: path.stat().st_mtime, default=None)
-
-    def final(self, steps):
-        """Load the newest checkpoint and require that it was saved after ``steps`` steps."""
-        checkpoint = torch.load(self.newest(), weights_only=True)
-        assert checkpoint["env_steps"] == steps
-        return checkpoint
-
-
-@pytest.fixture
-def runs(tmp_path):
-    made = []
-
-    def make(name):
-        made.append(Runs(tmp_path / name))
-        return made[-1]
-
-    yield make
-    for folder_runs in made:
-        for process in folder_runs.processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def wait_for_a_checkpoint(runs, process, timeout=120):
-    """Wait until the run has saved a checkpoint; return whether the process still runs."""
-    end = time.time() + timeout
-    while time.time() < end and process.poll() is None and runs.newest() is None:
-        time.sleep(0.02)
-    return process.poll() is None
 
 
 def same(a, b):

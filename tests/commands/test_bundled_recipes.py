@@ -2,14 +2,12 @@
 
 import csv
 import statistics
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from ppo_lightning import ConfigError
 from ppo_lightning.commands import cli
 from ppo_lightning.commands.recipes import (
     bundled_recipes,
@@ -67,12 +65,6 @@ def test_an_unknown_name_is_refused_with_near_ones(name, guess, folder, capsys):
     assert len(message.splitlines()) == 1
 
 
-def test_a_run_has_the_name_of_the_recipe(folder):
-    flags = ("--data.total_timesteps", "512", "--data.eval_episodes", "1")
-    cli.main(["fit", "--config", "classic/cartpole", *flags])
-    assert (folder / "runs/cartpole/version_0/metrics.csv").is_file()
-
-
 def test_the_table_has_every_recipe_and_the_means_of_its_runs():
     rows = {name: (env_id, steps, measured) for name, env_id, steps, measured in table()}
     assert rows.keys() == bundled_recipes().keys()
@@ -98,20 +90,3 @@ def test_the_runs_that_recipes_name_are_in_the_wheel():
     lines = [line for path in bundled_recipes().values() for line in path.read_text().splitlines()]
     named = {line.removeprefix("# Measured: ") for line in lines if line.startswith("# Measured: ")}
     assert named == {path for path in wheel["only-include"] if path.startswith("benchmarks/")}
-
-
-@pytest.mark.integration
-def test_help_and_the_table_import_no_pytorch():
-    code = """import sys
-from ppo_lightning.__main__ import main
-sys.argv = ["ppo-lightning", sys.argv[1]]
-main()
-print("torch" in sys.modules, "yaml" in sys.modules)"""
-    for command, imported in (("recipes", "False True"), ("--help", "False False")):
-        done = subprocess.run([sys.executable, "-c", code, command], cwd=ROOT, capture_output=True, text=True)
-        assert done.stdout.splitlines()[-1] == imported, done.stderr
-
-
-def test_errors_are_one_sentence():
-    with pytest.raises(ConfigError, match=r"bundled recipe 'x/y'; ppo-lightning recipes lists all names\.$"):
-        recipe_path("x/y")

@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
-from ppo_lightning.commands.config_files import with_configs_first
-from tests.commands.test_cli import CARTPOLE, SHORT, metric, run_cli, trained  # noqa: F401  (fixtures)
+from ppo_lightning.commands.recipes import with_configs_first
+from tests.commands.conftest import CARTPOLE, SHORT, checkpoint_of, metric
 
 
 def test_every_form_of_config_moves_before_the_flags_in_its_order():
@@ -30,7 +30,7 @@ def settings_of_an_older_version(checkpoint):
 
 @pytest.mark.parametrize("place", ["before", "after", "between"])
 @pytest.mark.parametrize("resume", ["--ckpt_path", "--auto_resume"])
-def test_a_run_resumes_wherever_the_flag_stands(run_cli, trained, resume, place):  # noqa: F811
+def test_a_run_resumes_wherever_the_flag_stands(run_cli, trained, resume, place):
     old = settings_of_an_older_version(trained)
     more = ["--data.total_timesteps", "2048"]
     flags = [resume, trained] if resume == "--ckpt_path" else [resume]
@@ -38,18 +38,18 @@ def test_a_run_resumes_wherever_the_flag_stands(run_cli, trained, resume, place)
     code, out, err = run_cli("fit", *args.get(place, [*flags, f"--config={old}", *more]))
     assert code == 0, err
     assert "Resumed from" in out
-    assert torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)["env_steps"] == 2048
+    assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == 2048
     with open(trained.parents[2] / "version_1/metrics.csv") as file:
         assert min(int(row["step"]) for row in csv.DictReader(file)) > 1024, "the x axis continues"
 
 
-def test_a_flag_before_the_recipe_wins(run_cli):  # noqa: F811
+def test_a_flag_before_the_recipe_wins(run_cli):
     code, out, err = run_cli("fit", *SHORT, "--config", CARTPOLE)
     assert code == 0, err
-    assert torch.load(out.split("checkpoint: ")[1].splitlines()[0], weights_only=True)["env_steps"] == 1024
+    assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == 1024
 
 
-def test_an_evaluation_takes_the_checkpoint_before_the_recipe(run_cli, trained):  # noqa: F811
+def test_an_evaluation_takes_the_checkpoint_before_the_recipe(run_cli, trained):
     code, out, err = run_cli(
         "validate", "--ckpt_path", trained, "--config", settings_of_an_older_version(trained)
     )
@@ -57,5 +57,5 @@ def test_an_evaluation_takes_the_checkpoint_before_the_recipe(run_cli, trained):
     assert metric(out, "eval/episodic_return") > 0
 
 
-def test_a_config_without_a_value_says_so(run_cli):  # noqa: F811
+def test_a_config_without_a_value_says_so(run_cli):
     assert run_cli("fit", "--config")[2].startswith("error: --config needs a value: the name of a bundled")

@@ -9,7 +9,7 @@ from ppo_lightning import ConfigError
 from ppo_lightning.commands import cli
 from ppo_lightning.commands.details import DETAILS, places, recipe_manifest
 from ppo_lightning.commands.report import write_csv
-from tests.checkpoints.test_resume import SaveAfter
+from tests.helpers import SaveAfter
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = {

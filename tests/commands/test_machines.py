@@ -20,8 +20,8 @@ import yaml
 from torch.distributed import run as torchrun
 
 from ppo_lightning.commands import cli
-from tests.checkpoints.test_resume import ROOT, RUN, Runs, environment_of, wait_for_a_checkpoint
 from tests.documented import blocks, commands
+from tests.helpers import ROOT, RUN, Runs, environment_of, wait_for_a_checkpoint
 
 PAGE = ROOT / "docs/machines.md"
 JOB = ROOT / "docs/cluster/slurm.sh"

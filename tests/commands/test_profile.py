@@ -70,19 +70,8 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--data.num_envs", "4")]
     monkeypatch.setattr(profile, "changes", lambda module, share: tried)
-    cli.main(
-        [
-            "profile",
-            "--seconds",
-            "0.2",
-            "--data.num_envs",
-            "2",
-            "--data.env_id",
-            "Reach-v0",
-            "--model.num_minibatches",
-            "2",
-        ]
-    )
+    flags = ["--data.num_envs", "2", "--data.env_id", "Reach-v0", "--model.num_minibatches", "2"]
+    cli.main(["profile", "--seconds", "0.2", *flags])
     out = capsys.readouterr().out
     assert "environment steps per second." in out and "| update |" in out
     for change in ("--model.num_minibatches 2", "--data.num_envs 4"):

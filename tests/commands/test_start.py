@@ -26,7 +26,7 @@ HEAVY = {
     *("mpe2", "mujoco", "onnx", "onnxruntime", "onnxscript", "optuna", "pandas", "pettingzoo", "plotly"),
     *("procgen", "pygame", "rich", "safetensors", "scipy", "sklearn", "stable_baselines3", "wandb"),
 }
-COMMANDS = {"cli", "options", "config_files", "recipes", "checkpoint_settings"}
+COMMANDS = {"cli", "options", "recipes", "checkpoint_settings"}
 UNUSED = {
     *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
     *("callbacks.doctor", "callbacks.live", "callbacks.video", "envs.games", "envs.workers"),

@@ -189,7 +189,7 @@ def test_a_run_that_fails_prunes_its_trial_and_the_start_ends_the_study(tmp_path
         tuner.run()
 
 
-def hold_a_trial(folder, pipe):
+def hold_a_trial(folder, pipe, has_heartbeat):
     def hold(trial):
         trial.set_user_attr("runs", trial.number)
         time.sleep(1)  # the first heartbeat is written
@@ -198,14 +198,19 @@ def hold_a_trial(folder, pipe):
 
     tuner = tuner_of(folder)
     tuner.study.enqueue_trial({}, user_attrs={"start": True})
-    tuner.study.optimize(hold, n_trials=1)
+    if has_heartbeat:
+        tuner.study.optimize(hold, n_trials=1)
+    hold(tuner.study.ask())
 
 
 @pytest.mark.integration
-def test_the_trial_of_a_killed_process_is_retried_after_its_heartbeats_end(tmp_path, space_file, monkeypatch):
+@pytest.mark.parametrize("has_heartbeat", [True, False])
+def test_the_trial_of_a_killed_process_is_retried_after_its_heartbeats_end(
+    has_heartbeat, tmp_path, space_file, monkeypatch
+):
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(False)
-    process = context.Process(target=hold_a_trial, args=(tmp_path, send), daemon=True)
+    process = context.Process(target=hold_a_trial, args=(tmp_path, send, has_heartbeat), daemon=True)
     process.start()
     assert receive.poll(60) and receive.recv() == 0
     process.kill()
@@ -229,13 +234,13 @@ def test_settings_are_checked_before_the_first_trial(tmp_path, space_file, capsy
     for args, sentence in (
         (["--trials", "0"], "must be at least 1."),
         (["--seed_everything", "3"], "only flags --model.*"),
-        (["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"], "did you mean model.gamma"),
+        (["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"], "did you mean --model.gamma"),
     ):
         with pytest.raises(SystemExit, match="2"):
             cli.main([*base, *args])
         assert sentence in capsys.readouterr().err
     for text, sentence in (
-        ("parameters: {model.gama: {choices: [0.9]}}", "did you mean model.gamma"),
+        ("parameters: {model.gama: {choices: [0.9]}}", "did you mean --model.gamma"),
         ("parameters: {gamma: {choices: [0.9]}}", "--gamma: only flags --model.*"),
     ):
         space_file.write_text(text)

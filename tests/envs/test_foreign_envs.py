@@ -23,8 +23,8 @@ from ppo_lightning.commands import cli
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.entries import entry_columns
 from ppo_lightning.spaces.specs import mask_columns
-from tests.checkpoints.test_resume import SaveAfter
 from tests.environments import Counter
+from tests.helpers import SaveAfter
 
 ROOT = Path(__file__).parents[2]
 FORKS = pytest.mark.skipif(sys.platform != "linux", reason="the tests' classes need fork")

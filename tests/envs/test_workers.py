@@ -23,9 +23,8 @@ from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
-from tests.algorithms.test_distributed import run
-from tests.checkpoints.test_resume import SaveAfter, left_of, runs, wait_for_a_checkpoint  # noqa: F401
 from tests.environments import Counter, Reach
+from tests.helpers import SaveAfter, left_of, run, wait_for_a_checkpoint
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="reads /proc, and the tests' classes need fork"
@@ -436,7 +435,7 @@ def test_spawned_workers_step_the_same_episodes(make, monkeypatch):
 
 
 @pytest.mark.integration
-def test_sigterm_to_all_processes_saves_at_the_end_of_the_iteration(runs):  # noqa: F811
+def test_sigterm_to_all_processes_saves_at_the_end_of_the_iteration(runs):
     """Schedulers signal every process of a job."""
     broken = runs("broken")
     process = broken.start(*WORKERS, total=10**6)
@@ -450,7 +449,7 @@ def test_sigterm_to_all_processes_saves_at_the_end_of_the_iteration(runs):  # no
 @pytest.mark.integration
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("victim", ["a worker", "the parent"])
-def test_kills_leave_no_process_and_the_run_resumes_to_the_bit(victim, kills, runs):  # noqa: F811
+def test_kills_leave_no_process_and_the_run_resumes_to_the_bit(victim, kills, runs):
     whole, broken = runs("whole"), runs("broken")
     steps = 4 * 128 * 3 * 4 * (kills + 2)
     for number in range(kills):
@@ -483,7 +482,7 @@ HOPPER = ("--data.env_id", "Hopper-v5", "--data.num_steps", "512", "--model.upda
 
 @pytest.mark.integration
 @pytest.mark.parametrize("num_workers", ["0", "2"])
-def test_a_run_that_is_stopped_longer_than_the_timeout_continues(num_workers, runs):  # noqa: F811
+def test_a_run_that_is_stopped_longer_than_the_timeout_continues(num_workers, runs):
     steps = 4 * 512 * 12
     stopped = runs("stopped")
     limits = ("--data.step_timeout", "2", "--data.num_workers", num_workers)
@@ -500,7 +499,7 @@ def test_a_run_that_is_stopped_longer_than_the_timeout_continues(num_workers, ru
 
 
 @pytest.mark.integration
-def test_a_worker_that_is_stopped_ends_the_run_with_one_sentence(runs):  # noqa: F811
+def test_a_worker_that_is_stopped_ends_the_run_with_one_sentence(runs):
     stopped = runs("stopped")
     process = stopped.start(*WORKERS, "--data.step_timeout", "2", total=10**6)
     assert wait_for_a_checkpoint(stopped, process), process.communicate()

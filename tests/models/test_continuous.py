@@ -68,14 +68,12 @@ def test_gaussian_samples_have_the_mean_and_the_standard_deviation():
 
 @pytest.mark.detail("24")
 def test_the_standard_deviation_is_a_parameter_that_starts_at_1():
-    head = MLPAgent(VECTOR, ACTIONS).head
+    head, noise = MLPAgent(VECTOR, ACTIONS).head, torch.ones(1, 2)
     assert torch.equal(head.log_std, torch.zeros(2))
     assert "log_std" in dict(head.named_parameters())
     for observation in (torch.zeros(1, 64), torch.ones(1, 64)):
-        noise = torch.ones(1, 2)
-        torch.testing.assert_close(
-            head.sample(observation, noise)[0] - head.sample(observation, None)[0], noise
-        )
+        moved = head.sample(observation, noise)[0] - head.sample(observation, None)[0]
+        torch.testing.assert_close(moved, noise)
 
 
 @pytest.mark.detail("26")
@@ -83,20 +81,6 @@ def test_policy_and_value_have_separate_networks_for_continuous_actions():
     agent = agent_for()
     agent.value(torch.randn(7, 4)).sum().backward()
     assert all(p.grad is None for p in agent.actor_body.parameters())
-
-
-@pytest.mark.parametrize("head", ["gaussian", "tanh_gaussian"])
-def test_acting_on_arrays_is_acting_on_tensors(head):
-    agent = agent_for(head=head)
-    observation, noise = torch.randn(32, 4), agent.noise((32,))
-    with torch.inference_mode():
-        for drawn in (noise, None):
-            action, _, _ = agent.array_policy()(
-                observation.numpy(), None if drawn is None else drawn.numpy(), None
-            )
-            torch.testing.assert_close(
-                torch.from_numpy(action), agent.act(observation, drawn)[0], atol=1e-5, rtol=1e-5
-            )
 
 
 def test_squashed_log_probabilities_are_those_of_the_transformed_normal():
@@ -128,7 +112,7 @@ def test_squashed_log_probabilities_are_finite_at_the_bounds():
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (Categorical(3, shape=()), "3 discrete actions and the Gaussian head"),
+        (Categorical(3, shape=()), r"discrete actions .* model.agent.head is (tanh_)?gaussian"),
         (Unbounded(shape=(2,)), "without finite bounds"),
         (
             Bounded(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0]), shape=(2,)),
@@ -183,12 +167,9 @@ def test_observations_are_normalized_by_the_statistics_up_to_each_step_and_clipp
     torch.testing.assert_close(raw["action"], normalized["action"])
     shown = []
 
-    def reference():
-        data = np.concatenate(shown)
-        return data.mean(0), np.sqrt(data.var(0) + 1e-8)
-
     def expect(values, rows, got):
-        mean, std = reference()
+        data = np.concatenate(shown)
+        mean, std = data.mean(0), np.sqrt(data.var(0) + 1e-8)
         expected = torch.from_numpy(np.clip((values[rows] - mean) / std, -1.5, 1.5)).float()
         torch.testing.assert_close(got[rows], expected, atol=1e-5, rtol=1e-5)
 
@@ -203,10 +184,8 @@ def test_observations_are_normalized_by_the_statistics_up_to_each_step_and_clipp
         if done.any():
             shown.append(following[done])
             expect(following, done, normalized["observation"][:, t + 1])
-        expect_rows = ~done
-        torch.testing.assert_close(
-            normalized["observation"][expect_rows, t + 1], normalized["next", "observation"][expect_rows, t]
-        )
+        followed, last = normalized["observation"][~done, t + 1], normalized["next", "observation"][~done, t]
+        torch.testing.assert_close(followed, last)
         clipped += (normalized["observation"][:, t].abs() == 1.5).sum()
     assert clipped > 10
     assert agent.normalizer.count == 3 * 41 + int(raw["next", "done"].sum())
@@ -224,10 +203,8 @@ def test_rewards_are_divided_by_the_std_of_the_discounted_return_and_clipped(lim
         rollout = collector.rollout()
         rewards = np.diff(rollout["next", "episode_reward"][..., 0].double(), axis=1, prepend=0)
         for t in range(50):
-            total, done = (
-                rollout["next", "episode_reward"][:, t, 0].double().numpy(),
-                rollout["next", "done"][:, t, 0].numpy(),
-            )
+            total = rollout["next", "episode_reward"][:, t, 0].double().numpy()
+            done = rollout["next", "done"][:, t, 0].numpy()
             reward, raw_sum = total - raw_sum, np.where(done, 0, total)
             running = 0.8 * running + reward
             returns.append(running)
@@ -303,6 +280,14 @@ def test_unequal_bounds_are_refused_where_the_head_does_not_scale_itself():
 TRAINED = {"norm_reward": True, "num_minibatches": 2, "agent": lambda o, a: MLPAgent(o, a, norm_obs=True)}
 
 
+@pytest.fixture
+def checkpoint(fit, tmp_path):
+    """Train with statistics and return the checkpoint's path."""
+    save = ModelCheckpoint(tmp_path, filename="trained")
+    module = fit(REACH, TRAINED, callbacks=[save], enable_checkpointing=True)
+    return module, tmp_path / "trained.ckpt"
+
+
 def test_evaluation_changes_nothing(fit, make_trainer):
     module = fit(REACH, TRAINED)
     before = {key: value.clone() for key, value in module.state_dict().items()}
@@ -333,10 +318,9 @@ def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
 
 
 @pytest.mark.integration
-def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(fit, make_trainer, tmp_path):
+def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(checkpoint, tmp_path):
     """``predict`` and an evaluation of raw observations, in a new process."""
-    module = fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
-    path = next(tmp_path.glob("*.ckpt"))
+    module, path = checkpoint
     observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     code = f"""
 import torch
@@ -358,25 +342,32 @@ torch.save((model.predict(observation), episodes), {str(tmp_path / "out")!r})
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("data", "model", "sentence"),
     [
-        {"norm_reward": False},
-        {"agent": lambda o, a: MLPAgent(o, a)},
+        ({}, {"norm_reward": False}, "checkpoint"),
+        ({}, {"agent": lambda o, a: MLPAgent(o, a)}, "checkpoint"),
+        ({"env_id": "Twin-v0"}, {}, "a run on Reach-v0 and data.env_id is Twin-v0"),
+        (
+            {"env_kwargs": {"low": -1.0, "high": 1.0}},
+            {},
+            r"trained on actions .*'low': -0.5.* has .*'low': -1.0",
+        ),
     ],
 )
-def test_a_checkpoint_with_other_statistics_is_refused(fit, tmp_path, change):
-    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
-    with pytest.raises(ConfigError, match="checkpoint"):
-        fit(REACH, TRAINED | change, ckpt_path=next(tmp_path.glob("*.ckpt")))
+def test_a_checkpoint_of_other_statistics_or_another_environment_is_refused(
+    checkpoint, fit, data, model, sentence
+):
+    _, path = checkpoint
+    with pytest.raises(ConfigError, match=sentence):
+        fit(REACH | data, TRAINED | model, ckpt_path=path)
 
 
-def test_a_normalizer_of_another_shape_is_refused(fit, tmp_path):
-    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
-    path = next(tmp_path.glob("*.ckpt"))
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint["state_dict"]["agent.normalizer.mean"] = torch.zeros(7, dtype=torch.float64)
-    torch.save(checkpoint, path)
-    with pytest.raises(ConfigError, match=r"\[7\].*\[4\].*normalizer.mean"):
+def test_a_normalizer_of_another_shape_is_refused(checkpoint):
+    _, path = checkpoint
+    saved = torch.load(path, weights_only=True)
+    saved["state_dict"]["agent.normalizer.mean"] = torch.zeros(7, dtype=torch.float64)
+    torch.save(saved, path)
+    with pytest.raises(ConfigError, match=r"shape \[7\] where .* shape \[4\] for '.*normalizer.mean'"):
         PPO.load_from_checkpoint(path)
 
 
@@ -417,25 +408,14 @@ def test_nonfinite_weights_are_not_saved(fit, tmp_path):
     assert not (tmp_path / "x.ckpt").exists()
 
 
-def test_a_resumed_run_restores_the_statistics(fit, tmp_path):
-    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
-    path = next(tmp_path.glob("*.ckpt"))
+def test_a_resumed_run_restores_the_statistics(checkpoint, fit):
+    _, path = checkpoint
     saved = torch.load(path, weights_only=True)["state_dict"]
     longer = REACH | {"total_timesteps": 96 + 48}
     module = fit(longer, TRAINED, ckpt_path=path, max_epochs=-1)
     assert module.reward_scaler.count == saved["reward_scaler.count"] + 48 == 144
     assert module.agent.normalizer.count >= saved["agent.normalizer.count"] + 48
     assert module.state_dict().keys() == saved.keys()
-
-
-def test_a_run_does_not_resume_in_another_environment(fit, tmp_path):
-    fit(REACH, TRAINED, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
-    path = next(tmp_path.glob("*.ckpt"))
-    with pytest.raises(ConfigError, match=r"a run on Reach-v0 and data.env_id is Twin-v0"):
-        fit(REACH | {"env_id": "Twin-v0"}, TRAINED, ckpt_path=path)
-    wider = REACH | {"env_kwargs": {"low": -1.0, "high": 1.0}}
-    with pytest.raises(ConfigError, match=r"trained on actions .*'low': -0.5.* has .*'low': -1.0"):
-        fit(wider, TRAINED, ckpt_path=path)
 
 
 def double_precision():

@@ -25,10 +25,9 @@ from ppo_lightning.export.onnx import Deployed, largest_difference, random_obser
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
-from ppo_lightning.spaces.specs import JoinedBox, spec_from_plain, spec_from_space, spec_to_plain
-from tests.algorithms.test_distributed import difference, run
-from tests.algorithms.test_update import MODEL, REACH, weights
+from ppo_lightning.spaces.specs import join_vectors, spec_from_plain, spec_from_space, spec_to_plain
 from tests.environments import Reach
+from tests.helpers import MODEL, REACH, weights
 
 # Reach-v0 joins its entries to the vector: action (2), luck (1), time (1).
 BLIND = {"actor_keys": ["action", "time"]}
@@ -66,10 +65,7 @@ class Hidden(Reach):
     """Reach with an entry for the critic only."""
 
     observation_space = spaces.Dict(
-        {
-            "privileged_luck" if name == "luck" else name: part
-            for name, part in Reach.observation_space.items()
-        }
+        {name.replace("luck", "privileged_luck"): part for name, part in Reach.observation_space.items()}
     )
 
     def observation(self, action):
@@ -84,7 +80,7 @@ gym.register("Hidden-v0", Hidden)
 def vector_spec(**entries):
     """Return the spec of joined float vectors of the given sizes."""
     space = spaces.Dict({name: spaces.Box(-1, 1, (size,)) for name, size in entries.items()})
-    return spec_from_space(JoinedBox(space))
+    return spec_from_space(join_vectors(space))
 
 
 def agent_of(spec, **options):
@@ -97,7 +93,7 @@ def agent_of(spec, **options):
 def read_by(output, observation):
     """Return the columns of observations on which an output depends."""
     (gradient,) = torch.autograd.grad(output.sum(), observation, retain_graph=True)
-    return set(gradient.abs().sum(0).nonzero().flatten().tolist())
+    return set(gradient.flatten(0, -2).abs().sum(0).nonzero().flatten().tolist())
 
 
 def random_rows(spec, count=64, seed=0):
@@ -126,18 +122,12 @@ def test_the_losses_reach_the_columns_of_their_entries_only(options, actor, crit
     action = torch.zeros(flat.shape[:-1], dtype=torch.int64)
     evaluation = agent.evaluate(flat, action, *state)
 
-    def read(output):
-        (gradient,) = torch.autograd.grad(output.sum(), observation, retain_graph=True)
-        return set(gradient.abs().sum((0, 1)).nonzero().flatten().tolist())
-
+    read = functools.partial(read_by, observation=observation)
     assert read(evaluation.log_prob) == read(evaluation.entropy) == actor
     assert read(evaluation.value) == critic
     value = evaluation.value.detach()
-    minibatch = {
-        "action_log_prob": evaluation.log_prob.detach(),
-        "state_value": value,
-        "value_target": value + 1,
-    }
+    log_prob = evaluation.log_prob.detach()
+    minibatch = {"action_log_prob": log_prob, "state_value": value, "value_target": value + 1}
     for vf_coef, advantage, expected in ((0, 1, actor), (1, 0, critic)):
         module = PPO(vf_coef=vf_coef, ent_coef=0)
         loss, _ = module.loss(minibatch | {"advantage": torch.full_like(value, advantage)}, evaluation)
@@ -330,7 +320,7 @@ def test_a_checkpoint_rebuilds_and_resumes_the_agent(checkpoint, fit, memory):
         assert torch.equal(PPO.load_from_checkpoint(path).predict(rows), module.predict(rows))
 
 
-def test_specs_keep_names_and_older_ones_have_none():
+def test_specs_keep_the_names_of_entries():
     spec = vector_spec(a=2, privileged_b=3)
     plain = json.loads(json.dumps(spec_to_plain(spec)))
     assert entry_columns(spec_from_plain(plain)) == {"a": slice(0, 2), "privileged_b": slice(2, 5)}
@@ -339,7 +329,6 @@ def test_specs_keep_names_and_older_ones_have_none():
     agent = agent_of(vector_spec(a=2, b=3))
     saved = agent_to_plain(agent, vector_spec(a=2, b=3), Categorical(3, shape=()))
     older = json.loads(json.dumps(saved))
-    del older["observation_spec"]["entries"]
     for key in ("actor_keys", "critic_keys"):
         del older["init_args"][key]
     check_same_agent(saved=older, current=saved)
@@ -448,16 +437,3 @@ def test_the_compiled_update_gives_the_weights_of_the_eager_one(fit):
     agent = functools.partial(MLPAgent, norm_obs=True, **BLIND)
     eager, compiled = (fit(REACH, MODEL | {"agent": agent, "compile": on}) for on in (False, True))
     torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("memory", [None, "lstm"])
-def test_two_ranks_do_what_one_does(tmp_path, memory):
-    agent = {"norm_obs": True, "memory": memory, **BLIND}
-    model = {"num_minibatches": 2}
-    options = {"agent": agent, "model": model, "data": {"env_id": "Reach-v0"}, "check_every": 1}
-    (one,) = run(tmp_path / "one", 1, **options)
-    two = run(tmp_path / "two", 2, **options)
-    assert difference(two, one, "first") < 0.001
-    assert difference(two, one) < 0.01
-    assert torch.equal(two[0]["weights"], two[1]["weights"])

@@ -104,9 +104,8 @@ def test_kl_counts_allowed_actions_only(spec):
     mask[:, 1] = False
     action, _ = old.sample(features, old.noise((BATCH,)), mask)
     kl = old.kl(old.evaluate(features, action, mask)[2], new.evaluate(features, action, mask)[2])
-    sizes = (
-        [old.num_choices - 1] if spec is DISCRETE else [2, 2, 5]
-    )  # without action 1 of the first component
+    # Without action 1 of the first component.
+    sizes = [old.num_choices - 1] if spec is DISCRETE else [2, 2, 5]
     allowed = [head.linear(features)[mask].view(BATCH, -1).split(sizes, dim=-1) for head in (old, new)]
     expected = sum(
         kl_divergence(Categorical(logits=one), Categorical(logits=other))

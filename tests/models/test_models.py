@@ -160,7 +160,7 @@ def test_env_rollout_takes_the_agent_as_its_policy():
 
 
 def test_continuous_actions_are_refused_by_the_categorical_head():
-    with pytest.raises(ConfigError, match=r"continuous actions of shape .* categorical head .*discrete"):
+    with pytest.raises(ConfigError, match=r"continuous actions of shape .* model.agent.head is categorical"):
         MLPAgent(VECTOR, Bounded(-1, 1, shape=(2,)), head="categorical")
 
 

@@ -16,7 +16,13 @@ OBSERVATIONS = Unbounded((5,))
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"body": "residual", "hidden_sizes": (16, 16)}, {"activation": "relu"}, {"activation": "elu"}],
+    [
+        {},
+        {"head": "tanh_gaussian"},
+        {"body": "residual", "hidden_sizes": (16, 16)},
+        {"activation": "relu"},
+        {"activation": "elu"},
+    ],
 )
 def test_acting_on_arrays_is_acting_on_tensors(options):
     torch.manual_seed(0)
@@ -55,13 +61,8 @@ def test_every_algorithm_trains_with_residual_bodies(ppo, options, fit):
 
 
 def test_the_options_reach_their_networks():
-    agent = MLPAgent(
-        OBSERVATIONS,
-        SPEC,
-        body="residual",
-        hidden_sizes=(32, 32, 32),
-        critic_hidden_sizes=(8, 4),
-    )
+    sizes = {"hidden_sizes": (32, 32, 32), "critic_hidden_sizes": (8, 4)}
+    agent = MLPAgent(OBSERVATIONS, SPEC, body="residual", **sizes)
     assert len(agent.actor_body.blocks) == 3 and agent.actor_body.out_features == 32
     assert [layer.out_features for layer in agent.critic_body.layers] == [8, 4]
     assert MLPAgent(OBSERVATIONS, SPEC, log_std_init=-2.0).head.log_std.tolist() == [-2.0] * 3

@@ -21,8 +21,8 @@ from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
-from tests.algorithms.test_distributed import finish, start
 from tests.environments import Trouble
+from tests.helpers import finish, start
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
 

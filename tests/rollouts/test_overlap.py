@@ -18,9 +18,8 @@ from ppo_lightning.callbacks.guards import RolloutGuard
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.rollouts.storage import add_evaluation
-from tests.callbacks.test_doctor import Dropout
-from tests.checkpoints.test_resume import SaveAfter
 from tests.environments import Trouble
+from tests.helpers import Dropout, SaveAfter, require_same
 
 DATA = {"env_id": "Hopper-v5", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 7, "overlap": True}
 AGENT = functools.partial(MLPAgent, norm_obs=True)
@@ -79,17 +78,6 @@ class Slow(L.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, rollout, batch_idx):
         time.sleep(self.generator.uniform(0, self.of_update))
-
-
-def same(one, other):
-    """Require equal weights, statistics, metrics and counters, to the bit."""
-    assert one.rollouts_done == other.rollouts_done == one.data.num_rollouts
-    for key, value in one.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key]), key
-    assert list(one.episode_returns) == list(other.episode_returns)
-    expected, found = (dict(run.trainer.callback_metrics) for run in (one, other))
-    for key in expected.keys() & found.keys() - {"charts/SPS"}:  # an auxiliary phase may be over
-        assert expected[key] == found[key], key
 
 
 def drift(rollout, agent):
@@ -163,7 +151,7 @@ def test_the_speed_of_the_thread_changes_nothing(fit):
         recorder = Recorder()
         runs.append((fit(DATA, MODEL, callbacks=[slow, recorder], **VALIDATE), recorder))
     for module, recorder in runs[1:]:
-        same(runs[0][0], module)
+        require_same(runs[0][0], module)
         assert len(recorder.evaluations) == 7
         assert recorder.evaluations == runs[0][1].evaluations
 
@@ -205,7 +193,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(
     whole = fit(DATA, model, callbacks=[SaveAfter(path, rollouts), recorders[0]], **options)
     resumed = fit(DATA, model, ckpt_path=path, callbacks=[Slow(0.002, 0), recorders[1]], **options)
     assert "resumes its episode, to the bit" in capsys.readouterr().out
-    same(whole, resumed)
+    require_same(whole, resumed)
     assert recorders[0].evaluations[-1] == recorders[1].evaluations[-1]
     pairs = zip(recorders[0].rollouts[rollouts:], recorders[1].rollouts, strict=True)
     for one, other in pairs:
@@ -213,11 +201,9 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(
             assert torch.equal(value, other[key]), key
 
 
-def test_a_scan_resumes_to_the_bit(fit, tmp_path):
+def test_a_scan_resumes_to_the_bit(fit_and_resume):
     data = DATA | {"env_id": "CartPole-v1", "backend": "torch"}
-    model = MODEL | {"agent": MLPAgent}
-    whole = fit(data, model, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 3)])
-    same(whole, fit(data, model, ckpt_path=tmp_path / "middle.ckpt"))
+    fit_and_resume(3, data, MODEL | {"agent": MLPAgent})
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -364,7 +350,7 @@ def test_options_of_the_trainer(fit, options):
         fit(DATA | {"rollouts_per_epoch": 2}, MODEL, callbacks=[slow], **options)
         for slow in (Slow(0, 0), Slow(0.002, 0))
     ]
-    same(*runs)
+    require_same(*runs)
 
 
 def test_no_thread_runs_during_the_first_update(fit):

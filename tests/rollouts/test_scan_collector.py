@@ -15,8 +15,6 @@ from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.seeding import Shard
-from tests.algorithms.test_distributed import difference, run
-from tests.checkpoints.test_resume import SaveAfter
 
 SMALL = {"backend": "torch", "num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 12}
 SHORT = {"max_episode_steps": 10}  # time limits, besides poles that fall
@@ -102,33 +100,12 @@ def test_no_step_moves_numbers_to_python(monkeypatch, agent):
 
 
 @pytest.mark.parametrize("memory", [{}, MEMORY], ids=str)
-def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit, tmp_path, capsys, memory):
+def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit_and_resume, capsys, memory):
     agent = functools.partial(MLPAgent, hidden_sizes=(16,), norm_obs=True, **memory)
     model = {"agent": agent, "norm_reward": True, "learning_rate": 1e-3}
     data = SMALL | {"env_id": "CartPole-v1", "env_kwargs": SHORT}
-    ppo = RecurrentPPO if memory else PPO
-    whole = fit(data, model, ppo=ppo, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 11)])
-    resumed = fit(data, model, ppo=ppo, ckpt_path=tmp_path / "middle.ckpt")
+    fit_and_resume(11, data, model, ppo=RecurrentPPO if memory else PPO)
     assert "resumes its episode, to the bit" in capsys.readouterr().out
-    for key, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[key]), key
-    assert list(resumed.episode_returns) == list(whole.episode_returns)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("compiled", [False, True])
-def test_two_ranks_do_what_one_rank_with_all_environments_does(tmp_path, compiled):
-    options = {
-        "data": {"env_id": "CartPole-v1", "backend": "torch"},
-        "model": {"norm_reward": True, "compile": compiled},
-        "rollouts": 12,
-        "check_every": 1,
-    }
-    (one,) = run(tmp_path / "one", 1, **options)
-    two = run(tmp_path / "two", 2, **options)
-    assert difference(two, one) < 0.01
-    assert torch.equal(two[0]["weights"], two[1]["weights"])
-    assert two[0]["returns"] == pytest.approx(one["returns"], rel=1e-4)
 
 
 def test_environments_on_another_device_than_the_agent_are_refused():

@@ -25,6 +25,7 @@ from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.rows import from_row, to_row
 from ppo_lightning.spaces.specs import (
+    choice_counts,
     columns,
     mask_columns,
     row_spec,
@@ -90,25 +91,21 @@ class Any(gym.Env):
     def __init__(self, see="vector", do="discrete", masked=False, entry=None, forbid=None):
         self.observation_space, self.action_space = OBSERVATIONS[see], ACTIONS[do]
         self.inner, self.entry, self.forbid = self.observation_space, entry, forbid
-        self.numbers = numbers_of(self.action_space)
+        self.numbers = choice_counts(spec_from_space(self.action_space))
         if masked and entry == "observation":
-            self.observation_space = spaces.Dict(
-                it=self.inner, action_mask=spaces.MultiBinary(sum(self.numbers))
-            )
+            mask = spaces.MultiBinary(sum(self.numbers))
+            self.observation_space = spaces.Dict(it=self.inner, action_mask=mask)
         if masked and entry is None:
             self.action_masks = lambda: self.mask
         self.masked = masked
 
     def observation(self):
-        self.mask = np.concatenate(
-            [self.component(number) for number in self.numbers] or [np.zeros(0, np.int8)]
-        )
+        self.mask = np.concatenate([np.zeros(0, np.int8), *map(self.component, self.numbers)])
         if self.forbid is not None and self.time >= self.forbid:
             self.mask[:] = 0
         value = self.inner.sample()
-        return (
-            {"it": value, "action_mask": self.mask} if self.masked and self.entry == "observation" else value
-        )
+        in_observation = self.masked and self.entry == "observation"
+        return {"it": value, "action_mask": self.mask} if in_observation else value
 
     def component(self, number):
         mask = self.np_random.integers(0, 2, number).astype(np.int8)
@@ -128,28 +125,11 @@ class Any(gym.Env):
     def step(self, action):
         assert self.action_space.contains(action), action
         if self.masked:
-            chosen, start = choices_of(self.action_space, action), 0
-            for index, number in zip(chosen, self.numbers, strict=True):
-                assert self.mask[start + index], "not allowed"
-                start += number
+            first = np.cumsum([0, *self.numbers[:-1]])
+            assert self.mask[first + choices_of(self.action_space, action)].all(), "not allowed"
         self.time += 1
-        return (
-            self.observation(),
-            float(np.sum(to_row(self.action_space, action))),
-            self.time == 7,
-            False,
-            self.info(),
-        )
-
-
-def numbers_of(space):
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return [number for part in parts for number in numbers_of(part)]
-    if isinstance(space, spaces.Box):
-        return []
-    numbers = {spaces.Discrete: lambda: [space.n], spaces.MultiBinary: lambda: [2] * space.n}
-    return [int(n) for n in numbers.get(type(space), lambda: space.nvec)()]
+        reward = float(np.sum(to_row(self.action_space, action)))
+        return self.observation(), reward, self.time == 7, False, self.info()
 
 
 def choices_of(space, action):
@@ -322,12 +302,9 @@ def test_entries_of_an_action_are_independent():
     features = agent.actor_body(observation)
     steer, gear, lights = agent.head.parts
     parts = [(steer, action[:, :2]), (gear, action[:, 2].long()), (lights, action[:, 3:].long())]
-    sums = [
-        torch.stack(results).sum(0)
-        for results in zip(*(head.evaluate(features, entry)[:2] for head, entry in parts), strict=True)
-    ]
-    torch.testing.assert_close(log_prob, sums[0])
-    torch.testing.assert_close(agent.evaluate(observation, action)[1], sums[1])
+    log_probs, entropies, _ = zip(*(head.evaluate(features, entry) for head, entry in parts), strict=True)
+    torch.testing.assert_close(log_prob, sum(log_probs))
+    torch.testing.assert_close(agent.evaluate(observation, action)[1], sum(entropies))
 
 
 @pytest.mark.detail("A4")
@@ -359,9 +336,8 @@ def test_invalid_actions_have_no_probability_and_no_gradient(do, entry):
 def test_a_mask_that_allows_nothing_is_an_error_that_names_the_environment():
     with pytest.raises(ConfigError, match=r"Any-v0, environment 0: its action_mask allows no action"):
         fit(env_id="Any-v0", env_kwargs={"masked": True, "forbid": 3})
-    fit(
-        env_id="Any-v0", env_kwargs={"masked": True, "forbid": 7}
-    )  # at episode ends, a mask may forbid everything
+    # At episode ends, a mask may forbid everything.
+    fit(env_id="Any-v0", env_kwargs={"masked": True, "forbid": 7})
 
 
 @pytest.mark.parametrize("see", ["everything", "vector"])
@@ -410,24 +386,24 @@ def test_a_mask_may_have_the_parts_of_the_action():
 )
 def test_an_agent_of_other_actions_is_refused(was, now):
     vector = spec_from_space(VECTOR)
-    plain = [
-        agent_to_plain(MLPAgent(vector, spec), vector, spec) for spec in map(spec_from_space, (was, now))
-    ]
+    specs = map(spec_from_space, (was, now))
+    plain = [agent_to_plain(MLPAgent(vector, spec), vector, spec) for spec in specs]
     with pytest.raises(ConfigError, match="was trained on actions"):
         check_same_agent(*plain)
 
 
 def test_an_agent_does_not_play_with_other_parts():
-    agents = {
-        do: build(make_env("Any-v0", 1, env_kwargs={"do": do, "see": "binary"}))
-        for do in ("multidiscrete", "dict")
-    }
-    for do, agent in agents.items():
-        check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": do, "see": "binary"}))
+    for do in ("multidiscrete", "dict"):
+        trained, other, cells = (
+            make_env("Any-v0", 1, env_kwargs={"do": actions, "see": see})
+            for actions, see in ((do, "binary"), ("discrete", "binary"), (do, "cells"))
+        )
+        agent = build(trained)
+        check_same_spaces(agent, trained)
         with pytest.raises(ConfigError, match="choose its environment"):
-            check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": "discrete", "see": "binary"}))
+            check_same_spaces(agent, other)
         with pytest.raises(ConfigError, match="does not take observations"):
-            check_same_spaces(agent, make_env("Any-v0", 1, env_kwargs={"do": do, "see": "cells"}))
+            check_same_spaces(agent, cells)
 
 
 def test_specs_are_torchrls_own():
@@ -445,15 +421,10 @@ def test_specs_are_torchrls_own():
     ("do", "memory"), [("dict", "lstm"), ("tuple", None), ("multidiscrete", None), ("box", "gru")]
 )
 def test_evaluation_and_onnx(do, memory, tmp_path):
-    masked = do in DISCRETE
-    env = make_env("Any-v0", 2, env_kwargs={"do": do, "see": "everything", "masked": masked})
+    kwargs = {"do": do, "see": "everything", "masked": do in DISCRETE}
+    env = make_env("Any-v0", 2, env_kwargs=kwargs)
     agent = build(env, memory)
-    assert (
-        evaluate(agent, make_env("Any-v0", 2, env_kwargs={"do": do, "see": "everything", "masked": masked}))[
-            "step_count"
-        ]
-        == 7
-    ).all()
+    assert (evaluate(agent, make_env("Any-v0", 2, env_kwargs=kwargs))["step_count"] == 7).all()
     path = to_onnx(deployed_actor(agent, env.agent_specs[0]), tmp_path / "agent.onnx")
     assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-4
 
@@ -465,24 +436,17 @@ class Corridor(gym.Env):
     action_space = spaces.Dict(gear=spaces.Discrete(3), push=spaces.Box(-1, 1, (1,), np.float32))
 
     def observation(self):
+        self.lamp, self.place = int(self.np_random.integers(3)), float(self.np_random.uniform(-1, 1))
         return {"lamp": self.lamp, "place": np.array([self.place], np.float32)}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.time, self.lamp, self.place = (
-            0,
-            int(self.np_random.integers(3)),
-            float(self.np_random.uniform(-1, 1)),
-        )
+        self.time = 0
         return self.observation(), {}
 
     def step(self, action):
         right = float(action["gear"] == self.lamp) - abs(float(action["push"][0]) - self.place)
-        self.time, self.lamp, self.place = (
-            self.time + 1,
-            int(self.np_random.integers(3)),
-            float(self.np_random.uniform(-1, 1)),
-        )
+        self.time += 1
         return self.observation(), right, self.time == 8, False, {}
 
 
@@ -494,14 +458,7 @@ def test_three_lines_of_yaml_train_a_new_environment(tmp_path, monkeypatch, caps
     """The agent learns: a random policy gets about 8 * (1/3 - 0.9)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corridor.yaml").write_text("data:\n  env_id: Corridor-v0\n  total_timesteps: 40960\n")
-    quiet = (
-        "--trainer.logger",
-        "false",
-        "--trainer.enable_progress_bar",
-        "false",
-        "--trainer.enable_checkpointing",
-        "false",
-    )
+    quiet = [f"--trainer.{name}=false" for name in ("logger", "enable_progress_bar", "enable_checkpointing")]
     cli.main(["fit", "--config", "corridor.yaml", *quiet, "--model.learning_rate", "0.003"])
     shown = capsys.readouterr().out
     assert float(re.search(r"last 100 episodes: (\S+)", shown)[1]) > 0, shown

@@ -8,7 +8,7 @@ import pytest
 
 from ppo_lightning import PPG, PPO, RND, RPO
 from ppo_lightning.utils.seeding import Shard, Stream, derive_seed
-from tests.checkpoints.test_resume import SaveAfter
+from tests.helpers import SaveAfter
 
 DATA = {"num_envs": 2, "num_steps": 8, "total_timesteps": 64}
 

@@ -1,0 +1,278 @@
+"""Settings, recorders and processes that several test modules share."""
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lightning as L
+import torch
+import yaml
+from torch import nn
+
+from ppo_lightning import MLPAgent
+
+ROOT = Path(__file__).parents[1]
+
+# Short runs. Few iterations: training amplifies differences of rounding.
+REACH = {"env_id": "Reach-v0", "num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3, "eval_episodes": 1}
+CARTPOLE = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 3}
+MODEL = {"num_minibatches": 2, "update_epochs": 2, "anneal_clip_coef": True, "learning_rate": 1e-3}
+
+RECIPE = str(ROOT / "configs/classic/cartpole.yaml")
+
+
+def weights(module):
+    """Return a copy of all parameters that the optimizer updates, as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in module.trainable_parameters()])
+
+
+def short(recipe=None, rollouts=2, **sizes):
+    """Return flags that run a recipe, or the defaults, for some rollouts, at most of the given sizes."""
+    data = {"num_envs": 4, "num_steps": 128, "env_id": "CartPole-v1"}
+    if recipe is not None:
+        data |= yaml.safe_load(Path(recipe).read_text())["data"]
+    sizes = {name: data[name] for name in ("num_envs", "num_steps")} | sizes
+    family, flags = Path(recipe or "").parent.name, []
+    if "ALE/" in str(data["env_id"]) or str(data["env_id"]).startswith("atari/"):
+        sizes["num_steps"] = 16
+        flags += ["--data.env_kwargs.max_episode_frames", "400"]
+    if data.get("backend") == "procgen":
+        sizes = {"num_envs": 16, "num_steps": 8}
+    if family == "tensor":  # tests/envs/test_jax_env.py and test_isaac_lab.py have their environments
+        sizes = {"num_envs": 64, "num_steps": 16}
+        flags += ["--data.env_id", "tests.envs.simulators.StandIn", "--trainer.accelerator", "cpu"]
+    of_family = {
+        "selfplay": ["--model.rating_games", "2"],
+        "rnd": ["--model.num_iterations_obs_norm_init", "1"],
+        "ppg": ["--model.n_iteration", "2"],
+        **{name: ["--data.env_kwargs.max_episode_steps", "50"] for name in ("mujoco", "rpo", "dm_control")},
+    }
+    sizes["total_timesteps"] = rollouts * sizes["num_envs"] * sizes["num_steps"]
+    flags += [part for name, size in sizes.items() for part in (f"--data.{name}", str(size))]
+    return ["--data.eval_episodes", "1", *flags, *of_family.get(family, [])]
+
+
+def require_same(one, other):
+    """Require equal weights, statistics, metrics and counters of two runs, to the bit."""
+    assert one.rollouts_done == other.rollouts_done == one.data.num_rollouts
+    for key, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key]), key
+    assert list(one.episode_returns) == list(other.episode_returns)
+    expected, found = (dict(run.trainer.callback_metrics) for run in (one, other))
+    # A resumed run lacks the metrics of phases and episodes that were over before.
+    for key in expected.keys() & found.keys() - {"charts/SPS"}:
+        assert expected[key] == found[key], key
+
+
+class SaveAfter(L.Callback):
+    """Callback that saves after a number of rollouts, as ``ModelCheckpoint`` and ``Preemption`` do."""
+
+    def __init__(self, path, rollouts):
+        self.path, self.rollouts = path, rollouts
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if pl_module.rollouts_done == self.rollouts:
+            trainer.save_checkpoint(self.path)
+
+
+class Dropout(MLPAgent):
+    """Agent whose evaluation differs from its action selection."""
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+        self.actor_body = nn.Sequential(self.actor_body, nn.Dropout(0.5))
+        self.actor_body.out_features = 64
+
+    def array_policy(self):
+        return super(MLPAgent, self).array_policy()
+
+
+class Recorder:
+    """Mixin of PPO that keeps rollouts with advantages, minibatches, metrics and learning rates of a run."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.rollouts, self.epochs, self.metrics, self.learning_rates = [], [], [], []
+        self.initial = weights(self)
+
+    @property
+    def moved(self):
+        """The largest change of a weight in this run."""
+        return (weights(self) - self.initial).abs().max().item()
+
+    def training_step(self, rollout, batch_idx):
+        self.learning_rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        super().training_step(rollout, batch_idx)
+
+    def advantages(self, rollout):
+        rollout = super().advantages(rollout)
+        self.rollouts.append(rollout.clone())
+        return rollout
+
+    def minibatches(self, rollout):
+        self.epochs.append([])
+        for minibatch in super().minibatches(rollout):
+            self.epochs[-1].append(minibatch)
+            yield minibatch
+
+    def update(self, minibatches):
+        metrics = super().update(minibatches)
+        self.metrics += metrics
+        return metrics
+
+
+# Ranks of data parallel training
+
+DISTRIBUTED = ROOT / "tests/algorithms/distributed_run.py"
+
+
+@functools.cache
+def forks():
+    """Return the context of a server that imports everything once, which takes five seconds of CPU time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.algorithms.distributed_run"])
+    return context
+
+
+def settings_of(folder, devices, options):
+    """Make the folder of a run, and return its settings."""
+    folder.mkdir(exist_ok=True)
+    return {"folder": str(folder), "devices": devices} | options
+
+
+def start(folder, devices, launcher=(), **options):
+    """Start a run as a script, whose ``devices`` processes Lightning starts."""
+    return launch([*launcher, DISTRIBUTED], settings_of(folder, devices, options))
+
+
+def launch(script, settings):
+    """Start a script with its settings as argument."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *map(str, script), json.dumps(settings)]
+    return subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process, timeout=120):
+    """Return the exit code and standard error; kill all ranks if one of them hangs."""
+    try:
+        _, errors = process.communicate(timeout=timeout)
+        return process.returncode, errors
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(folder, devices, **options):
+    """Train in ``devices`` forked processes and return the result of each rank."""
+    from tests.algorithms.distributed_run import train_forked  # which imports this module
+
+    settings = settings_of(folder, devices, options)
+    master_port = port()
+    ranks = [
+        forks().Process(target=train_forked, args=(settings, rank, master_port)) for rank in range(devices)
+    ]
+    end = time.monotonic() + 300  # compilation on a busy machine
+    try:
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(max(0, end - time.monotonic()))
+        errors = [path.read_text() for path in sorted(folder.glob("errors*.txt"))]
+        assert [rank.exitcode for rank in ranks] == [0] * devices, "\n".join(errors)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(devices)]
+
+
+def port():
+    """Return a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def difference(ranks, one, when="weights"):
+    """Return the weight difference of several ranks to one rank, relative to the change by training."""
+    return ((ranks[0][when] - one[when]).abs().max() / (one[when] - one["initial"]).abs().max()).item()
+
+
+# Processes of the command line
+
+RUN = [
+    *("--config", RECIPE),
+    *("--data.eval_episodes", "1"),
+    *("--data.rollouts_per_epoch", "3"),
+]
+
+
+def left_of(group):
+    """Return the living processes of a process group: number -> command."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state != "Z":
+                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
+    return found
+
+
+def environment_of(number):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{number}/environ").read_text()
+    return ""
+
+
+class Runs:
+    """Processes of the command line in one folder."""
+
+    def __init__(self, folder):
+        self.folder, self.processes = folder, []
+        folder.mkdir()
+
+    def start(self, *flags, total=15_360, devices=1, **environment):
+        ranks = ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"] if devices > 1 else []
+        steps = ["--data.total_timesteps", str(total)]
+        command = [sys.executable, "-m", "ppo_lightning", "fit", *RUN, *steps, *ranks, *flags]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, cwd=self.folder, env=env, start_new_session=True, **pipes)
+        self.processes.append(process)
+        return process
+
+    def wait(self, process, timeout=120):
+        """Return exit code and output; require that no process of the run is left."""
+        out, errors = process.communicate(timeout=timeout)
+        end = time.time() + 10
+        while left_of(process.pid) and time.time() < end:
+            time.sleep(0.1)
+        assert not left_of(process.pid)
+        return process.returncode, out + errors
+
+    def newest(self):
+        """Return the newest checkpoint; None if there is none."""
+        paths = self.folder.glob("runs/cartpole/*/checkpoints/*.ckpt")
+        return max(paths, key=lambda path: path.stat().st_mtime, default=None)
+
+    def final(self, steps):
+        """Load the newest checkpoint and require that it was saved after ``steps`` steps."""
+        checkpoint = torch.load(self.newest(), weights_only=True)
+        assert checkpoint["env_steps"] == steps
+        return checkpoint
+
+
+def wait_for_a_checkpoint(runs, process, timeout=120):
+    """Wait until the run has saved a checkpoint; return whether the process still runs."""
+    end = time.time() + timeout
+    while time.time() < end and process.poll() is None and runs.newest() is None:
+        time.sleep(0.02)
+    return process.poll() is None
