@@ -92,7 +92,7 @@ def test_the_doctor_reports_each_symptom_once(symptom, fit, capsys):
     ("data", "model"),
     [
         ({}, {}),
-        ({"env_id": "Acrobot-v1"}, {}),
+        ({"env_id": "Acrobot-v1"}, {"learning_rate": 1e-3}),
         (
             {"env_id": "Hopper-v5", "num_envs": 1, "num_steps": 512, "total_timesteps": 512 * 24},
             {"agent": functools.partial(MLPAgent, norm_obs=True), "norm_reward": True, "ent_coef": 0.0,

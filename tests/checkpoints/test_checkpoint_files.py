@@ -288,7 +288,7 @@ def test_a_function_without_arguments_is_not_called(edited, capsys):
         assert "data.env_id 'os.abort'" in capsys.readouterr().out, "which an export does not need"
 
 
-@pytest.mark.parametrize("command", ["validate", "play", "export"])
+@pytest.mark.parametrize("command", ["validate", "play"])
 def test_trust_lets_a_checkpoint_import(command, edited, attacker, capsys):
     path = edited(DATA, "env_id", f"{MALICIOUS}:CartPole-v1")
     cli.main([command, "--ckpt_path", path, "--trust_checkpoint", *COMMANDS[command]])

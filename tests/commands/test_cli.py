@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 FIT = "data.env_kwargs does not fit env_id"
 WRONG = {
     "--data.env_id CartPol-v1": "'CartPol-v1' is not an environment of Gymnasium: did you mean CartPole-v1",
-    "--data.env_id Pendulum-v1 --model.agent.init_args.head categorical": "continuous .* head is categorical",
+    "--data.env_id Pendulum-v1 --model.agent.init_args.head categorical": "continuous .*head is categorical",
     "--data.env_id tests.nowhere": "env_id 'tests.nowhere' cannot be imported",
     "--model.agent.init_args.head gaussian": "discrete actions .* model.agent.head is gaussian",
     "--model.agent null": "model.agent is None: it must be a class or a function",
@@ -201,7 +201,7 @@ def test_another_agent_has_its_own_defaults(run_cli):
         assert code == 0, err
         arguments = yaml.safe_load(out)["model"]["init_args"]["agent"]["init_args"]
         made = getattr(ppo_lightning, agent)(specs[agent], Categorical(2), **arguments)
-        assert (made.critic_body is None) == made.hparams["shared"] == shared
+        assert (made.critic_body is None) == shared
 
 
 def test_a_full_disk_ends_in_one_sentence_before_training(run_cli, tmp_path, monkeypatch):
