@@ -369,7 +369,7 @@ def test_construction_starts_nothing():
 
     before = threading.active_count()
     PPO(), RolloutDataModule(env_id="Pong-v5", backend="envpool")
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # threads of earlier tests may end
     assert not torch.cuda.is_initialized()
 
 
