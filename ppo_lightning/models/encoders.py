@@ -28,7 +28,8 @@ class OneHot(nn.Module):
         super().__init__()
         self.out_features = sum(numbers)
         # Each column of the row is 1 if the integer `source` equals `value`.
-        source = torch.arange(len(numbers)).repeat_interleave(torch.tensor(numbers))
+        # From a list, because agents are also built on the device `meta`, which cannot repeat.
+        source = torch.tensor([index for index, number in enumerate(numbers) for _ in range(number)])
         self.register_buffer("source", source, persistent=False)
         self.register_buffer("value", torch.cat([torch.arange(n) for n in numbers]).float(), persistent=False)
 

@@ -226,10 +226,12 @@ def test_the_group_for_the_cpu_is_another_one_where_the_default_has_none():
     try:
         with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
             distributed.all_reduce(torch.ones(1))
-        distributed.all_reduce(torch.ones(1), group=collectives._cpu_group(distributed.group.WORLD))
+        distributed.all_reduce(
+            torch.ones(1), group=collectives._gloo_group(distributed.group.WORLD, second=False)
+        )
     finally:
         distributed.destroy_process_group()
-        collectives._cpu_group.cache_clear()
+        collectives._gloo_group.cache_clear()
 
 
 def test_two_machines_started_by_torchrun_are_two_ranks(tmp_path, one):
