@@ -49,12 +49,13 @@ class LivePlot(L.Callback):
             return
         plt = import_extra("matplotlib.pyplot", extra="notebook")
         display = import_extra("IPython.display", extra="notebook")
-        with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
-            figure, axes = plt.subplots(1, len(SHOWN), figsize=(15, 2.4), layout="constrained")
-            for axis, (name, title) in zip(axes, SHOWN.items(), strict=True):
-                axis.plot(*zip(*self.points[name], strict=True))
-                axis.set_title(title)
-            axes[0].set_xlabel("environment steps")
+        # Without `rc_context`, after which a notebook shows no other figures.
+        figure, axes = plt.subplots(1, len(SHOWN), figsize=(15, 2.4), layout="constrained")
+        for axis, (name, title) in zip(axes, SHOWN.items(), strict=True):
+            axis.plot(*zip(*self.points[name], strict=True))
+            axis.set_title(title, fontsize=9)
+            axis.tick_params(labelsize=7)
+        axes[0].set_xlabel("environment steps", fontsize=8)
         display.clear_output(wait=True)
         display.display(figure)
         plt.close(figure)
