@@ -221,6 +221,20 @@ def test_rows_hold_the_values_and_specs_survive_a_checkpoint(space):
     assert spec_from_plain(spec_to_plain(spec)) == spec
 
 
+@pytest.mark.parametrize("see", OBSERVATIONS)
+@pytest.mark.parametrize("do", ACTIONS)
+def test_every_agent_is_built_on_the_device_meta(see, do):
+    """Checkpoints are compared with an agent there before they take memory."""
+    env = make_env("Any-v0", env_kwargs={"see": see, "do": do, "masked": do in DISCRETE})
+    specs = env.agent_specs
+    shapes = []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            agent = MLPAgent(*specs, norm_obs=True)
+        shapes.append({name: tensor.shape for name, tensor in agent.state_dict().items()})
+    assert shapes[0] == shapes[1]
+
+
 def test_pictures_and_choices_alone_are_kept_as_bytes():
     spec = spec_from_space(spaces.Dict(it=spaces.Box(0, 255, (36, 36, 3), np.uint8), at=spaces.Discrete(4)))
     assert row_spec(spec).dtype == torch.uint8
