@@ -177,7 +177,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant beside the agent, which exists. By default, there are none.
 
-        A variant returns their parameters in :meth:`trainable_parameters`. ``specs`` are those of one
+        A variant returns their parameters in :meth:`trainable_parameters`. ``specs`` describe one
         environment.
         """
 
@@ -239,7 +239,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         if self.fitting:
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
-            self.data.seed = checkpoint["seed"]  # the random numbers of that run go on
+            self.data.seed = checkpoint["seed"]  # the random numbers continue
         self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])

@@ -46,6 +46,27 @@ def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return dict(zip(metrics[0], means.unbind(), strict=True))
 
 
+def deal_sequences(keys: Tensor, count: int) -> Tensor:
+    """Return a random order of N sequences that deals them out to ``count`` minibatches.
+
+    Each minibatch gets one of every ``count`` neighbouring sequences, so that the minibatches of several
+    ranks, which have consecutive sequences, are together the minibatch of one rank.
+
+    Args:
+        keys: Independent random numbers, [N].
+        count: Number of minibatches, a divisor of N.
+
+    Returns:
+        Indices of the sequences of the first minibatch, of the second, and so on, [N].
+
+    Example:
+        >>> deal_sequences(torch.tensor([0.1, 0.2, 0.9, 0.8]), count=2).tolist()
+        [0, 3, 1, 2]
+    """
+    first = torch.arange(0, len(keys), count)[:, None]
+    return (keys.view(-1, count).argsort(dim=1) + first).T.flatten()
+
+
 def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Minibatch]:
     """Split a shuffled epoch into minibatches and normalize their advantages over all ranks.
 

@@ -14,12 +14,12 @@ from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import (
     Minibatch,
     all_ranks,
+    deal_sequences,
     mean_of,
     split_epoch,
     with_valid,
 )
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.algorithms.recurrent import deal_sequences
 from ppo_lightning.algorithms.update import EagerUpdate, make_update
 from ppo_lightning.checkpoints.resume import save_beside_checkpoints
 from ppo_lightning.envs.specs import Specs

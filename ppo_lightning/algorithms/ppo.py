@@ -365,7 +365,7 @@ class PPO(AgentModule):
             )
 
     def check_update(self) -> None:
-        """Refuse minibatches of one step, and a loss that evaluates the agent itself, as in version 0.1."""
+        """Refuse minibatches of one step, and a loss of the old form ``loss(minibatch)``."""
         if self.minibatch_size == 1 and self.hparams.norm_adv:
             raise ConfigError(
                 f"model.num_minibatches = {self.hparams.num_minibatches} makes minibatches of one step, whose"
@@ -376,7 +376,7 @@ class PPO(AgentModule):
         except TypeError as error:
             raise ConfigError(
                 f"{type(self).__name__}.loss must be loss(self, minibatch, evaluation), where evaluation is"
-                " that of self.evaluate(minibatch): add the argument, and pass it on to super().loss."
+                " the result of self.evaluate(minibatch): add the argument, and pass it on to super().loss."
             ) from error
 
     def check_optimizers(self) -> None:

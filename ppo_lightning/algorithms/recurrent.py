@@ -1,10 +1,8 @@
 """PPO for agents with a memory after the body: an LSTM, a GRU or a minGRU."""
 
-import torch
 from tensordict import TensorDictBase
-from torch import Tensor
 
-from ppo_lightning.algorithms.minibatches import Minibatch, with_valid
+from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_valid
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
@@ -71,24 +69,3 @@ class RecurrentPPO(PPO):
     def microbatch_size(self) -> int:
         """Maximum number of sequences of a minibatch that are differentiated at once."""
         return max(1, super().microbatch_size // self.data.num_steps)
-
-
-def deal_sequences(keys: Tensor, count: int) -> Tensor:
-    """Return a random order of N sequences that deals them out to ``count`` minibatches.
-
-    Each minibatch gets one of every ``count`` neighbouring sequences, so that the minibatches of several
-    ranks, which have consecutive sequences, are together the minibatch of one rank.
-
-    Args:
-        keys: Independent random numbers, [N].
-        count: Number of minibatches, a divisor of N.
-
-    Returns:
-        Indices of the sequences, [N]: those of the first minibatch, of the second, and so on.
-
-    Example:
-        >>> deal_sequences(torch.tensor([0.1, 0.2, 0.9, 0.8]), count=2).tolist()
-        [0, 3, 1, 2]
-    """
-    first = torch.arange(0, len(keys), count)[:, None]
-    return (keys.view(-1, count).argsort(dim=1) + first).T.flatten()

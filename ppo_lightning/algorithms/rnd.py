@@ -138,7 +138,7 @@ class RND(PPO):
         yield from super().minibatches(weighted)
 
     def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of PPO plus those of intrinsic value and predictor, see :meth:`PPO.loss`."""
+        """Return the losses of PPO, of the intrinsic value and of the predictor, see :meth:`PPO.loss`."""
         loss, parts = super().loss(minibatch, evaluation)
         valid = minibatch.get("valid")
         target = minibatch["int_value_target"]
@@ -334,7 +334,7 @@ class Curiosity(nn.Module):
     def reward_std(self, discounted: Tensor, valid: Tensor | None = None) -> Tensor:
         """Merge discounted sums of rewards [N, T] of all ranks, and return the deviation of all sums so far.
 
-        This is a collective. ``valid`` is that of :meth:`observe`.
+        This is a collective. ``valid`` flags the steps to merge, as for :meth:`observe`.
         """
         rows = discounted.flatten() if valid is None else discounted[valid.to(discounted.device)]
         merge_rows(self.reward_moments, rows)

@@ -44,7 +44,7 @@ class RunLog:
         self.add(episode_means(episodes, zero_sum))
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add scalars to those of the next call of :meth:`log`."""
+        """Add scalars to the next call of :meth:`log`."""
         self._values |= values
 
     def steps_per_second(self) -> float:
