@@ -24,7 +24,7 @@ logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "Tip: For seamless cloud" not in record.getMessage()
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "PPG",
     "PPO",

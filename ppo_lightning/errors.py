@@ -17,8 +17,8 @@ SYNONYMS = {  # commands and settings of Stable-Baselines3, CleanRL and others -
     "batch_size": "model.num_minibatches",
     "capture_video": "trainer.callbacks+=ppo_lightning.callbacks.CaptureVideo",
     "clip_range": "model.clip_coef",
-    "clip_range_vf": "model.clip_vloss",
-    "cuda": "trainer.accelerator",
+    "clip_range_vf": "model.clip_vloss=true",
+    "cuda": "trainer.accelerator=auto",
     "device": "trainer.accelerator",
     "entropy_coef": "model.ent_coef",
     "env": "data.env_id",
@@ -34,10 +34,10 @@ SYNONYMS = {  # commands and settings of Stable-Baselines3, CleanRL and others -
     "tensorboard_log": "trainer.logger",
     "torch_deterministic": "trainer.deterministic",
     "total_steps": "data.total_timesteps",
-    "track": "trainer.logger=WandbLogger",
+    "track": "trainer.logger+=WandbLogger",
     "value_coef": "model.vf_coef",
-    "wandb_entity": "trainer.logger=WandbLogger",
-    "wandb_project_name": "trainer.logger=WandbLogger",
+    "wandb_entity": "trainer.logger+=WandbLogger",
+    "wandb_project_name": "trainer.logger+=WandbLogger",
 }
 
 

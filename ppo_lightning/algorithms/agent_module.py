@@ -27,6 +27,7 @@ from ppo_lightning.callbacks.supported import TrainerGuard, check_callbacks, che
 from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
     LOCAL,
+    VERSION,
     agent_to_plain,
     changed_settings,
     check_same_agent,
@@ -35,7 +36,7 @@ from ppo_lightning.checkpoints.agent import (
 )
 from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.settings import VERSION, module_from_checkpoint, require_known_settings
+from ppo_lightning.checkpoints.settings import module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
@@ -82,6 +83,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.reward_scaler = None
         self.env_steps = 0  # of all ranks
         self.episode_returns: deque[float] = deque(maxlen=100)
+        self.episode_lengths: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
         self._details: dict[str, Any] = {}  # implementation details of the run
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
@@ -152,6 +154,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         if self.trainer.ckpt_path is None:
             self.env_steps = 0
             self.episode_returns.clear()
+            self.episode_lengths.clear()
             self._evaluated_at = None
 
     def configure_model(self) -> None:
@@ -212,6 +215,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         checkpoint["env_steps"] = self.env_steps
         checkpoint["frames_per_rollout"] = self.data.frames_per_rollout
         checkpoint["episode_returns"] = list(self.episode_returns)
+        checkpoint["episode_lengths"] = list(self.episode_lengths)
 
     def _evaluation(self) -> dict[str, float] | None:
         """Return the results of the last evaluation, if it evaluated the current weights."""
@@ -243,6 +247,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.episode_returns.extend(checkpoint["episode_returns"])
+        self.episode_lengths.extend(checkpoint.get("episode_lengths", ()))  # since version 0.2.0
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

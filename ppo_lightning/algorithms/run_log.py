@@ -34,14 +34,19 @@ class RunLog:
         """Count environment steps and finished episodes of a rollout [N, T], over all ranks.
 
         The next call of :meth:`log` logs mean return and length of the finished episodes, also by player in
-        games of several.
+        games of several, and of the last 100 episodes.
         """
         data = self.module.data
         episodes = collectives.concatenate(finished_episodes(rollout))
-        self.module.episode_returns.extend(episodes[:, 0].tolist())
+        returns, lengths = self.module.episode_returns, self.module.episode_lengths
+        returns.extend(episodes[:, 0].tolist())
+        lengths.extend(episodes[:, 1].tolist())
         self.module.env_steps += data.frames_per_rollout
         zero_sum = "mover" in rollout.keys()  # noqa: SIM118
         self.add(episode_means(episodes, zero_sum))
+        for name, last in (("return", returns), ("length", lengths)):
+            if last:
+                self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add scalars to the next call of :meth:`log`."""

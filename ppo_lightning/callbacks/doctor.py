@@ -10,10 +10,8 @@ import lightning as L
 import torch
 from tensordict import TensorDictBase
 
-from ppo_lightning.callbacks.speed import RunSpeed, load_average
 from ppo_lightning.callbacks.symptoms import CHECKS, ITERATIONS, RunSnapshot
 from ppo_lightning.rollouts.learner import PolicyLearner
-from ppo_lightning.utils.processors import processors
 
 
 class Finding(NamedTuple):
@@ -56,9 +54,9 @@ class Doctor(L.Callback):
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ITERATIONS))
         self._first_entropy = math.nan
         self._iterations = 0
-        self._speeds: list[RunSpeed] = []
-        self._seconds: list[tuple[float, float]] = []  # wall-clock and CPU time of each iteration since then
-        self._clocks: tuple[float, float] | None = None
+        self._speeds: list[float] = []  # environment steps per second, median of some iterations
+        self._seconds: list[float] = []  # duration of each iteration since then
+        self._clock = math.nan
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: PolicyLearner, batch: TensorDictBase, batch_idx: int
@@ -68,7 +66,8 @@ class Doctor(L.Callback):
             return
         metrics = {name: sum(values) / len(values) for name, values in self._recent.items()}
         if len(self._seconds) >= ITERATIONS:
-            self._measure_speed(pl_module.data.frames_per_rollout)
+            self._speeds.append(pl_module.data.frames_per_rollout / statistics.median(self._seconds))
+            self._seconds.clear()
         history = self._iterations, self._first_entropy, self._speeds
         snapshot = RunSnapshot(pl_module, batch, metrics, *history)
         with torch.no_grad():
@@ -82,10 +81,9 @@ class Doctor(L.Callback):
     ) -> None:
         """Record the metrics and the duration of the iteration, including data collection."""
         self._iterations += 1
-        clocks = time.perf_counter(), time.process_time()
-        if self._clocks is not None:
-            self._seconds.append((clocks[0] - self._clocks[0], clocks[1] - self._clocks[1]))
-        self._clocks = clocks
+        before, self._clock = self._clock, time.perf_counter()
+        if not math.isnan(before):
+            self._seconds.append(self._clock - before)
         for name, value in trainer.callback_metrics.items():
             if name.startswith("losses/") and math.isfinite(value):
                 self._recent[name.removeprefix("losses/")].append(float(value))
@@ -94,11 +92,4 @@ class Doctor(L.Callback):
 
     def on_validation_end(self, *args: Any) -> None:
         """Exclude the duration of an evaluation."""
-        self._clocks = time.perf_counter(), time.process_time()
-
-    def _measure_speed(self, frames_per_rollout: int) -> None:
-        wall, cpu = (sum(seconds) for seconds in zip(*self._seconds, strict=True))
-        sps = frames_per_rollout / statistics.median(seconds for seconds, _ in self._seconds)
-        machine = torch.get_num_threads(), processors(), load_average()
-        self._speeds.append(RunSpeed(sps, cpu / wall, *machine))
-        self._seconds.clear()
+        self._clock = time.perf_counter()

@@ -47,12 +47,10 @@ class RolloutGuard(Guard):
     """Callback that warns about faulty rollouts and slow environments.
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
-    ``ppo-lightning check-env`` sees more. In every hundredth rollout, it compares the log-probabilities from
-    acting and learning. If they differ, the ratio of the first minibatch of an iteration is not 1. Dropout
-    and batch normalization are likely causes.
+    ``ppo-lightning check-env`` sees more.
 
     Args:
-        every: Number of rollouts between two comparisons.
+        every: Number of rollouts between two comparisons of the log-probabilities from acting and learning.
     """
 
     def __init__(self, every: int = 100) -> None:
@@ -98,12 +96,7 @@ def _compare_log_probs(module: PolicyLearner, rollout: TensorDictBase) -> None:
 
 @torch.no_grad()
 def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """Return recomputed and stored log-probabilities of the actions of the first environments, [K].
-
-    Args:
-        agent: Agent in training.
-        rollout: Rollout [N, T].
-    """
+    """Return recomputed and stored log-probabilities [K] of the first environments of a rollout [N, T]."""
     stored = rollout[: max(1, agent.microbatch_size // rollout.batch_size[1])]
     recomputed = stored.copy()
     for key in ("action_log_prob", "state_value"):
@@ -118,11 +111,7 @@ class NonFiniteGuard(Guard):
     """Callback that ends a run whose losses become non-finite."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
-        """Check the losses of the iteration.
-
-        Raises:
-            NonFiniteError: A loss is NaN or infinite. The message names the first one.
-        """
+        """Raise a NonFiniteError that names the first loss that is NaN or infinite."""
         for name, value in trainer.callback_metrics.items():
             # If all value targets are equal, the explained variance is NaN by definition.
             if not name.startswith("losses/") or name == "losses/explained_variance" or math.isfinite(value):
@@ -134,21 +123,12 @@ class NonFiniteGuard(Guard):
 
 
 class EqualRanksGuard(Guard):
-    """Callback that ends a run whose ranks start at different steps, or have different weights or statistics.
+    """Callback that ends a run whose ranks start at different steps, or differ in weights or statistics."""
 
-    Args:
-        every: Rollouts between two comparisons of weights and statistics.
-    """
-
-    def __init__(self, every: int = 10) -> None:
-        self.every = every
+    every = 10  # rollouts between two comparisons of weights and statistics
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
-        """Compare the environment steps of all ranks: each rank looks for the checkpoint by itself.
-
-        Raises:
-            ConfigError: The ranks resume from different checkpoints. The message has the steps of each.
-        """
+        """Compare the environment steps of all ranks: each rank looks for the checkpoint by itself."""
         steps = collectives.gather(torch.tensor(pl_module.env_steps)).tolist()
         if len(set(steps)) > 1:
             raise ConfigError(
@@ -157,11 +137,7 @@ class EqualRanksGuard(Guard):
             )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
-        """Compare weights and statistics of all ranks.
-
-        Raises:
-            RuntimeError: A tensor differs. The message names the first one and its rank.
-        """
+        """Raise a RuntimeError that names the first tensor of a rank that differs from that of rank 0."""
         if pl_module.rollouts_done % self.every or collectives.world_size() == 1:
             return
         tensors = {name: tensor for name, tensor in pl_module.state_dict().items() if tensor.numel()}

@@ -79,12 +79,7 @@ class Preemption(Guard):
         self.requested = number
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
-        """Save a checkpoint and end the run if any rank received a signal. This is a collective.
-
-        Raises:
-            SystemExit: With code 143, or 130 after SIGINT.
-            KeyboardInterrupt: After SIGINT in an interactive session.
-        """
+        """Save a checkpoint and end the run if any rank received a signal. This is a collective."""
         number = int(collectives.gather(torch.tensor(self.requested)).max())
         if not number:
             return

@@ -82,17 +82,14 @@ class RunSummary(Guard):
         if (mean := pl_module.mean_return) is not None:
             print(f"return over the last {len(pl_module.episode_returns)} episodes: {mean:{decimals(mean)}}")
         metrics = trainer.callback_metrics
-        results = {
-            key.removeprefix("eval/"): metrics[key].item() for key in metrics if key.startswith("eval/")
-        }
-        if results:
-            digits = decimals(results["episodic_return"])
+        if "eval/episodic_return" in metrics:
+            digits = decimals(float(metrics["eval/episodic_return"]))
             average, std, lowest, highest = (
-                f"{results[f'episodic_return{name}']:{digits}}" for name in ("", "_std", "_min", "_max")
+                f"{metrics[f'eval/episodic_return{name}']:{digits}}" for name in ("", "_std", "_min", "_max")
             )
             print(
                 f"evaluation, deterministic: return {average} ± {std} (min {lowest}, max {highest}),"
-                f" length {results['episodic_length']:.1f}"
+                f" length {metrics['eval/episodic_length']:.1f}"
             )
         if not steps:
             print(f"already at {pl_module.env_steps} steps: raise data.total_timesteps to train longer")

@@ -57,11 +57,7 @@ class TrainerGuard(Guard):
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse options of a Trainer that PPO does not support.
-
-    Raises:
-        ConfigError: An option is not supported. The message names the option and the alternative.
-    """
+    """Raise a ConfigError that names an unsupported option of a Trainer, and the alternative."""
     if trainer.gradient_clip_val is not None:
         raise ConfigError(
             "trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead."
@@ -87,15 +83,7 @@ def check_trainer(trainer: Any) -> None:
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
-    """Refuse callbacks that cannot work, or would have no effect.
-
-    Args:
-        trainer: Trainer whose callbacks are checked.
-        steps_per_rollout: Optimizer steps per rollout, None if the number varies.
-
-    Raises:
-        ConfigError: Names the callback and what to use instead.
-    """
+    """Raise a ConfigError that names a callback that cannot work, and what to use instead."""
     # Lightning's advice, to save the weights before the last optimizer step, does not apply to PPO.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from ppo_lightning.callbacks.guards import log_probs_again
-from ppo_lightning.callbacks.speed import RunSpeed
 from ppo_lightning.rollouts.learner import PolicyLearner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
 
@@ -20,23 +20,14 @@ SPEEDS = 5  # number of earlier speed measurements needed to detect a slowdown
 
 
 class RunSnapshot(NamedTuple):
-    """State of a run before an update.
-
-    Attributes:
-        module: The algorithm in training.
-        rollout: The rollout [N, T] of the coming update.
-        metrics: Mean of each loss metric over the last iterations.
-        iterations: Number of iterations since the start of ``fit``.
-        first_entropy: Entropy of the first iteration.
-        speeds: Speed measurements, the newest last.
-    """
+    """State of a run before an update."""
 
     module: PolicyLearner
-    rollout: TensorDictBase
-    metrics: dict[str, float]
-    iterations: int
-    first_entropy: float
-    speeds: list[RunSpeed]
+    rollout: TensorDictBase  # [N, T], of the coming update
+    metrics: dict[str, float]  # mean of each loss metric over the last iterations
+    iterations: int  # since the start of ``fit``
+    first_entropy: float  # of the first iteration
+    speeds: list[float]  # environment steps per second, the newest last
 
 
 Diagnosis = tuple[str, str, str]  # observation, likely cause, remedy
@@ -184,20 +175,14 @@ def dead_units(run: RunSnapshot) -> Diagnosis | None:
 
 def sinking_speed(run: RunSnapshot) -> Diagnosis | None:
     """Check for a slowdown: PyTorch's threads wait for each other if other processes use the CPU."""
-    if len(run.speeds) <= SPEEDS:
+    threads = torch.get_num_threads()
+    if len(run.speeds) <= SPEEDS or threads == 1:
         return None
     *earlier, latest = run.speeds
-    earlier_sps, earlier_used = (statistics.median(values) for values in list(zip(*earlier, strict=True))[:2])
-    starved = latest.load > latest.available and latest.used < 0.7 * earlier_used
-    if latest.sps >= earlier_sps / 2 or (latest.threads == 1 and not starved):
+    if latest >= statistics.median(earlier) / 2:
         return None
-    observation = (
-        f"{latest.sps:.0f} environment steps per second, {earlier_sps:.0f} before ({latest.used:.1f} of"
-        f" {latest.available} CPU cores used, load average {latest.load:.1f})"
-    )
-    if latest.threads == 1:
-        return observation, "other processes use the CPU", "fewer processes at a time on this machine"
-    cause = f"the {latest.threads} PyTorch threads wait for one that has no CPU core"
+    observation = f"{latest:.0f} environment steps per second, {statistics.median(earlier):.0f} before"
+    cause = f"the {threads} PyTorch threads wait for one that has no CPU core"
     return observation, cause, "--num_threads 1"
 
 

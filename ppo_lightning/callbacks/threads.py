@@ -6,9 +6,11 @@ import lightning as L
 import torch
 
 from ppo_lightning.callbacks.guards import Guard
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
 
 LARGE_LAYER = 250_000_000  # multiply-adds for the rows differentiated at once: several milliseconds
+MAX_THREADS = 1024
 
 
 class Threads(Guard):
@@ -27,6 +29,10 @@ class Threads(Guard):
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
+        if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
+            raise ConfigError(
+                f"num_threads is {num_threads}: it must be between 1 and {MAX_THREADS}, or null."
+            )
         self.num_threads = num_threads
         self._previous: int | None = None
 

@@ -26,9 +26,6 @@ class CaptureVideo(L.Callback):
         max_frames: Maximum number of frames of a video.
         overlay: Whether to draw action probabilities, value and return beside the picture.
 
-    Raises:
-        ConfigError: ``every`` is less than 1.
-
     Source: CleanRL's ``--capture_video``.
 
     Example:
@@ -48,16 +45,16 @@ class CaptureVideo(L.Callback):
         """Record a video if the iteration is due."""
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:
             return
-        data = pl_module.data
+        data, step = pl_module.data, pl_module.env_steps
         data.wait()  # the recording uses PyTorch's generator, too
-        path = Path(trainer.log_dir or trainer.default_root_dir, "videos", f"step={pl_module.env_steps}.mp4")
+        path = Path(trainer.log_dir or trainer.default_root_dir, "videos", f"step={step}.mp4")
         options: dict[str, Any] = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
         record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                _add_to_tensorboard(logger.experiment, path, pl_module.env_steps)
+                _add_to_tensorboard(logger.experiment, path, step)
             elif isinstance(logger, WandbLogger):
-                logger.log_video("videos/episode", [str(path)], step=pl_module.env_steps)
+                logger.log_video("videos/episode", [str(path)], step=step)
 
 
 def _add_to_tensorboard(writer: Any, path: Path, step: int) -> None:

@@ -6,13 +6,14 @@ import inspect
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torchrl.data import TensorSpec
 
+from ppo_lightning import __version__
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
@@ -21,24 +22,13 @@ from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
 
 Known = TypeVar("Known")
 LOCAL = "<locals>"  # part of the qualified name of a class inside a function
+VERSION = "ppo_lightning"  # entry of checkpoints and Hub folders: the version that wrote them
 
 
 def agent_to_plain(
     agent: ActorCritic, observation_spec: TensorSpec, action_spec: TensorSpec
 ) -> dict[str, Any]:
-    """Describe how to build an agent: class, arguments and the two specs.
-
-    Args:
-        agent: Agent to describe.
-        observation_spec: Spec of one environment's observations.
-        action_spec: Spec of one environment's actions.
-
-    Returns:
-        Dictionary of plain types, the argument of :func:`agent_from_plain`.
-
-    Raises:
-        ConfigError: The agent's class does not save its arguments.
-    """
+    """Describe in plain types how to build an agent: class, arguments and the specs of one environment."""
     arguments = list(inspect.signature(type(agent)).parameters.values())[2:]  # after the two specs
     names = dict.fromkeys(argument.name for argument in arguments if argument.kind != argument.VAR_KEYWORD)
     saved = dict(agent.hparams) if has_hyperparameters(agent) else None
@@ -71,10 +61,6 @@ def known_class(class_path: Any, base: type[Known]) -> type[Known] | None:
 
     Known are classes of this package and of modules that are already imported. A file never decides
     what is imported.
-
-    Args:
-        class_path: Import path of a class, from the file.
-        base: Required base class.
     """
     module, _, name = str(class_path).rpartition(".")
     if is_ours(module):
@@ -89,32 +75,16 @@ def is_ours(module: str) -> bool:
     return module.partition(".")[0] == "ppo_lightning"
 
 
-def agent_class_of(plain: dict[str, Any]) -> type[ActorCritic]:
-    """Return the class named in a description by :func:`agent_to_plain`, or raise a ConfigError."""
-    path = plain["class_path"]
-    if (agent_class := known_class(path, ActorCritic)) is not None:
-        return agent_class
-    if LOCAL in path:
-        raise ConfigError(
-            f"The checkpoint's agent is {path}, a class inside a function, which cannot be imported:"
-            " define it at the top level of a module, and train again."
-        )
-    raise ConfigError(
-        f"The checkpoint's agent is {path}: import that class before loading the checkpoint,"
-        " or, on the command line, pass --trust_checkpoint if you trust the file."
-    )
-
-
 def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
-    """Build an agent with fresh weights from a description by :func:`agent_to_plain`.
-
-    Args:
-        plain: Description of the agent, possibly from an untrusted file.
-
-    Raises:
-        ConfigError: The class is unknown, or its arguments are invalid.
-    """
-    agent_class = agent_class_of(plain)
+    """Build an agent with fresh weights from a description by :func:`agent_to_plain`."""
+    path = plain["class_path"]
+    if (agent_class := known_class(path, ActorCritic)) is None:
+        remedy = ": import that class before loading the checkpoint, or, on the command line, pass"
+        remedy += " --trust_checkpoint if you trust the file"
+        if LOCAL in path:
+            remedy = ", a class inside a function, which cannot be imported: define it at the top level of a"
+            remedy += " module, and train again"
+        raise ConfigError(f"The checkpoint's agent is {path}{remedy}.")
     try:
         with torch.device("cpu"):
             specs = [spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec")]
@@ -123,45 +93,47 @@ def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
         raise
     except Exception as error:  # a class may raise anything for wrong arguments
         raise ConfigError(
-            f"The checkpoint's agent {plain['class_path']} cannot be built from its settings:"
-            f" {first_line(error)}."
+            f"The checkpoint's agent {path} cannot be built from its settings: {first_line(error)}."
         ) from error
 
 
 def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
-    """Build the agent of a checkpoint or a Hub folder, with its weights and statistics.
-
-    Args:
-        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint` or
-            :func:`~ppo_lightning.checkpoints.file.read_hub_folder`.
-
-    Returns:
-        The agent in evaluation mode.
-
-    Raises:
-        ConfigError: The class is unknown, or its settings and weights do not match.
-    """
+    """Build the agent of a checkpoint or a Hub folder, with its weights and statistics, for evaluation."""
     plain = checkpoint["agent"]
     state = {
         key.removeprefix("agent."): tensor
         for key, tensor in checkpoint["state_dict"].items()
         if key.startswith("agent.")
     }
-    if is_ours(plain["class_path"]):  # a file may name layers of any size: none is allocated here
-        with torch.device("meta"):
-            check_same_state(saved=state, current=agent_from_plain(plain).state_dict())
-    agent = agent_from_plain(plain)
-    check_same_state(saved=state, current=agent.state_dict())
+    with naming_writer(checkpoint):
+        if is_ours(plain["class_path"]):  # a file may name layers of any size: none is allocated here
+            with torch.device("meta"):
+                check_same_state(saved=state, current=agent_from_plain(plain).state_dict())
+        agent = agent_from_plain(plain)
+        check_same_state(saved=state, current=agent.state_dict())
     agent.load_state_dict(state)
     return agent.eval()
 
 
-def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
-    """Check that an agent fits the spaces of an environment.
+@contextlib.contextmanager
+def naming_writer(checkpoint: Mapping[str, Any]) -> Iterator[None]:
+    """Add the version that wrote a checkpoint to a ConfigError, if it is another one."""
+    try:
+        yield
+    except ConfigError as error:
+        if checkpoint.get(VERSION) == __version__:
+            raise
+        text = str(error).removesuffix(".")
+        raise ConfigError(f"{text} ({writer_of(checkpoint)} wrote the checkpoint).") from error
 
-    Raises:
-        ConfigError: The agent does not accept the observations, or its actions differ.
-    """
+
+def writer_of(checkpoint: Mapping[str, Any]) -> str:
+    """Return the version that wrote a checkpoint or a Hub folder."""
+    return f"version {checkpoint[VERSION]}" if VERSION in checkpoint else "an older version"
+
+
+def check_same_spaces(agent: ActorCritic, env: BatchedEnv) -> None:
+    """Check that an agent fits the spaces of an environment."""
     observation_spec = env.observation_spec_unbatched["observation"]
     device = agent.device
     with torch.no_grad():
@@ -194,15 +166,7 @@ def _comparable(plain: dict[str, Any], bounds: bool) -> dict[str, Any]:
 
 
 def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Check that a checkpoint was saved for the same spaces and the same agent.
-
-    Args:
-        saved: Description of the checkpoint's agent, by :func:`agent_to_plain`.
-        current: Description of the agent of this run.
-
-    Raises:
-        ConfigError: The descriptions differ. The message shows the difference.
-    """
+    """Check that two descriptions by :func:`agent_to_plain` have the same spaces and the same agent."""
     for key, field in (("observation_spec", "observations"), ("action_spec", "actions")):
         # Backends may report different bounds of observations. Bounds of actions must match.
         trained, present = (
@@ -214,21 +178,12 @@ def check_same_agent(saved: dict[str, Any], current: dict[str, Any]) -> None:
                 " choose its environment, or another checkpoint."
             )
     new, old = ({"class_path": plain["class_path"], **plain["init_args"]} for plain in (current, saved))
-    # Arguments that were added to the class since then have their defaults.
-    if missing := new.keys() - old.keys():
-        parameters = inspect.signature(agent_class_of(current)).parameters
-        old |= {name: parameters[name].default for name in missing if name in parameters}
     if changes := changed_settings("model.agent", old, new):
         raise ConfigError(f"{changes}: give the setting of the run, or another checkpoint (ckpt_path).")
 
 
 def changed_settings(group: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Name the settings that differ, with both values as in YAML.
-
-    Args:
-        group: Prefix of the settings.
-        saved: Settings of the checkpoint. Those that only one side has are not compared.
-        current: Settings of this run.
+    """Name the settings of both sides that differ, with both values as in YAML.
 
     Example:
         >>> changed_settings("model", {"norm_reward": False}, {"norm_reward": True})
@@ -243,25 +198,18 @@ def changed_settings(group: str, saved: Mapping[str, Any], current: Mapping[str,
 
 
 def check_same_state(saved: dict[str, Tensor], current: dict[str, Tensor], changes: str = "") -> None:
-    """Check that weights and statistics of a checkpoint have the names and shapes of the module's.
-
-    Args:
-        saved: Tensors of the checkpoint, by name.
-        current: Tensors of the module, by name.
-        changes: Settings that differ, from :func:`changed_settings`.
+    """Check that the tensors of a checkpoint have the names and shapes of the module's.
 
     Raises:
-        ConfigError: A tensor is missing on one side or has another shape. The message names the settings
-            that differ, or the first tensor.
+        ConfigError: A tensor is missing on one side or has another shape. The message has ``changes``, from
+            :func:`changed_settings`, or names the first tensor.
     """
     for name in [*current, *saved]:
         old, new = (
             f"shape {list(state[name].shape)}" if name in state else "nothing" for state in (saved, current)
         )
-        if old != new and changes:
-            raise ConfigError(f"{changes}: give the setting of the run, or another checkpoint (ckpt_path).")
         if old != new:
+            found = f"The checkpoint (ckpt_path) has {old} where the module has {new} for {name!r}"
             raise ConfigError(
-                f"The checkpoint (ckpt_path) has {old} where the module has {new} for {name!r}: give the"
-                " settings of the run, or another checkpoint."
+                f"{changes or found}: give the setting of the run, or another checkpoint (ckpt_path)."
             )

@@ -71,15 +71,8 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
 
 
 def require_resumable(checkpoint: dict[str, Any]) -> None:
-    """Check that a checkpoint from :func:`read_checkpoint` holds the whole state of a run, not only weights.
-
-    Raises:
-        ConfigError: The state of the optimizer, or another part of the state, is missing.
-    """
-    empty: tuple[Any, ...] = (None, [], {})
-    if checkpoint.get("optimizer_states"):
-        empty = (None, {})  # a run may have no schedule
-    missing = [key for key in RESUME if checkpoint.get(key) in empty]
+    """Raise a ConfigError if a part of the state of the run is missing, as with ``save_weights_only``."""
+    missing = [key for key in RESUME if key not in checkpoint]
     if missing:
         raise ConfigError(
             f"The checkpoint (ckpt_path) cannot resume a run, because it has no {', '.join(missing)}:"
@@ -88,13 +81,7 @@ def require_resumable(checkpoint: dict[str, Any]) -> None:
 
 
 def read_hub_folder(folder: Path) -> dict[str, Any]:
-    """Read a folder that ``ppo-lightning export --hub`` wrote.
-
-    Args:
-        folder: Folder with ``config.json`` and ``model.safetensors``.
-
-    Returns:
-        Content of ``config.json``, with the weights as ``state_dict``.
+    """Read ``config.json`` of a folder that ``ppo-lightning export --hub`` wrote, and add its ``state_dict``.
 
     Raises:
         ConfigError: A file is missing, damaged or of another kind, or has non-finite weights.
@@ -142,11 +129,8 @@ def _opened(source: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     """Open a path or URL once for all reads, as its file may be replaced; keep an open file open."""
     if not isinstance(source, str | Path):
         yield source
-    elif "://" in str(source):
-        with get_filesystem(str(source)).open(str(source), "rb") as file:
-            yield file
     else:
-        with open(source, "rb") as file:
+        with get_filesystem(str(source)).open(str(source), "rb") as file:
             yield file
 
 

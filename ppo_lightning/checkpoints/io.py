@@ -1,6 +1,7 @@
 """Checkpoint plugin with atomic writing and safe reading."""
 
 import contextlib
+import fcntl
 import io
 import os
 import sys
@@ -11,11 +12,6 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from ppo_lightning.checkpoints.file import read_checkpoint
-
-try:
-    import fcntl
-except ImportError:  # on Windows, which neither renames nor removes an open file: no lock is needed
-    fcntl = None  # type: ignore[assignment]
 
 UNFINISHED = ".unfinished.part"
 
@@ -47,11 +43,6 @@ class CheckedCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Save a checkpoint atomically. Paths with a protocol (``s3://``) are left to Lightning.
 
-        Args:
-            checkpoint: Checkpoint from the Trainer.
-            path: Path or URL of the file.
-            storage_options: Passed to Lightning for URLs.
-
         Raises:
             OSError: The file cannot be written, and ``on_error`` is ``stop``.
         """
@@ -65,25 +56,13 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             if self.on_error == "stop":
                 raise
             self._failed = True
-            print(
-                f"\nNO CHECKPOINT was written to {path}: {error}. Training continues.",
-                file=sys.stderr,
-                flush=True,
-            )
+            message = f"\nNO CHECKPOINT was written to {path}: {error}. Training continues."
+            print(message, file=sys.stderr, flush=True)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
     ) -> dict[str, Any]:
-        """Load a checkpoint with :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
-
-        Args:
-            path: Path or URL of the file.
-            map_location: Device of the tensors, as in ``torch.load``.
-            weights_only: Ignored: only tensors and plain types are ever loaded.
-
-        Raises:
-            ConfigError: The file is missing, damaged or of another kind, or has non-finite tensors.
-        """
+        """Load only tensors and plain types, with :func:`~ppo_lightning.checkpoints.file.read_checkpoint`."""
         return read_checkpoint(path, map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -95,32 +74,24 @@ class CheckedCheckpointIO(TorchCheckpointIO):
 def remove_unfinished(folder: Path) -> None:
     """Remove the file of a killed writer; a running writer holds a lock on its file."""
     path = folder / UNFINISHED
-    with contextlib.suppress(OSError):
-        if fcntl is None:
-            path.unlink()
-        else:
-            with open(path, "r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write to a temporary name in the same folder and rename."""
+    """Write to a temporary name in the same folder and rename, before the lock is released."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
     unfinished = path.with_name(UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
-            if fcntl is not None:
-                with contextlib.suppress(OSError):  # some network file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-            if fcntl is not None:
-                os.replace(unfinished, path)  # before the lock is released
-        if fcntl is None:
             os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -48,9 +48,6 @@ def folders_of_runs(trainer: Trainer) -> list[Path]:
 
     These are the folders of ``ModelCheckpoint`` if they are set, otherwise that of all versions of the first
     logger.
-
-    Args:
-        trainer: Trainer before or after a fit.
     """
     save_dir = Path(trainer.default_root_dir)
     runs = save_dir / "checkpoints"
@@ -67,15 +64,7 @@ def folders_of_runs(trainer: Trainer) -> list[Path]:
 
 
 def save_beside_checkpoints(trainer: Trainer, name: str) -> str | None:
-    """Save a checkpoint in the folder of ``ModelCheckpoint``. This is a collective.
-
-    Args:
-        trainer: Trainer in a fit.
-        name: Name of the file, without suffix.
-
-    Returns:
-        The path, None without ``ModelCheckpoint``.
-    """
+    """Save ``NAME.ckpt`` in the folder of ``ModelCheckpoint``, and return its path. This is a collective."""
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None:
         return None

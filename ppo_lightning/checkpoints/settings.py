@@ -5,37 +5,23 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ppo_lightning import __version__
-from ppo_lightning.checkpoints.agent import is_ours, known_class
+from ppo_lightning.checkpoints.agent import is_ours, known_class, naming_writer, writer_of
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
 
-VERSION = "ppo_lightning"  # entry of checkpoints and Hub folders: the version that wrote them
-
 
 def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters of a checkpoint's module, without the agent and entries of Lightning.
+    """Return the hyperparameters of a checkpoint's module, without entries of Lightning.
 
     A module may have saved ``agent`` in any form, which is not read: ``checkpoint["agent"]`` describes the
     agent.
-
-    Args:
-        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
     """
     saved = checkpoint["hyper_parameters"].items()
     return {key: value for key, value in saved if key != "agent" and key[0] != "_"}
 
 
 def data_settings(checkpoint: dict[str, Any], owner: type, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the data module's settings of a checkpoint.
-
-    Args:
-        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
-        owner: Class of the data module.
-        given: Names of the settings to leave out, because the user gives them.
-
-    Raises:
-        ConfigError: A setting does not exist.
-    """
+    """Return the data module's settings of a checkpoint, without those that the user gives."""
     saved = checkpoint["datamodule_hyper_parameters"].items()
     data = {key: value for key, value in saved if key[0] != "_" and key not in given}
     require_known(checkpoint, "data", data, arguments_of(owner))
@@ -49,9 +35,6 @@ def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[s
         checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
         base: The module's class, or a base of the class that the checkpoint names.
         given: Hyperparameters that replace those of the checkpoint.
-
-    Raises:
-        ConfigError: The hyperparameters do not fit the class.
     """
     saved = module_settings(checkpoint)
     module_class = known_class(checkpoint["hyper_parameters"].get("_class_path"), base) or base
@@ -59,24 +42,20 @@ def module_from_checkpoint(checkpoint: dict[str, Any], base: type, given: dict[s
     if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
         saved = {key: value for key, value in saved.items() if key in parameters}  # a base may save more
     replaced = {key: value for key, value in given.items() if key != "weights_only"}
-    try:
-        return module_class(**saved | replaced)
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"The checkpoint's hyperparameters do not fit {base.__name__}: {first_line(error)}"
-            f" ({_writer(checkpoint)} wrote them)."
-        ) from error
+    with naming_writer(checkpoint):
+        try:
+            return module_class(**saved | replaced)
+        except (TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"The checkpoint's hyperparameters do not fit {base.__name__}: {first_line(error)}."
+            ) from error
 
 
 # Settings and classes that this version does not have
 
 
 def require_known_classes(checkpoint: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint or a Hub folder if a class of this package, or a setting of it, does not exist.
-
-    Raises:
-        ConfigError: A class or a setting does not exist. The message names the version that wrote the file.
-    """
+    """Raise a ConfigError if a class of this package, or a setting of it, does not exist any more."""
     model = checkpoint.get("hyper_parameters", {})
     agent = checkpoint["agent"]
     for group, class_path, base, settings in (
@@ -92,12 +71,9 @@ def require_known_classes(checkpoint: Mapping[str, Any]) -> None:
 
 
 def require_known_settings(checkpoint: dict[str, Any], module: Any) -> None:
-    """Refuse a checkpoint with hyperparameters that the user's class of a module does not have any more.
+    """Raise a ConfigError if the user's class of a module does not have a hyperparameter any more.
 
     A checkpoint of another class is not checked: the weights decide whether they fit.
-
-    Raises:
-        ConfigError: A hyperparameter does not exist.
     """
     class_path = checkpoint["hyper_parameters"].get("_class_path")
     # Only classes of the main program and those inside a function are saved without a path.
@@ -109,17 +85,7 @@ def require_known_settings(checkpoint: dict[str, Any], module: Any) -> None:
 def require_known(
     checkpoint: Mapping[str, Any], group: str, names: Iterable[str], known: Collection[str]
 ) -> None:
-    """Refuse a checkpoint with settings that do not exist: no setting of a run is dropped silently.
-
-    Args:
-        checkpoint: Content of the file.
-        group: Prefix of the settings, for example ``model``.
-        names: Names of the settings in the checkpoint. Those of Lightning begin with an underscore.
-        known: Names of the settings that exist.
-
-    Raises:
-        ConfigError: A setting does not exist. The message names it, and the version that wrote the file.
-    """
+    """Raise a ConfigError if settings do not exist: no setting of a run is dropped silently."""
     unknown = [f"{group}.{name}" for name in names if name not in known and not name.startswith("_")]
     if unknown:
         raise _unknown(checkpoint, ", ".join(sorted(unknown)))
@@ -130,14 +96,10 @@ def arguments_of(cls: type) -> set[str]:
     return {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters}  # type: ignore[misc]
 
 
-def _writer(checkpoint: Mapping[str, Any]) -> str:
-    return f"version {checkpoint[VERSION]}" if VERSION in checkpoint else "an older version"
-
-
 def _unknown(checkpoint: Mapping[str, Any], names: str) -> ConfigError:
     return ConfigError(
         f"The checkpoint names {names}, which ppo_lightning {__version__} does not have:"
-        f" {_writer(checkpoint)} wrote it and can read it."
+        f" {writer_of(checkpoint)} wrote it and can read it."
     )
 
 
@@ -164,12 +126,7 @@ def code_in_id(env_id: Any) -> dict[str, Any]:
 
 
 def may_be_code(value: Any, strings: bool = True) -> bool:
-    """Return whether jsonargparse may import something for a value.
-
-    Args:
-        value: Value of a setting. A ``class_path`` is imported for an argument of any type.
-        strings: Whether a string with a dot counts as an import path.
-    """
+    """Return whether jsonargparse may import something for a value, also for a string with a dot."""
     if isinstance(value, dict):
         return "class_path" in value or any(may_be_code(entry, strings) for entry in value.values())
     if isinstance(value, list | tuple):

@@ -20,11 +20,7 @@ def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning benchmark``.
-
-    Raises:
-        SystemExit: With code 1 if a run failed.
-    """
+    """Run ``ppo-lightning benchmark``."""
     parser = argparse.ArgumentParser(
         "ppo-lightning benchmark",
         description="Train recipes with several seeds, each run in a separate process. Write runs.csv,"
@@ -44,12 +40,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]) -> None:
-    """Train, write the report and print the table.
-
-    Args:
-        options: Values of the arguments of :func:`add_runner_arguments`.
-        jobs: Runs to train.
-        command: The command line, for the report.
+    """Train, write the report, which has the command line, and print the table.
 
     Raises:
         ConfigError: The folder has runs with other settings.

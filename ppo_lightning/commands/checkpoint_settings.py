@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,6 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     A checkpoint holds the settings of algorithm, data and seed. The settings of the trainer are in
     ``cli_config.yaml`` next to it. That file may name any class, so ``--trust_checkpoint`` is needed.
     With ``--config``, nothing is inserted.
-
-    Args:
-        args: Command (``fit``, ``validate`` or ``test``) and its arguments.
 
     Raises:
         ConfigError: The checkpoint cannot be read, or has settings that do not exist or would import or call
@@ -66,7 +64,7 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
         has_run = folder.name == "checkpoints" and saved.is_file()
         if has_run and TRUST in args:
             return [command, "--config", str(saved), *args[1:]]
-        hint = f" (the run's own: --config {saved})" if has_run else ""
+        hint = f" (the run's own: --config {shlex.quote(str(saved))})" if has_run else ""
         print(
             "Settings of algorithm, data and seed: from the checkpoint."
             f" Settings of the trainer: flags and defaults{hint}."
@@ -90,16 +88,7 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
 
 
 def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: str | None = None) -> str:
-    """Return the id of the environment for ``play`` and ``export``, after checking for trust.
-
-    Args:
-        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
-        args: Arguments of the command.
-        chosen_id: Id that the user chose, None for the checkpoint's.
-
-    Raises:
-        ConfigError: Trust is needed to import the environment's module, or a function makes the environment.
-    """
+    """Return the id that the user chose, or that of a checkpoint after checking for trust."""
     env_id = checkpoint["datamodule_hyper_parameters"]["env_id"]
     _require_trust({} if chosen_id else code_in_id(env_id), args)
     if chosen_id is None and (not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]):
@@ -111,15 +100,7 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: s
 
 
 def agent_of(checkpoint: dict[str, Any], args: Sequence[str]) -> ActorCritic:
-    """Return the agent of a checkpoint, after checking for trust in its class.
-
-    Args:
-        checkpoint: From :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
-        args: Arguments of the command.
-
-    Raises:
-        ConfigError: Trust is needed to import the agent's class, or the agent does not fit its weights.
-    """
+    """Return the agent of a checkpoint, after checking for trust in its class."""
     agent_class = checkpoint["agent"]["class_path"]
     _require_trust({} if known_class(agent_class, ActorCritic) else {"model.agent": agent_class}, args)
     return trained_agent(checkpoint)

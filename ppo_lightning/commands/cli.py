@@ -55,7 +55,6 @@ from ppo_lightning.models import ActorCritic, MLPAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
-MAX_THREADS = 1024
 HEADER = [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"]  # of saved settings
 HELP = {"-h", "--help"}
 
@@ -72,14 +71,11 @@ private.convert_integers(as_integer)  # 1e4, 500k and 1M
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Callback that saves the settings of ``fit`` only, without those that say where to resume.
-
-    Other commands would write theirs to the current folder.
-    """
+    """Callback that saves the settings of ``fit`` only, without those that say where to resume."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Write ``cli_config.yaml`` for ``fit``."""
-        if stage == "fit":
+        if stage == "fit":  # other commands would write theirs to the current folder
             _require_writable(Path(trainer.default_root_dir))
             for key in ("ckpt_path", "auto_resume"):
                 self.config.pop(key, None)
@@ -109,7 +105,7 @@ class PPOCLI(LightningCLI):
         """Parse the arguments, and refuse a seed that NumPy does not accept."""
         super().parse_arguments(parser, args)
         seed = self.config[self.config.subcommand].seed_everything
-        if not 0 <= seed < 2**32:
+        if seed is None or not 0 <= seed < 2**32:
             raise ConfigError(f"seed_everything is {seed}: it must be between 0 and {2**32 - 1}.")
 
     def before_instantiate_classes(self) -> None:
@@ -124,19 +120,13 @@ class PPOCLI(LightningCLI):
         callbacks = self.trainer_defaults["callbacks"]
         if config.trainer.enable_progress_bar is False:  # which Lightning refuses beside a progress bar
             callbacks = [callback for callback in callbacks if not isinstance(callback, RolloutProgressBar)]
-        if config.num_threads is not None and not 1 <= config.num_threads <= MAX_THREADS:
-            raise ConfigError(
-                f"num_threads is {config.num_threads}: it must be between 1 and {MAX_THREADS}, or null."
-            )
         threads = [] if config.num_threads is None else [Threads(config.num_threads)]
         self.trainer_defaults["callbacks"] = [*callbacks, *threads]
 
     def before_fit(self) -> None:
         """Check that the folders are writable, and find the checkpoint of ``--auto_resume`` or ``last``.
 
-        Raises:
-            ConfigError: A folder is not writable, or ``--ckpt_path last`` finds no checkpoint.
-            SystemExit: With code 0 if the checkpoint's run is complete, before a new version is created.
+        A complete run ends here with code 0, before a new version is created.
         """
         for logger in self.trainer.loggers:
             _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
@@ -144,12 +134,13 @@ class PPOCLI(LightningCLI):
         if config.auto_resume or config.ckpt_path == "last":
             env_id, seed = self.config.fit.data.env_id, config.seed_everything
             path = last_checkpoint(*folders_of_runs(self.trainer), env_id=env_id, seed=seed)
-            if path is None and config.ckpt_path == "last":
+            if path is None and not config.auto_resume:
                 raise ConfigError(
                     "--ckpt_path last finds no checkpoint of this recipe and seed:"
                     " start with --auto_resume instead."
                 )
-            config.ckpt_path = path
+            # At its first start, a run with --auto_resume may resume from a checkpoint of another run.
+            config.ckpt_path = path or (None if config.ckpt_path == "last" else config.ckpt_path)
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
             steps = checkpoint["env_steps"]
@@ -167,10 +158,7 @@ class PPOCLI(LightningCLI):
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    Args:
-        args: Arguments of the command line, None for those of the process.
+    """Run the command line with these arguments, by default with those of the process.
 
     Raises:
         SystemExit: With code 2 and one sentence on standard error if a setting is invalid.
@@ -193,13 +181,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True) -> None:
-    """Run a subcommand of Lightning's CLI.
-
-    Args:
-        callbacks: Callbacks beside those that flags add.
-        args: Subcommand and its arguments.
-        save_config: Whether ``fit`` writes ``cli_config.yaml``.
-    """
+    """Run a subcommand of Lightning's CLI, with callbacks beside those that flags add."""
     is_help = bool(HELP & set(args))
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
     subcommands = {

@@ -1,6 +1,7 @@
 """``ppo-lightning compare``: test whether one set of runs is worse than another."""
 
 import argparse
+import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,24 +28,17 @@ def p_worse(before: Sequence[float], after: Sequence[float]) -> float:
         return after.mean(axis=axis) - before.mean(axis=axis)
 
     test = import_extra("scipy.stats", extra="report").permutation_test
-    samples = np.asarray(before, float), np.asarray(after, float)
-    return float(test(samples, difference, alternative="less", rng=0, vectorized=True).pvalue)
+    return float(test((before, after), difference, alternative="less", rng=0, vectorized=True).pvalue)
 
 
 def compare(before: Path, after: Path, by: str = "recipe") -> tuple[str, int]:
-    """Compare the returns of two sets of runs, recipe by recipe.
-
-    Args:
-        before: Folder of a benchmark, or its ``runs.csv``.
-        after: Folder of another benchmark, or its ``runs.csv``.
-        by: Column that the sets share: ``recipe``, or ``env_id`` for different recipes of an environment.
+    """Compare the returns of two benchmarks, recipe by recipe or environment by environment.
 
     Returns:
-        A table in Markdown and the exit code. The code is 1 if a recipe is worse (5 % false alarms) or has
-        fewer runs in the second set, otherwise 3 if a recipe has too few runs for a test, otherwise 0.
+        A table in Markdown and the exit code, which ``--help`` explains.
 
     Raises:
-        ConfigError: A file cannot be read, a return is non-finite, or the sets share no recipe.
+        ConfigError: A file cannot be read, a return is non-finite, or the benchmarks share no recipe.
     """
     first = read_runs(before, by)
     second = read_runs(after, by)
@@ -89,12 +83,12 @@ def format_difference(before: Sequence[float], after: Sequence[float]) -> str:
 
 
 def read_runs(path: Path, by: str = "recipe") -> Runs:
-    """Read the returns by recipe, or environment, and seed; see :func:`compare`."""
+    """Read the returns of a benchmark, or its ``runs.csv``, by recipe or environment, and seed."""
     path = path / "runs.csv" if path.is_dir() else path
     runs: Runs = {}
     try:
         rows = [(row[by], row["seed"], float(row["episodic_return"])) for row in read_csv(path)]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path} needs the columns {by}, seed and episodic_return: {error}.") from error
     for line, (label, seed, value) in enumerate(rows, start=2):
         place = f"{path}, line {line} ({by} {label}, seed {seed})"
@@ -107,11 +101,7 @@ def read_runs(path: Path, by: str = "recipe") -> Runs:
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning compare``.
-
-    Raises:
-        SystemExit: With the exit code of :func:`compare` if it is not 0.
-    """
+    """Run ``ppo-lightning compare``."""
     parser = argparse.ArgumentParser(
         "ppo-lightning compare",
         description="Test, recipe by recipe, whether the runs of the second benchmark are worse than"
@@ -127,5 +117,4 @@ def main(args: Sequence[str]) -> None:
     )
     text, exit_code = compare(**vars(parser.parse_args(args)))
     print(text)
-    if exit_code:
-        raise SystemExit(exit_code)
+    raise SystemExit(exit_code)

@@ -17,14 +17,6 @@ def curve(rows: Sequence[Row], x: str, grid: np.ndarray) -> np.ma.MaskedArray:
 
     Windows without an episode end are interpolated linearly. Points before the first episode end are masked,
     which may be all of them: the grid ends where the shortest run ends, and another run may have begun later.
-
-    Args:
-        rows: Points of one run, with ``x`` and ``episodic_return``.
-        x: ``"env_steps"`` or ``"seconds"``.
-        grid: Values of ``x``, [G].
-
-    Returns:
-        Mean returns, [G].
     """
     xs, returns = (np.array([float(row[key]) for row in rows]) for key in (x, "episodic_return"))
     windows = [returns[(xs > point - WINDOW * grid[-1]) & (xs <= point)] for point in grid]
@@ -48,18 +40,16 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
     import_extra("matplotlib", extra="report").use("Agg")
     import matplotlib.pyplot as plt
 
-    labels = list(dict.fromkeys(point["recipe"] for point in points))
-    columns = min(columns, len(labels))
-    rows = -(-len(labels) // columns)
+    recipes: dict[str, dict[str, list[Row]]] = {}
+    for point in points:
+        recipes.setdefault(point["recipe"], {}).setdefault(str(point["seed"]), []).append(point)
+    columns = min(columns, len(recipes))
+    rows = -(-len(recipes) // columns)
     size = max(5, 3.7 * columns), 2.8 * rows + 0.3
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     legend: dict[str, Any] = {}
-    for axis, label in zip(axes.flat, labels, strict=False):
-        by_seed: dict[str, list[Row]] = {}
-        for point in points:
-            if point["recipe"] == label:
-                by_seed.setdefault(str(point["seed"]), []).append(point)
-        plot_mean(axis, list(by_seed.values()), x, "ppo_lightning: mean, and each seed")
+    for axis, (label, seeds) in zip(axes.flat, recipes.items(), strict=False):
+        plot_mean(axis, seeds.values(), x, "ppo_lightning: mean, and each seed")
         if label in lines:
             axis.axhline(
                 lines[label], color="grey", linestyle="--", linewidth=0.9, label="CleanRL, at the end"
@@ -67,23 +57,21 @@ def draw(points: Sequence[Row], x: str, lines: dict[str, float], path: Path, col
         axis.set_title(label, fontsize=10)
         decorate(axis, x)
         legend |= {line.get_label(): line for line in axis.get_legend_handles_labels()[0]}
-    for axis in axes.flat[len(labels) :]:
+    for axis in axes.flat[len(recipes) :]:
         axis.set_visible(False)
     axes[0, 0].set_ylabel("return", fontsize=8)
-    handles = list(legend.values())
-    names = list(legend)
     # A legend inside a panel would cover a curve.
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
+    options: dict[str, Any] = {"ncols": len(legend), "frameon": False, "fontsize": 8}
+    figure.legend(list(legend.values()), list(legend), loc="outside lower center", **options)
     save(figure, path)
 
 
 def plot_mean(
     axis: Any, seeds: Iterable[Sequence[Row]], x: str, label: str, color: str = "tab:blue"
 ) -> tuple[np.ndarray, np.ma.MaskedArray]:
-    """Draw a thin curve per seed and their thick mean, all up to the end of the shortest curve.
+    """Draw a thin curve per seed and their thick mean; return the grid [G] and the curves [seeds, G].
 
-    Returns:
-        Values of the horizontal axis, [G], and the curves of the seeds, [seeds, G].
+    All curves end where the shortest one ends.
     """
     seeds = list(seeds)
     grid = np.linspace(0, min(max(float(row[x]) for row in rows) for rows in seeds), 101)

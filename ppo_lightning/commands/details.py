@@ -10,6 +10,7 @@ import lightning as L
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.options import QUIET
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import PolicyLearner
 
 ROOT = Path(__file__).parents[1]
@@ -43,11 +44,7 @@ class ManifestReader(L.Callback):
 
 
 def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
-    """Return the manifest of a run, without training it or writing a file.
-
-    Args:
-        args: Arguments of ``fit``.
-    """
+    """Return the manifest of a run with these arguments of ``fit``, without training it."""
     from ppo_lightning.commands import cli
 
     try:
@@ -70,9 +67,9 @@ def main(args: Sequence[str]) -> None:
         "--ckpt_path", nargs="+", default=[], help="one checkpoint to describe, or two to compare"
     )
     options, flags = parser.parse_known_args(args)
-    manifests = [read_checkpoint(path)["details"] for path in options.ckpt_path[:2]] or [
-        recipe_manifest(flags)
-    ]
+    if superfluous := [*options.ckpt_path[2:], *(flags if options.ckpt_path else ())]:
+        raise ConfigError(f"details --ckpt_path takes one or two files only: leave out {superfluous[0]}.")
+    manifests = [read_checkpoint(path)["details"] for path in options.ckpt_path] or [recipe_manifest(flags)]
     code = places()
     names = options.ckpt_path if len(manifests) > 1 else ["this run"]
     print(f"| detail | | {' | '.join(names)} | code |\n|---|---|{'---|' * len(manifests)}---|")

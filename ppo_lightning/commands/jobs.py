@@ -12,22 +12,17 @@ import yaml
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.arguments import as_integer
 
+FIXED = ("--seed_everything", "--ckpt_path", "--auto_resume")  # flags of ``fit`` that a benchmark sets
+
 
 @dataclass(frozen=True)
 class Job:
-    """One training run of a benchmark.
+    """One training run of a benchmark."""
 
-    Attributes:
-        label: Name shared by the runs of all seeds: the recipe, or the change of an ablation.
-        recipe: YAML file.
-        seed: Value of ``seed_everything``.
-        flags: Flags of ``fit`` after the recipe.
-    """
-
-    label: str
+    label: str  # shared by the runs of all seeds: the recipe, or the change of an ablation
     recipe: Path
     seed: int
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # of ``fit``, after the recipe
 
     @property
     def name(self) -> str:
@@ -48,17 +43,10 @@ class Job:
 def jobs_of(
     recipes: Iterable[Path], seeds: Iterable[int], env_ids: Sequence[str], flags: tuple[str, ...]
 ) -> list[Job]:
-    """Return a job for each recipe, environment and seed.
-
-    Args:
-        recipes: YAML files.
-        seeds: Seeds of each recipe.
-        env_ids: Environments for each recipe. If empty, a recipe runs in its own environment.
-        flags: Flags of ``fit`` for all jobs.
-
-    Raises:
-        ConfigError: A recipe does not exist, or two recipes have the same name.
-    """
+    """Return a job for each recipe, environment (by default, that of the recipe) and seed."""
+    for flag in flags:
+        if flag.partition("=")[0] in FIXED:
+            raise ConfigError(f"{flag}: a benchmark sets the seeds (--seeds) and resumes by itself.")
     labelled: dict[str, tuple[Path, tuple[str, ...]]] = {}
     for recipe in recipes:
         if not recipe.is_file():

@@ -59,17 +59,7 @@ QUIET = [
 
 
 def answer(args: Sequence[str]) -> bool:
-    """Answer ``--help``, ``--version``, ``recipes`` and unknown commands.
-
-    Args:
-        args: Arguments of the command line.
-
-    Returns:
-        Whether the command line is answered, so that no command must run.
-
-    Raises:
-        SystemExit: With code 2 if the command is unknown.
-    """
+    """Answer ``--help``, ``--version``, ``recipes`` and unknown commands; return whether one was given."""
     if "--version" in args[:1]:
         print(f"ppo-lightning {__version__}")
     elif not args or args[0] in ("-h", "--help"):

@@ -1,6 +1,7 @@
 """``ppo-lightning profile``: measure the time of each stage of a run and try faster settings."""
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,6 @@ import lightning as L
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
-from ppo_lightning.callbacks.speed import other_load, recommendation
 from ppo_lightning.commands.options import QUIET
 from ppo_lightning.envs.factory import largest_divisor
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
@@ -21,6 +21,7 @@ from ppo_lightning.utils.processors import processors
 
 WARM_UP, WARM_UP_SECONDS = 3, 20.0  # for compilation and caches: iterations, or at most this time
 STAGES = ("collect", "advantages", "update", "log")  # marked in the code, also for --trainer.profiler simple
+GAIN = 1.1  # smallest speedup for which another setting is recommended
 
 
 class StageProfiler(SimpleProfiler):
@@ -36,10 +37,6 @@ class StageProfiler(SimpleProfiler):
 class StageClock(L.Callback):
     """Callback that measures the stages of a run, and then ends the run.
 
-    Afterwards ``sps`` holds the environment steps per second, ``shares`` the share of time of each
-    stage, ``environments`` that of the environments within the collection, and ``changes`` the flags worth
-    trying.
-
     Args:
         seconds: Duration of the measurement after the warm-up. At least one iteration is measured.
 
@@ -50,10 +47,10 @@ class StageClock(L.Callback):
 
     def __init__(self, seconds: float = 10.0) -> None:
         self.seconds = seconds
-        self.sps = 0.0
-        self.shares: dict[str, float] = {}
-        self.environments = 0.0
-        self.changes: list[tuple[str, ...]] = []
+        self.sps = 0.0  # environment steps per second
+        self.shares: dict[str, float] = {}  # of the time, by stage
+        self.environments = 0.0  # share of the time, within the collection
+        self.changes: list[tuple[str, ...]] = []  # flags worth trying
         self._profiler = StageProfiler()
         self._steps = StepClock()
         self._is_warm = False
@@ -76,8 +73,8 @@ class StageClock(L.Callback):
         data = pl_module.data
         wall = time.perf_counter() - self._started
         if self._is_warm and wall >= self.seconds and not self.sps:
-            spent = self._profiler.recorded_durations
             self.sps = self._iterations * data.frames_per_rollout / wall
+            spent = self._profiler.recorded_durations
             self.shares = {stage: sum(spent[stage]) / wall for stage in STAGES}
             self.shares["other"] = 1 - sum(self.shares.values())
             self.environments = self._steps.seconds / wall
@@ -121,6 +118,15 @@ def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
     return [*candidates, ("--data.num_envs", str(2 * data.num_envs))]
 
 
+def recommendation(sps: float, tried: dict[tuple[str, ...], float]) -> str:
+    """Return a sentence that names the fastest change, ignoring other numbers of environments."""
+    comparable = {change: speed for change, speed in tried.items() if change[0] != "--data.num_envs"}
+    best = max(comparable, key=lambda change: comparable[change], default=())
+    if not best or comparable[best] < GAIN * sps:
+        return "None of these settings is more than 10 % faster."
+    return f"Set {' '.join(best)}: {comparable[best] / sps:.1f} times as fast."
+
+
 def profile(args: Sequence[str], seconds: float) -> StageClock:
     """Measure a run with these arguments of ``fit`` for some seconds, without writing a file."""
     from ppo_lightning.commands import cli
@@ -142,8 +148,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
     parser.add_argument("--no_changes", action="store_true", help="do not try other settings")
     options, flags = parser.parse_known_args(args)
-    if load := other_load():  # before this process adds to it
-        print(f"Other processes use this machine ({load}), so these speeds are lower than on an idle one.\n")
+    load, cores = os.getloadavg()[0], processors()  # before this process adds to the load
+    if load > cores:
+        busy = f"load average {load:.1f} on {cores} processors"
+        print(f"Other processes use this machine ({busy}), so these speeds are lower than on an idle one.\n")
     clock = profile(flags, options.seconds)
     print(f"{clock.sps:.0f} environment steps per second.\n\n| stage | share | µs per step |\n|---|---|---|")
     for stage, share in clock.shares.items():

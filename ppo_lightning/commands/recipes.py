@@ -2,6 +2,8 @@
 
 import argparse
 import csv
+import itertools
+import os
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ PACKAGE = Path(__file__).parents[1]
 # A wheel has the recipes and their measured runs inside the package, a checkout next to it.
 DATA = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 NAME = re.compile(r"[\w./\\-]+")  # anything else is YAML text, which --config accepts, too
+GROUPS = ("--model", "--data", "--trainer")  # options that take a file with the settings of a group
 HEADER = ("recipe", "environment", "steps", "measured return")
 
 
@@ -27,14 +30,7 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def recipe_path(value: str) -> str:
-    """Return the file of a recipe. A file that exists has precedence over a bundled recipe.
-
-    Args:
-        value: File name, name of a bundled recipe, or YAML text.
-
-    Raises:
-        ConfigError: There is neither such a file nor such a recipe.
-    """
+    """Return the file of a recipe by its name; a file that exists, or YAML text, is returned as it is."""
     if Path(value).exists() or not NAME.fullmatch(value):
         return value
     recipes = bundled_recipes()
@@ -48,11 +44,7 @@ def recipe_path(value: str) -> str:
 
 
 def with_recipe_paths(args: Sequence[str]) -> list[str]:
-    """Replace the names of bundled recipes after ``--config`` and ``--recipes`` by their files.
-
-    Raises:
-        ConfigError: A recipe does not exist.
-    """
+    """Replace the names of bundled recipes after ``--config`` and ``--recipes`` by their files."""
     replaced = []
     flag = ""
     for arg in args:
@@ -71,10 +63,10 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = set()
         for key, _ in node.value:
-            if key.value in keys:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
                 line = key.start_mark.line + 1
                 raise ConfigError(f"has the key {key.value!r} twice (line {line}): remove one.")
-            keys.add(key.value)
+            keys.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -90,23 +82,23 @@ def split_configs(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def with_configs_first(args: Sequence[str]) -> list[str]:
-    """Move every ``--config`` before the flags: the parser lets a later value win, and flags shall."""
+    """Move every ``--config``, and files of a group, before the flags, which shall win over all files."""
     if not args or args[0].startswith("-"):
         return list(args)
     configs, others = split_configs(args)
-    return [others[0], *(f"--config={config}" for config in configs), *others[1:]]
+    files: list[str] = []
+    flags: list[str] = []
+    rest = iter(others[1:])
+    for arg in rest:
+        name, equals, value = arg.partition("=")
+        words = [arg] if equals or name not in GROUPS else [arg, *itertools.islice(rest, 1)]
+        is_file = name in GROUPS and os.path.isfile(value or words[-1])
+        (files if is_file else flags).extend(words)
+    return [others[0], *(f"--config={config}" for config in configs), *files, *flags]
 
 
 def read_yaml(path: str, flag: str) -> Any:
-    """Read a YAML file with unique keys.
-
-    Args:
-        path: The file.
-        flag: Flag that names the file, for messages.
-
-    Raises:
-        ConfigError: The file is not text, is not YAML, or has a key twice.
-    """
+    """Read a YAML file, which a flag names, without a key that stands twice."""
     try:
         with open(path, encoding="utf-8") as file:
             return yaml.load(file.read(), _UniqueKeys)
@@ -119,15 +111,9 @@ def read_yaml(path: str, flag: str) -> Any:
 
 
 def measured_return(recipe: Path, env_id: str) -> str:
-    """Return the measured result of a recipe, from the runs that its comment ``# Measured: FILE`` names.
+    """Return the mean ± standard deviation over seeds that a recipe's comment ``# Measured: FILE`` names.
 
-    Args:
-        recipe: YAML file.
-        env_id: Environment of the recipe. The runs may have other environments, too (``--env_ids``).
-
-    Returns:
-        Mean and standard deviation over the seeds of the return of the last 100 training episodes, or an
-        empty string.
+    The file may have runs in other environments, too (``--env_ids``).
     """
     named = re.search(r"^# Measured: (\S+)$", recipe.read_text(encoding="utf-8"), re.MULTILINE)
     if named is None:

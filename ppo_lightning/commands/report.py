@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import statistics
 import warnings
@@ -30,17 +31,10 @@ def interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
 
 
 def interval(runs: Sequence[float], reference: Sequence[float] | None = None) -> tuple[float, float]:
-    """Compute the 95 % t interval of a mean, or of the difference of two means (Welch).
+    """Compute the 95 % t interval of a mean, or of its difference to the mean of a reference (Welch).
 
     The coverage is 95 % for normal distributions. A percentile bootstrap of three runs covers 76 %.
-    Bimodal returns, such as HalfCheetah's, need ten or more runs for 95 %.
-
-    Args:
-        runs: Returns of independent runs.
-        reference: Returns of other runs, whose mean is subtracted.
-
-    Returns:
-        Lower and upper bound, NaN if a sample has fewer than two runs.
+    Bimodal returns, such as HalfCheetah's, need ten or more runs. The bounds of one run are NaN.
     """
     stats = import_extra("scipy.stats", extra="report")
     with warnings.catch_warnings():
@@ -52,25 +46,20 @@ def interval(runs: Sequence[float], reference: Sequence[float] | None = None) ->
 
 
 def published(env_id: str, family: str) -> Row | None:
-    """Return CleanRL's result in ``published.csv`` for an environment, None if there is none.
-
-    Args:
-        env_id: Id of the environment.
-        family: Folder of the recipe. Results of the same family are preferred.
-    """
+    """Return CleanRL's result for an environment, preferably of the same family of recipes, None without."""
     rows = [row for row in read_csv(PUBLISHED) if common_id(row["env_id"]) == common_id(env_id)]
-    rows = [row for row in rows if row["metric"] == "episodic_return" and "CleanRL" in row["source"]]
+    rows = [row for row in rows if "CleanRL" in row["source"]]
     return min(rows, key=lambda row: row["recipe"] != family, default=None)
 
 
 def common_id(env_id: str) -> str:
-    """Return one id for all names of an Atari game, or of a task of dm_control."""
+    """Return one id for all names of an Atari game, of PettingZoo, too, or of a task of dm_control."""
     if env_id.startswith("ALE/") or "NoFrameskip" in env_id:
         return env_id.removeprefix("ALE/").replace("NoFrameskip", "").split("-v")[0]
     if env_id.startswith("dm_control/"):  # dm_control/cheetah-run-v0 is EnvPool's CheetahRun-v1
         words = re.split("[-_]", env_id.removeprefix("dm_control/").removesuffix("-v0"))
         return "".join(word[0].upper() + word[1:] for word in words) + "-v1"
-    return env_id
+    return env_id.removeprefix("atari/")
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -93,33 +82,26 @@ def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
     paths = folder.glob("runs/*/version_*/checkpoints/*.ckpt")
     checkpoint = read_checkpoint(str(max(paths, key=lambda path: path.stat().st_mtime)))
     metrics = list(metrics_of(folder))
-    evaluations = [float(row["eval/episodic_return"]) for row in metrics if row.get("eval/episodic_return")]
+    names = ("eval/episodic_return", "charts/avg_episodic_length")
+    last = {name: float(row[name]) for name in names for row in metrics if row.get(name)}
     shared = {"recipe": job.label, "seed": job.seed}
     run = shared | {
         "env_id": job.settings["env_id"],
         "env_steps": checkpoint["env_steps"],
         "episodic_return": round(float(np.mean(checkpoint["episode_returns"] or [np.nan])), 4),
-        "eval_return": evaluations[-1] if evaluations else float("nan"),
+        "episodic_length": last.get("charts/avg_episodic_length", math.nan),
+        "eval_return": last.get("eval/episodic_return", math.nan),
         "wall_seconds": json.loads((folder / DONE).read_text())["wall_seconds"],
         "commit": " + ".join(dict.fromkeys(source["commit"] for source in runner.record_of(job)["sources"])),
     }
-    names = {"env_steps": "step", "seconds": "seconds", "episodic_return": "charts/episodic_return"}
+    columns = {"env_steps": "step", "seconds": "seconds", "episodic_return": "charts/episodic_return"}
     points = [point for point in metrics if point.get("charts/episodic_return")]
-    curve = [shared | {name: point[column] for name, column in names.items()} for point in points]
+    curve = [shared | {name: point[column] for name, column in columns.items()} for point in points]
     return run, curve
 
 
 def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) -> str:
-    """Write runs.csv, curves.csv, report.md and the figures to the folder of the benchmark.
-
-    Args:
-        runner: Runner of the jobs.
-        jobs: Jobs of the command. The report covers the finished ones and counts the others.
-        command: The command line.
-
-    Returns:
-        The table of results in Markdown.
-    """
+    """Write runs.csv, curves.csv, report.md and the figures, and return the table of results in Markdown."""
     finished = [job for job in jobs if runner.is_done(job)]
     if not finished:
         return "No run has finished."
@@ -146,7 +128,8 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
     write_csv(runner.folder / "runs.csv", runs)
     if curves:
         write_csv(runner.folder / "curves.csv", curves)
-        means = {label: float(result["mean"]) for label, result in known.items() if result}
+        is_return = {label: row for label, row in known.items() if row and row["metric"] == "episodic_return"}
+        means = {label: float(row["mean"]) for label, row in is_return.items()}
         for x in ("env_steps", "seconds"):
             draw(curves, x, means, runner.folder / f"curves_{x}")
     return text
@@ -170,7 +153,10 @@ def table(runs: Sequence[Row], known: dict[str, Row | None]) -> str:
             shown += f" ± {statistics.stdev(returns):{spec}} [{low:{spec}}, {high:{spec}}]"
         cleanrl = ""
         if reference is not None:
-            cleanrl = f"{float(reference['mean']):{spec}} ± {float(reference['std']):{spec}}"
+            if reference["metric"] == "episodic_length":  # returns of equal players are 0
+                shown += f", length {statistics.fmean(float(run['episodic_length']) for run in seeds):.1f}"
+                cleanrl, spec = "length ", ".1f"
+            cleanrl += f"{float(reference['mean']):{spec}} ± {float(reference['std']):{spec}}"
             if int(reference["env_steps"] or 0) > 1.1 * steps:
                 cleanrl += f" ({int(reference['env_steps']):_} steps)".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in seeds)

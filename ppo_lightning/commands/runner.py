@@ -55,10 +55,7 @@ class Runner:
         """Run the jobs in order. A failed job is put into ``failed``; the others still run.
 
         If this process is interrupted (SIGINT, SIGTERM) or killed, running jobs save a checkpoint and end.
-
-        Args:
-            jobs: The jobs. Finished ones are skipped.
-            report: Called every second and when a job ends. An exception ends the running jobs.
+        ``report`` is called every second and when a job ends. An exception of it ends the running jobs.
         """
         waiting = [job for job in jobs if not self.is_done(job)]
         bar = tqdm(total=len(jobs), initial=len(jobs) - len(waiting), unit="run", disable=None, leave=False)
@@ -101,11 +98,7 @@ class Runner:
         return json.loads(json.dumps(settings, default=str))
 
     def require_same_settings(self, jobs: Sequence[Job]) -> None:
-        """Refuse a folder whose runs have other settings, because the report would mix them.
-
-        Raises:
-            ConfigError: A job was started with other settings, or its settings are not recorded.
-        """
+        """Raise a ConfigError if the runs of the folder have other settings: the report would mix them."""
         for job in jobs:
             folder = self.folder_of(job)
             if not (folder / RECORD).exists():
@@ -161,7 +154,7 @@ class Runner:
         with (folder / TRIES).open("a") as file:
             file.write(f"{time.perf_counter() - started:.1f}\n")
         if code == 0:
-            say(f"{job.name} has finished")
+            tqdm.write(f"{job.name} has finished", file=sys.stderr)
             seconds = sum(map(float, (folder / TRIES).read_text().split()))
             (folder / DONE).write_text(
                 json.dumps({"label": job.label, "seed": job.seed, "wall_seconds": round(seconds, 1)})
@@ -169,7 +162,8 @@ class Runner:
         elif code not in (143, -signal.SIGTERM):  # preempted, or ended by the signal during start or end
             self.failed.append(job)
             last = (folder / "log.txt").read_text().strip().splitlines()[-1:]
-            say(f"{job.name} failed with code {code}: {' '.join(last)} ({folder / 'log.txt'})")
+            message = f"{job.name} failed with code {code}: {' '.join(last)} ({folder / 'log.txt'})"
+            tqdm.write(message, file=sys.stderr)
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -185,9 +179,6 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
     """Yield the rows of all ``metrics.csv`` files of a run in the order of steps, without duplicates.
 
     The column ``seconds`` is added: the training time until that step, without start-up.
-
-    Args:
-        folder: Folder of the run.
     """
     files = sorted(
         folder.glob("runs/*/version_*/metrics.csv"),
@@ -209,11 +200,6 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
             last = int(row["step"])
         seconds_before = seconds
         steps_before = last
-
-
-def say(line: str) -> None:
-    """Print a line above the progress bar."""
-    tqdm.write(line, file=sys.stderr)
 
 
 def progress(job: Job, folder: Path) -> str:

@@ -41,11 +41,7 @@ class Unfinished(BaseException):
 
 
 def read_space(path: Path) -> tuple[dict[str, Any], Targets]:
-    """Read a search space: Optuna's distribution of each parameter, and the targets.
-
-    Raises:
-        ConfigError: The file is not a search space.
-    """
+    """Read a search space: Optuna's distribution of each parameter, and the targets."""
     content = read_yaml(str(path), "--space")
     name = "parameters"
     space = {}
@@ -75,11 +71,7 @@ def _distribution(entry: dict[str, Any]) -> Any:
 
 
 def resolved(recipe: Path, flags: Sequence[str]) -> str:
-    """Return a recipe with flags of ``fit`` and all defaults, in YAML.
-
-    Raises:
-        SystemExit: With code 2, after a sentence about the wrong flag or value.
-    """
+    """Return a recipe with flags of ``fit`` and all defaults, in YAML."""
     from ppo_lightning.commands import cli
 
     output = io.StringIO()
@@ -93,17 +85,7 @@ def resolved(recipe: Path, flags: Sequence[str]) -> str:
 
 
 class Tuner:
-    """The part of a study that one process does.
-
-    Args:
-        options: Arguments of the command.
-        flags: Flags of ``fit`` for all runs.
-        space: Distribution of each parameter.
-        targets: Returns with the scores 0 and 1 of each environment.
-
-    Raises:
-        ConfigError: The study exists and has other settings, or the storage cannot be opened.
-    """
+    """The part of a study that one process does; ``flags`` of ``fit`` are those of all runs."""
 
     def __init__(
         self, options: argparse.Namespace, flags: tuple[str, ...], space: dict[str, Any], targets: Targets
@@ -141,11 +123,7 @@ class Tuner:
         self.study.set_user_attr("settings", settings)
 
     def run(self) -> None:
-        """Run trials until the study has all of them, in this process and in others.
-
-        Raises:
-            ConfigError: The recipes fail as they are, or the folder has runs with other settings.
-        """
+        """Run trials until the study has all of them, in this process and in others."""
         if not any("start" in trial.user_attrs for trial in self.study.trials):
             self.study.enqueue_trial({}, user_attrs={"start": True})
         while True:
@@ -271,11 +249,7 @@ class Tuner:
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning tune``; unknown arguments are passed to ``fit``.
-
-    Raises:
-        ConfigError: A setting is invalid.
-    """
+    """Run ``ppo-lightning tune``; unknown arguments are passed to ``fit``."""
     parser = argparse.ArgumentParser(
         "ppo-lightning tune",
         description="Search hyperparameters with Optuna. Each trial trains all recipes with several seeds."

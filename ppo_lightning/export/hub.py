@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ppo_lightning import __version__
-from ppo_lightning.checkpoints.agent import agent_to_plain, trained_agent
+from ppo_lightning.checkpoints.agent import VERSION, agent_to_plain, trained_agent
 from ppo_lightning.checkpoints.file import CONFIG, WEIGHTS, read_hub_folder
-from ppo_lightning.checkpoints.settings import VERSION, module_settings
+from ppo_lightning.checkpoints.settings import module_settings
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.export.actor import deployed_actor

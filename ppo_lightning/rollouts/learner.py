@@ -27,6 +27,7 @@ class Learner(Protocol):
 
     env_steps: int
     episode_returns: deque[float]
+    episode_lengths: deque[float]
 
     @property
     def agent(self) -> Agent: ...

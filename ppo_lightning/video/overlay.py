@@ -27,20 +27,16 @@ def draw(
     """Add a panel to the right of a picture: lines of text, one bar per action, a curve of the value.
 
     Args:
-        picture: The picture, [H, W, 3] uint8.
+        picture: The picture, [H, W, 3] uint8. A small one is enlarged by an integer factor.
         lines: Lines of text.
         names: Names of the actions, A.
         shares: Lengths of the bars, [A] in [0, 1].
         numbers: Text to the right of each bar, A.
-        chosen: Index of the bar to highlight. None: no highlight.
+        chosen: Index of the bar to highlight, if any.
         values: Values of the episode so far, the newest last. The curve shows one value per pixel.
 
     Returns:
-        The new picture, [H', W', 3] uint8. H' and W' are even, as video encoders require. A small picture is
-        enlarged by an integer factor.
-
-    Raises:
-        ConfigError: Pillow is not installed.
+        The new picture, [H', W', 3] uint8. H' and W' are even, as video encoders require.
     """
     image, painter = (import_extra(f"PIL.{name}", extra="video") for name in ("Image", "ImageDraw"))
     factor = -(-SMALLEST // picture.shape[0])
@@ -68,9 +64,8 @@ def draw(
         heights = top + CURVE * (shown.max() - shown) / span
         pen.text((MARGIN, top - ROW), "value over time", fill=LIGHT)
         pen.line([(MARGIN + x, y) for x, y in enumerate(heights.tolist())], fill=CHOSEN)
-    canvas = np.full(
-        (height + height % 2, picture.shape[1] + WIDTH + picture.shape[1] % 2, 3), DARK, np.uint8
-    )
-    canvas[: picture.shape[0], : picture.shape[1]] = picture
-    canvas[:height, picture.shape[1] : picture.shape[1] + WIDTH] = np.asarray(panel)
+    width = picture.shape[1]
+    canvas = np.full((height + height % 2, width + WIDTH + width % 2, 3), DARK, np.uint8)
+    canvas[: picture.shape[0], :width] = picture
+    canvas[:height, width : width + WIDTH] = np.asarray(panel)
     return canvas

@@ -27,7 +27,7 @@ def record_video(
     overlay: bool = False,
     max_frames: int = 10_000,
 ) -> list[float]:
-    """Play episodes with the most probable actions, and write all frames to a file.
+    """Play episodes with the most probable actions, write all frames to a file, and return their returns.
 
     Args:
         agent: The agent.
@@ -38,9 +38,6 @@ def record_video(
         overlay: Draw the action probabilities (for continuous actions: the means), the value with its curve
             and the return so far beside the picture.
         max_frames: Maximum number of steps per episode.
-
-    Returns:
-        Return of each episode.
 
     Raises:
         ConfigError: The environment cannot be created or rendered on this machine, the agent was built for
@@ -115,11 +112,7 @@ def _frame(
 
 
 def picture_of(env: BatchedEnv) -> np.ndarray:
-    """Return a picture of the first environment, [H, W, 3] uint8.
-
-    Raises:
-        ConfigError: The environment has no picture, or cannot be rendered on this machine.
-    """
+    """Return a picture of the first environment, [H, W, 3] uint8, or raise a ConfigError if there is none."""
     try:
         picture = env.render()
     except Exception as error:  # graphics libraries raise many types without a display
@@ -129,15 +122,23 @@ def picture_of(env: BatchedEnv) -> np.ndarray:
         ) from error
     if picture is None:
         raise ConfigError("The environment cannot be rendered: it has no picture for render_mode rgb_array.")
-    return picture
+    if picture.ndim == 2:
+        picture = picture[..., None]
+    if (
+        picture.dtype != np.uint8
+        or picture.ndim != 3
+        or picture.shape[2] not in (1, 3, 4)
+        or not picture.size
+    ):
+        raise ConfigError(
+            f"The environment's render() returns {picture.dtype} of shape {list(picture.shape)}: it must"
+            " return a picture of shape [height, width, 3] and dtype uint8."
+        )
+    return picture[..., :3] if picture.shape[2] >= 3 else picture.repeat(3, axis=2)
 
 
 def check_output(path: str | Path) -> None:
-    """Check the type of a video file, and the packages that write it.
-
-    Raises:
-        ConfigError: The suffix is another one than ``.mp4`` and ``.gif``, or a package is missing.
-    """
+    """Check the type of a video file, and the packages that write it."""
     if Path(path).suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {str(path)!r}: it must end in .mp4 or .gif.")
     import_extra("imageio.v2", extra="video")
@@ -147,12 +148,8 @@ def check_output(path: str | Path) -> None:
 def open_video(path: str | Path, fps: float) -> Any:
     """Return a writer with ``append_data``, to be used in a ``with`` statement.
 
-    Args:
-        path: Video file, whose folder is created.
-        fps: Frames per second.
-
     Raises:
-        ConfigError: As for :func:`check_output`.
+        ConfigError: The suffix is another one than ``.mp4`` and ``.gif``, or a package is missing.
     """
     check_output(path)
     path = Path(path)

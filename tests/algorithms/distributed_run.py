@@ -143,7 +143,7 @@ def train(settings):
         environments.Trouble.made = 100
     if options["nccl"]:
         refuse_cpu_tensors()
-    EqualRanksGuard.__init__.__defaults__ = (options["check_every"],)  # type: ignore
+    EqualRanksGuard.every = options["check_every"]
     agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
     algorithm = getattr(ppo_lightning, options["algorithm"])
     module = type("Run", (Recorded, algorithm), {})(**{"learning_rate": 1e-3} | options["model"], agent=agent)

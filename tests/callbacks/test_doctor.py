@@ -11,7 +11,6 @@ import torch
 
 from ppo_lightning import MLPAgent
 from ppo_lightning.callbacks import Doctor
-from ppo_lightning.callbacks.speed import RunSpeed
 from ppo_lightning.callbacks.symptoms import sinking_speed
 from tests.environments import Counter
 from tests.helpers import Dropout
@@ -88,6 +87,28 @@ def test_the_doctor_reports_each_symptom_once(symptom, fit, capsys):
     assert out.count(f"steps: {symptom}: ") == 1, "once"
 
 
+@pytest.mark.filterwarnings("ignore:The log-probabilities")
+@pytest.mark.parametrize(
+    ("symptom", "remedy"),
+    [
+        ("ratio", {"agent": MLPAgent}),
+        ("large KL", {"learning_rate": 2.5e-4}),
+        ("no clipping", {"learning_rate": 1e-3}),
+        ("much clipping", {"learning_rate": 1e-5}),
+        ("entropy collapse", {"learning_rate": 1e-5}),
+        ("unscaled observations", {"agent": functools.partial(MLPAgent, norm_obs=True)}),
+        ("saturated actions", {"agent": functools.partial(MLPAgent, head="tanh_gaussian")}),
+        ("time limits", {"bootstrap_truncated": True}),
+        ("dead units", {"learning_rate": 2.5e-4}),
+    ],
+)
+def test_a_run_with_the_doctors_remedy_has_the_symptom_no_more(symptom, remedy, fit):
+    data, model = ILL[symptom]
+    doctor = Doctor()
+    fit(WELL | data, model | remedy, callbacks=[doctor])
+    assert symptom not in doctor.findings
+
+
 @pytest.mark.parametrize(
     ("data", "model"),
     [
@@ -160,22 +181,16 @@ def test_a_run_that_slows_down_with_two_threads_is_advised_to_use_one(fit, capsy
     assert capsys.readouterr().out.count("steps: sinking speed: ") == 1
 
 
-ALONE = RunSpeed(sps=1000.0, used=0.9, threads=1, available=2, load=1.0)
-
-
 @pytest.mark.parametrize(
-    ("earlier", "now", "remedy"),
+    ("earlier", "now", "threads", "finds"),
     [
-        (5, {"sps": 400.0, "threads": 2}, "--num_threads 1"),
-        (5, {"sps": 400.0, "used": 0.4, "load": 4.0}, "fewer processes"),
-        (5, {"sps": 600.0, "threads": 2, "used": 0.4, "load": 4.0}, None),  # not half as fast
-        (4, {"sps": 400.0, "threads": 2}, None),  # too early
-        (5, {"sps": 400.0, "used": 0.9, "load": 4.0}, None),  # its own work takes longer
-        (5, {"sps": 400.0, "used": 0.4, "load": 1.0}, None),  # its environment waits for something else
+        (5, 400.0, 2, True),
+        (5, 600.0, 2, False),  # not half as fast
+        (4, 400.0, 2, False),  # too early
+        (5, 400.0, 1, False),  # one thread waits for no other
     ],
 )
-def test_the_advice_for_a_slow_run_depends_on_the_load(earlier, now, remedy):
-    run = type("Run", (), {"speeds": [ALONE] * earlier + [ALONE._replace(**now)]})
-    found = sinking_speed(run)
-    assert (found is None) == (remedy is None)
-    assert found is None or remedy in found[2]
+def test_a_slow_run_has_several_threads_and_lost_half_of_its_speed(earlier, now, threads, finds, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    run = type("Run", (), {"speeds": [1000.0] * earlier + [now]})
+    assert bool(sinking_speed(run)) == finds

@@ -14,7 +14,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ppo_lightning import ConfigError
 from ppo_lightning.callbacks import CaptureVideo, LivePlot
 from ppo_lightning.callbacks.live import SHOWN
-from tests.helpers import SaveAfter
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 6, "eval_episodes": 1}
 
@@ -149,12 +148,3 @@ def test_all_loggers_have_the_same_metrics_at_the_same_steps(fit, tmp_path, monk
     assert list(in_csv["eval/episodic_return"]) == [192, 384]
     assert list(dict.fromkeys(videos)) == [192, 384]
     assert config["learning_rate"] == 2.5e-4 and config["num_envs"] == 2
-
-
-def test_steps_of_the_loggers_continue_in_a_resumed_run(fit, tmp_path):
-    path = tmp_path / "middle.ckpt"
-    loggers = [CSVLogger(tmp_path, name="csv", version=version) for version in (0, 1)]
-    fit(SMALL, callbacks=[SaveAfter(path, 2)], logger=loggers[0], log_every_n_steps=1)
-    fit(SMALL, ckpt_path=path, logger=loggers[1], log_every_n_steps=1)
-    with Path(loggers[1].log_dir, "metrics.csv").open() as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == [192, 256, 320, 384]

@@ -195,12 +195,6 @@ def test_a_data_module_starts_fresh_environments_after_an_error(fit, make_traine
     assert torch.equal(*first)
 
 
-def test_checkpoints_of_other_environments_are_refused(saved, make_trainer):
-    data = RolloutDataModule(**{**SMALL, "env_id": "Acrobot-v1"})
-    with pytest.raises(ConfigError, match=r"trained on observations .*\[4\].* and data.env_id has .*\[6\]"):
-        make_trainer().fit(PPO(), data, ckpt_path=saved[1][0])
-
-
 def test_an_agents_class_inside_a_function_trains_and_resumes_but_no_file_can_name_it(
     fit, make_trainer, tmp_path
 ):
@@ -242,16 +236,3 @@ class Mine(PPO):
 def test_predict_refuses_nonfinite_observations(saved):
     with pytest.raises(ConfigError, match="predict takes finite observations"):
         saved[0].predict(torch.full((2, 4), torch.nan))
-
-
-def test_early_stopping_and_monitors_see_the_training_metrics(fit):
-    from lightning.pytorch.callbacks import EarlyStopping
-
-    class Stop(EarlyStopping):
-        def on_train_batch_end(self, trainer, *args):
-            self._run_early_stopping_check(trainer)
-
-    module = fit(
-        SMALL, callbacks=[Stop("losses/entropy", stopping_threshold=10.0, check_on_train_epoch_end=False)]
-    )
-    assert module.rollouts_done == 1

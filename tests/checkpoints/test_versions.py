@@ -36,7 +36,7 @@ def trained(fit, tmp_path, monkeypatch):
 def edited(trained):
     """Return a function that writes a checkpoint of another version with a changed entry."""
 
-    def write(keys, value, version="0.0.1"):
+    def write(keys, value, version="0.1.0"):
         part = trained
         for key in keys[:-1]:
             part = part[key]
@@ -69,7 +69,7 @@ def test_a_checkpoint_names_the_version_that_wrote_it(trained):
 @pytest.mark.parametrize("name", GONE)
 def test_a_setting_or_class_that_is_gone_ends_in_one_sentence(name, edited, fit, capsys):
     path = edited(*GONE[name])
-    gone = rf"names {name}, which .* does not have: version 0\.0\.1 wrote it"
+    gone = rf"names {name}, which .* does not have: version 0\.1\.0 wrote it"
     with pytest.raises(ConfigError, match=gone):
         fit(SMALL | {"total_timesteps": 128}, ckpt_path=path)
     with pytest.raises(ConfigError, match=gone):
@@ -83,6 +83,23 @@ def test_a_setting_or_class_that_is_gone_ends_in_one_sentence(name, edited, fit,
             assert error is None
         else:
             assert f"names {name}, which" in error, command
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        ((MODEL, "anneal_ent_coef"), True),
+        ((DATA, "local_num_envs"), 2),
+        (("agent", "init_args", "head"), "bins"),
+        (("agent", "init_args", "activation"), "gone"),
+        ((MODEL, "learning_rate"), "gone"),
+    ],
+)
+def test_a_setting_or_value_of_version_0_1_0_that_is_gone_is_named_with_the_version(keys, value, edited, fit):
+    path = edited(keys, value, version="0.1.0")
+    named = value if keys[-1] not in ("anneal_ent_coef", "local_num_envs") else keys[-1]
+    with pytest.raises(ConfigError, match=rf"{named}.*version 0\.1\.0 wrote"):
+        (RolloutDataModule if keys[0] == DATA else PPO).load_from_checkpoint(path)
 
 
 def test_a_checkpoint_without_a_version_is_of_an_older_one(edited):
@@ -115,6 +132,7 @@ def test_settings_of_a_class_of_the_user_are_known(user_class, fit, tmp_path):
     fit(SMALL | {"total_timesteps": 128}, {"bonus": 2.0}, ppo=user_class, ckpt_path=path)
     checkpoint = torch.load(path, weights_only=True)
     checkpoint[MODEL]["gone"] = 1
+    checkpoint["ppo_lightning"] = "0.1.0"
     torch.save(checkpoint, path)
     with pytest.raises(ConfigError, match=r"gone.*0\.1\.0 wrote"):
         PPO.load_from_checkpoint(path)
@@ -129,9 +147,9 @@ def test_a_hub_folder_with_something_that_is_gone_ends_in_one_sentence(change, t
     cli.main(["export", "--ckpt_path", "trained.ckpt", "--hub", "hub", "--no_video"])
     config = json.loads((tmp_path / "hub/config.json").read_text())
     config["agent"] |= change
-    config["ppo_lightning"] = "0.0.1"
+    config["ppo_lightning"] = "0.1.0"
     (tmp_path / "hub/config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"one.*version 0\.0\.1 wrote it"):
+    with pytest.raises(ConfigError, match=r"one.*version 0\.1\.0 wrote it"):
         load_from_hub("hub")
 
 
@@ -144,8 +162,8 @@ def test_a_saved_configuration_names_its_version(header, tmp_path, monkeypatch, 
     text = next(tmp_path.rglob("cli_config.yaml")).read_text()
     first, text = text.split("\n", 1)
     assert first == f"# ppo_lightning=={__version__}"
-    saved = ("# ppo_lightning==0.0.1\n" if header else "") + text.replace("data:\n", "data:\n  gone: 1\n")
+    saved = ("# ppo_lightning==0.1.0\n" if header else "") + text.replace("data:\n", "data:\n  gone: 1\n")
     (tmp_path / "saved.yaml").write_text(saved)
-    writer = "ppo_lightning 0.0.1" if header else "an older version of ppo_lightning"
+    writer = "ppo_lightning 0.1.0" if header else "an older version of ppo_lightning"
     expected = f"error: the key 'data.gone' is unknown ({writer} wrote saved.yaml)"
     assert sentence(capsys, "fit", "--config", "saved.yaml").startswith(expected)

@@ -45,6 +45,7 @@ WRONG = {
     "--data.env_kwargs.max_episode_steps 0": f"{FIT} 'CartPole-v1'",
     "--data.env_id Ant-v5 --data.env_kwargs.xml_file no.xml": f"{FIT} 'Ant-v5'",
     "--ckpt_path nowhere.ckpt": "ckpt_path 'nowhere.ckpt' is not a file",
+    '--config {"seed_everything":null}': "seed_everything is None: it must be between 0 and 4294967295",
     "--seed_everything -1": "seed_everything is -1: it must be between 0 and 4294967295",
     "--seed_everything 4294967296": "seed_everything is 4294967296: it must be between 0 and 4294967295",
     "--trainer.gradient_clip_val 0.5": "trainer.gradient_clip_val .* set model.max_grad_norm",
@@ -68,6 +69,39 @@ def test_wrong_input_ends_in_one_sentence_and_exit_code_2(run_cli, flags):
     assert re.search(WRONG[flags], last), last
     assert "Traceback" not in err
     assert "return over" not in out
+
+
+CALLBACK = "--trainer.callbacks+=lightning.pytorch.callbacks."
+SAVE = f"{CALLBACK}ModelCheckpoint --trainer.callbacks.every_n_"
+REMEDIES = {  # refused flags -> what the sentence names, and the flags that it asks for
+    "--seed 3": ("--seed_everything", "--seed_everything 3"),
+    "--num_threads 0": ("null", "--num_threads null"),
+    "--ckpt_path last": ("--auto_resume", "--auto_resume"),
+    "--data.env_id CartPol-v1": ("CartPole-v1", "--data.env_id CartPole-v1"),
+    "--model.num_minibatches 3": ("model.num_minibatches", "--model.num_minibatches 4"),
+    "--model.agent.head gaussian": ("leave model.agent.head unset", ""),
+    "--trainer.gradient_clip_val 0.5": ("model.max_grad_norm", "--model.max_grad_norm 0.5"),
+    "--trainer.precision bf16-true": ("'bf16-mixed'", "--trainer.precision bf16-mixed"),
+    "--trainer.accumulate_grad_batches 2": ("model.num_minibatches", "--model.num_minibatches 2"),
+    "--trainer.min_epochs 2": ("leave it out", ""),
+    "--trainer.max_epochs 0": ("at least 1", "--trainer.max_epochs 1"),
+    f"{CALLBACK}StochasticWeightAveraging --trainer.callbacks.swa_lrs 1e-3": (
+        "EMAWeightAveraging",
+        f"{CALLBACK}EMAWeightAveraging --trainer.callbacks.decay 0.5",
+    ),
+    f"{SAVE}train_steps 6": ("a multiple of the 16 of one", f"{SAVE}train_steps 32"),
+    f"{SAVE}train_steps 32 --model.target_kl 1": ("every_n_epochs", f"{SAVE}epochs 1 --model.target_kl 1"),
+}
+
+
+@pytest.mark.parametrize("flags", REMEDIES)
+def test_a_run_with_the_remedy_of_the_sentence_trains(run_cli, flags):
+    named, remedy = REMEDIES[flags]
+    code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags.split())
+    assert code == 2 and named in err, err
+    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *remedy.split())
+    assert code == 0, err
+    assert "wall time: " in out
 
 
 AGENT = "agent:\n"  # of the recipe
@@ -122,9 +156,10 @@ def test_a_run_without_a_recipe_writes_where_others_do_and_shows_no_noise(run_cl
     written = {path.name for path in (tmp_path / "runs/ppo/version_0").iterdir()}
     assert {"metrics.csv", "checkpoints", "cli_config.yaml"} <= written
     assert not (tmp_path / "lightning_logs").exists()
-    silent = ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false"]
-    code, _, err = run_cli("fit", *SHORT, *silent)
+    options = ("logger", "enable_checkpointing", "enable_progress_bar")
+    code, out, err = run_cli("fit", *SHORT, *(f"--trainer.{option}=false" for option in options))
     assert code == 0, err
+    assert "SPS" not in err and "wall time" in out
     assert [path.name for path in (tmp_path / "runs/ppo").iterdir()] == ["version_0"]
 
 
@@ -283,13 +318,6 @@ def test_the_last_lines_tell_what_was_reached(run_cli):
     assert Path(lines[3].removeprefix("checkpoint: ")).is_file()
     assert lines[4] == "newest checkpoint of all runs: ppo_lightning.last_checkpoint('runs/cartpole')"
     assert "SPS" in err and "return" in err and "/1.02k steps" in err, "the progress bar"
-
-
-def test_the_progress_bar_can_be_switched_off(run_cli):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.enable_progress_bar", "false")
-    assert code == 0
-    assert "SPS" not in err
-    assert "wall time" in out
 
 
 def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(run_cli, trained, monkeypatch):

@@ -57,5 +57,35 @@ def test_an_evaluation_takes_the_checkpoint_before_the_recipe(run_cli, trained):
     assert metric(out, "eval/episodic_return") > 0
 
 
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+@pytest.mark.parametrize("last", ["flag", "file"])
+def test_a_flag_wins_over_the_file_of_its_group(run_cli, tmp_path, form, last):
+    """Also over a later recipe, while a later file of a group wins over a recipe."""
+    given = {"data": "num_envs: 8\nnum_steps: 32", "trainer": "max_epochs: 7\nmin_epochs: 0"}
+    files, flags = [], ["--data.num_envs", "2", "--trainer.max_epochs=3"]
+    for group, text in given.items():
+        (tmp_path / f"{group}.yaml").write_text(text)
+        files += form.format(f"--{group}", f"{group}.yaml").split()
+    args = [*flags, *files] if last == "file" else [*files, *flags]
+    code, out, err = run_cli("fit", *args, "--config", CARTPOLE, "--print_config")
+    assert code == 0, err
+    read = yaml.safe_load(out)
+    assert (read["data"]["num_envs"], read["data"]["num_steps"]) == (2, 32)
+    assert (read["trainer"]["max_epochs"], read["trainer"]["min_epochs"]) == (3, 0)
+
+
+def test_a_first_start_with_auto_resume_takes_the_given_checkpoint_and_later_ones_the_newest(
+    run_cli, trained
+):
+    flags = ["--name", "mine", "--auto_resume", "--ckpt_path", trained, "--data.total_timesteps"]
+    for total, resumed_from in (2048, trained), (3072, "runs/mine/version_0"):
+        code, out, err = run_cli("fit", "--config", CARTPOLE, *flags, total)
+        assert code == 0, err
+        assert f"Resumed from {resumed_from}" in out
+        assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == total
+    code, out, err = run_cli("fit", "--name", "new", "--auto_resume", "--ckpt_path", "last", *SHORT)
+    assert code == 0 and "Resumed from" not in out, err
+
+
 def test_a_config_without_a_value_says_so(run_cli):
     assert run_cli("fit", "--config")[2].startswith("error: --config needs a value: the name of a bundled")

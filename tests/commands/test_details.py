@@ -85,6 +85,10 @@ def test_the_differing_details_of_two_runs_are_shown(fit, tmp_path, capsys):
     ]
     cli.main(["details", "--ckpt_path", paths[0]])
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(DETAILS)
+    for more in (["a.ckpt"], ["--model.norm_adv", "true"], ["--config", "classic/cartpole"]):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["details", "--ckpt_path", *paths, *more])
+        assert "takes one or two files only: leave out " in capsys.readouterr().err
 
 
 def test_the_command_prints_the_table_of_a_recipe(capsys, tmp_path, monkeypatch):

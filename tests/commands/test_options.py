@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -20,9 +21,12 @@ REFUSED = {
     "--total-timesteps 500": "did you mean --data.total_timesteps?",
     "--num-envs 4": "did you mean --data.num_envs?",
     "--n_steps 4": "did you mean --data.num_steps?",
-    "--cuda true": "did you mean --trainer.accelerator?",
-    "--track": "did you mean --trainer.logger=WandbLogger?",
-    "--wandb-project-name x": "did you mean --trainer.logger=WandbLogger?",
+    "--cuda true": "did you mean --trainer.accelerator=auto?",
+    "--track": "did you mean --trainer.logger+=WandbLogger?",
+    "--wandb-project-name x": "did you mean --trainer.logger+=WandbLogger?",
+    "--clip_range_vf 0.2": "did you mean --model.clip_vloss=true?",
+    "--net_arch [8,8]": "did you mean --model.agent.hidden_sizes?",
+    "--device cpu": "did you mean --trainer.accelerator?",
     "--capture_video": "did you mean --trainer.callbacks+=ppo_lightning.callbacks.CaptureVideo?",
     "--data.num_env 3": "'--data.num_env' is unknown: did you mean --data.num_envs, ",
     "--model.init_args.gama 1": "'--model.init_args.gama' is unknown: did you mean --model.gamma, ",
@@ -35,6 +39,7 @@ REFUSED = {
     "CartPole-v1": "'CartPole-v1' belongs to no option: did you mean --data.env_id CartPole-v1?",
     "--auto_resume classic/cartpole": "did you mean --config classic/cartpole?",
 }
+NO_REMEDY = {"--verbose true", "--trainer.loggr.save_dir x"}
 ACCEPTED = [
     "--data.env_kwargs.render_mode null",
     "--model tests.commands.test_options.Mine --model.foo 3",
@@ -84,6 +89,21 @@ def test_a_misspelt_option_names_the_right_one(flags, capsys):
     assert code == 2
     assert err.startswith("error: ") and err.count("\n") == 1
     assert REFUSED[flags] in err
+
+
+@pytest.mark.parametrize("flags", [flags for flags in REFUSED if flags not in NO_REMEDY])
+def test_the_suggestion_is_accepted(flags, capsys):
+    """With the value of the misspelt option, or with that of the suggestion."""
+    unknown = answer(capsys, "--config", "classic/cartpole", *flags.split())[1]
+    option, meant = re.search(
+        r"'(\S+)' (?:is|belongs).* did you mean (.+?)(?: of \S+?)?[,?]", unknown
+    ).groups()
+    words = [word for part in flags.split() for word in ([part] if "+=" in part else part.split("=", 1))]
+    at = words.index(option)
+    has_value = " " in meant or "=" in meant
+    words[at : at + 1 + (has_value and option.startswith("--"))] = meant.split()
+    code, err = answer(capsys, "--config", "classic/cartpole", *words)
+    assert code == 0, err
 
 
 @pytest.mark.parametrize("flags", ACCEPTED)

@@ -1,12 +1,12 @@
 """``ppo-lightning profile``: the share of each stage, and the recommended settings."""
 
+import os
 import time
 
 import pytest
 from lightning.pytorch.profilers import SimpleProfiler
 
 from ppo_lightning import CNNAgent
-from ppo_lightning.callbacks import speed
 from ppo_lightning.commands import cli, profile
 from ppo_lightning.commands.profile import StageClock
 
@@ -97,14 +97,14 @@ MORE = ("--data.num_envs", "8")
 )
 def test_the_fastest_setting_is_recommended(tried, sentence):
     """More environments are no recommendation, because they change the algorithm."""
-    assert speed.recommendation(100.0, tried) == sentence
+    assert profile.recommendation(100.0, tried) == sentence
 
 
 @pytest.mark.parametrize(("load", "shown"), [(1.5, False), (2.5, True)])
 def test_a_busy_machine_is_reported(load, shown, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed, "load_average", lambda: load)
-    monkeypatch.setattr(speed, "processors", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(profile, "processors", lambda: 2)
     small = ["--data.num_envs", "2", "--data.num_steps", "32"]
     cli.main(["profile", "--seconds", "0.1", "--no_changes", *small])
     sentence = "Other processes use this machine (load average 2.5 on 2 processors)"

@@ -2,8 +2,6 @@
 
 import csv
 import inspect
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -172,24 +170,3 @@ def test_the_saved_configuration_repeats_the_run(run_cli, tmp_path):
     assert len(first) == 4, "two rollouts, each with an evaluation"
     assert first == second
     assert [row["step"] for row in first] == ["512", "512", "1024", "1024"]
-
-
-def test_a_checkpoint_knows_its_environment(run_cli, tmp_path):
-    recipe = "configs/classic/acrobot.yaml"
-    _, out, _ = run_cli("fit", "--config", ROOT / recipe, *short(ROOT / recipe))
-    checkpoint = checkpoint_of(out)
-    assert torch.load(checkpoint, weights_only=True)["datamodule_hyper_parameters"]["env_id"] == "Acrobot-v1"
-    assert (
-        yaml.safe_load((checkpoint.parent.parent / "cli_config.yaml").read_text())["data"]["env_id"]
-        == "Acrobot-v1"
-    )
-    trained = float(out.split("deterministic: return ")[1].split()[0])
-    assert f"{trained}" in run_cli("validate", "--ckpt_path", checkpoint)[1]
-
-
-@pytest.mark.integration
-def test_the_module_is_runnable():
-    out = subprocess.run(
-        [sys.executable, "-m", "ppo_lightning", "--help"], capture_output=True, text=True, check=True
-    )
-    assert all(command in out.stdout for command in ("fit", "validate", "test"))

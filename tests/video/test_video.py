@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchrl.data import Bounded, Unbounded
 
-from ppo_lightning import PPO, CNNAgent, MLPAgent, evaluate, make_env
+from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, evaluate, make_env
 from ppo_lightning.commands import cli
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.video import overlay
@@ -70,6 +70,53 @@ def test_a_machine_that_cannot_render_says_what_is_missing(trained, tmp_path, mo
     monkeypatch.setattr(gymnasium.Wrapper, "render", render)
     with pytest.raises(ValueError, match=r"no EGL device was found.*libegl1 with MUJOCO_GL=egl"):
         record_video(trained[0].agent, EnvFactory("CartPole-v1"), tmp_path / "video.mp4")
+
+
+class Painted(gymnasium.Env):
+    """Environment with a given picture, and attributes that concern its frame rate."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def __init__(self, picture, **attributes):
+        self.picture = picture
+        vars(self).update(attributes)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 1.0, False, True, {}
+
+    def render(self):
+        return self.picture
+
+
+.mark.parametrize("shape", [(33, 31), (33, 31, 1), (33, 31, 3), (33, 31, 4)])
+def test_gray_pictures_and_pictures_with_transparency_are_recorded(trained, tmp_path, shape):
+    path = tmp_path / "video.gif"
+    record_video(
+        trained[0].agent, EnvFactory(lambda: Painted(np.full(shape, 7, np.uint8))), path, overlay=True
+    )
+    assert imageio.mimread(path)[0].shape[2] == 3
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        np.zeros((8, 8, 3)),
+        np.zeros((8, 8, 2), np.uint8),
+        [np.zeros((8, 8, 3), np.uint8)],
+        "art",
+        np.zeros(0, "u1"),
+    ],
+    ids=["float", "two channels", "list", "text", "empty"],
+)
+def test_what_is_no_picture_ends_in_one_sentence(trained, tmp_path, picture):
+    with pytest.raises(ConfigError, match=r"render\(\) returns .*: it must return a picture of shape"):
+        record_video(trained[0].agent, EnvFactory(lambda: Painted(picture)), tmp_path / "video.mp4")
+    assert not (tmp_path / "video.mp4").exists()
 
 
 @pytest.mark.parametrize(("backend", "game"), [("envpool", "ALE/Breakout-v5"), ("procgen", "starpilot")])
