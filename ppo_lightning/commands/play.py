@@ -10,7 +10,6 @@ from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.factory import BACKENDS, Backend, EnvFactory
-from ppo_lightning.games.players import Player
 from ppo_lightning.games.tournament import play_games, probe_game
 from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.video.record import open_video, picture_of, record_video
@@ -42,18 +41,19 @@ def main(args: Sequence[str]) -> None:
         help="draw action probabilities (or means), value and return beside the picture",
     )
     parser.add_argument(
-        "--opponent",
-        help="second player of a game of two: a checkpoint, random or minimax:2",
+        "--opponent", help="second player of a game of two: a checkpoint, random or minimax:2"
     )
     parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
     parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     options = parser.parse_args(args)
-    if options.opponent is not None:
-        factory, players = make_players([options.ckpt_path, options.opponent], args)
-        play_match(
-            factory, players[options.ckpt_path], players[options.opponent], options.output, options.seed
-        )
-        return
+    if options.opponent is None:
+        _record_agent(options, args)
+    else:
+        _record_match(options, args)
+    print(f"video: {Path(options.output).resolve()}")
+
+
+def _record_agent(options: argparse.Namespace, args: Sequence[str]) -> None:
     checkpoint = read_checkpoint(options.ckpt_path)
     env_id = environment_of(checkpoint, args, options.env_id)
     agent = agent_of(checkpoint, args)
@@ -69,26 +69,17 @@ def main(args: Sequence[str]) -> None:
         ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"])
     )
     env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}
-    factory = EnvFactory(env_id, backend, env_kwargs)
     settings = {key: getattr(options, key) for key in ("episodes", "seed", "overlay", "max_frames")}
-    returns = record_video(agent, factory, options.output, **settings)
+    returns = record_video(agent, EnvFactory(env_id, backend, env_kwargs), options.output, **settings)
     print(f"returns: {', '.join(f'{value:{decimals(value)}}' for value in returns)}")
-    print(f"video: {Path(options.output).resolve()}")
 
 
-def play_match(factory: EnvFactory, agent: Player, opponent: Player, output: str, seed: int) -> None:
-    """Record one game between two players, and print who won.
-
-    Args:
-        factory: Factory of a game of two players.
-        agent: Player 0.
-        opponent: Player 1.
-        output: Video file, ``.mp4`` or ``.gif``.
-        seed: Seed of the game.
-    """
-    with open_video(output, probe_game(factory).render_fps) as video:
+def _record_match(options: argparse.Namespace, args: Sequence[str]) -> None:
+    """Record one game between two players, and print who won."""
+    factory, players = make_players([options.ckpt_path, options.opponent], args)
+    pair = players[options.ckpt_path], players[options.opponent]
+    with open_video(options.output, probe_game(factory).render_fps) as video:
         result = play_games(
-            factory, agent, opponent, 1, seed, watch=lambda env: video.append_data(picture_of(env))
+            factory, *pair, 1, options.seed, lambda env: video.append_data(picture_of(env)), render=True
         )
     print(f"the agent {'won' if result.wins else 'lost' if result.losses else 'drew'}")
-    print(f"video: {Path(output).resolve()}")

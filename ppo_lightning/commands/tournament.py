@@ -58,16 +58,14 @@ def make_players(
         ConfigError: No name is a checkpoint, or the checkpoints are of different games.
     """
     checkpoints = {name: read_checkpoint(name) for name in names if name.endswith(".ckpt")}
-    if not checkpoints:
-        raise ConfigError("No player is a checkpoint (.ckpt), which defines the game.")
     games = {name: _game(checkpoint, args) for name, checkpoint in checkpoints.items()}
-    first, game = next(iter(games.items()))
-    for name, other in games.items():
-        if other != game:
-            raise ConfigError(
-                f"{name} is a checkpoint of {other} and {first} of {game}: the players of a tournament need"
-                " one game."
-            )
+    if len(set(map(str, games.values()))) != 1:
+        listed = ", ".join(f"{name} is of {game}" for name, game in games.items())
+        raise ConfigError(
+            "The checkpoints (.ckpt) among the players define the game, and must be of one game:"
+            f" {listed or 'there is none'}."
+        )
+    game = games.popitem()[1]
     factory = EnvFactory(**game)
     env = probe_game(factory)
     players: dict[str, Player] = {}

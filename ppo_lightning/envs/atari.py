@@ -1,22 +1,26 @@
 """Atari games with the preprocessing of Mnih et al. (2015), identical on two backends.
 
 A backend steps games and returns single frames. :class:`AtariEnv` adds what all backends share: lives, the
-frame stack and reward clipping. An id only selects the game, so ``ALE/Breakout-v5`` and
+frame stack and reward clipping. An id only selects the game, so ``ALE/Breakout-v5``, ``Breakout-v5`` and
 ``BreakoutNoFrameskip-v4`` are equal.
 """
 
+import contextlib
 import inspect
 import re
 from abc import abstractmethod
-from typing import Any
+from typing import Annotated, Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, import_extra, nearest
+from ppo_lightning.utils.arguments import Range, check_arguments
 
 ATARI_ID = re.compile(r"ALE/(\w+)-v5|(\w+)NoFrameskip-v4")
+Arrays = tuple[np.ndarray, ...]
 
 
 class AtariEnv(BatchedEnv):
@@ -39,7 +43,7 @@ class AtariEnv(BatchedEnv):
         repeat_action_probability: Probability, at each frame, of repeating the previous action (sticky
             actions).
         max_episode_frames: Time limit of a game in frames, rounded down to a multiple of ``frame_skip``.
-        num_threads: Threads of the backend ``envpool``. 0 lets it choose.
+        num_threads: Threads of the backend ``envpool``, see :class:`~ppo_lightning.envs.envpool.EnvPoolEnv`.
 
     Raises:
         ConfigError: The game does not exist, an option is out of range, or the backend's package is missing.
@@ -57,6 +61,7 @@ class AtariEnv(BatchedEnv):
         "Atari games, whose lives and clipped rewards they would count as episodes and returns: remove"
         " them, and set the preprocessing in data.env_kwargs."
     )
+    episode_done: np.ndarray
 
     def __init__(
         self,
@@ -64,32 +69,20 @@ class AtariEnv(BatchedEnv):
         seeds: list[int],
         /,
         *,
-        noop_max: int = 30,
-        frame_skip: int = 4,
+        noop_max: Annotated[int, Range(0)] = 30,
+        frame_skip: Annotated[int, Range(1)] = 4,
         episodic_life: bool = True,
         fire_reset: bool = True,
-        screen_size: int = 84,
+        screen_size: Annotated[int, Range(1)] = 84,
         clip_reward: bool = True,
-        frame_stack: int = 4,
-        repeat_action_probability: float = 0.0,
-        max_episode_frames: int = 108_000,
-        num_threads: int = 0,
+        frame_stack: Annotated[int, Range(1)] = 4,
+        repeat_action_probability: Annotated[float, Range(0, 1)] = 0.0,
+        max_episode_frames: Annotated[int, Range(1)] = 108_000,
+        num_threads: Annotated[int, Range(0)] = 0,
     ) -> None:
+        check_arguments(AtariEnv.__init__, locals(), "data.env_kwargs")
         self.game = game_name(env_id)
         self.seeds = list(seeds)
-        for name, value, minimum in (
-            ("noop_max", noop_max, 0),
-            ("frame_skip", frame_skip, 1),
-            ("screen_size", screen_size, 1),
-            ("frame_stack", frame_stack, 1),
-            ("max_episode_frames", max_episode_frames, frame_skip),
-            ("num_threads", num_threads, 0),
-        ):
-            if value < minimum:
-                raise ConfigError(f"data.env_kwargs.{name} is {value}: it must be at least {minimum}.")
-        if not 0 <= repeat_action_probability < 1:
-            name = "data.env_kwargs.repeat_action_probability"
-            raise ConfigError(f"{name} is {repeat_action_probability}: it must be at least 0 and below 1.")
         # detail 14
         self.noop_max = noop_max
         # detail 15
@@ -101,8 +94,8 @@ class AtariEnv(BatchedEnv):
         self.episodic_life = episodic_life
         self.clip_reward = clip_reward
         self.repeat_action_probability = repeat_action_probability
-        self.max_episode_frames = max_episode_frames // frame_skip * frame_skip
-        self.num_threads = min(num_threads, len(seeds))
+        self.max_episode_frames = max(max_episode_frames // frame_skip, 1) * frame_skip
+        self.num_threads = num_threads
         self.render_fps = 60 / frame_skip
         self.frame_stack = frame_stack
         picture = spaces.Box(0, 255, (frame_stack, screen_size, screen_size), np.uint8)
@@ -123,9 +116,7 @@ class AtariEnv(BatchedEnv):
         """Start the next lives in the environments ``rows`` [K]. Return frames [K, 1, H, W]."""
 
     @abstractmethod
-    def _step_games(
-        self, action: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_games(self, action: np.ndarray) -> Arrays:
         """Step all games.
 
         Returns:
@@ -140,7 +131,6 @@ class AtariEnv(BatchedEnv):
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Start new games, or new lives in games that are not over."""
-        assert self.episode_done is not None
         if mask is None:
             mask = self.episode_done = np.ones(self.num_envs, bool)
         # The stack of a new episode repeats the first frame.
@@ -154,7 +144,6 @@ class AtariEnv(BatchedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games."""
         frames, reward, terminated, truncated, lives = self._step_games(action)
         self._observation[:, :-1] = self._observation[:, 1:]
         self._observation[:, -1:] = frames
@@ -172,25 +161,24 @@ class AtariEnv(BatchedEnv):
 
 
 def check_options(env_kwargs: dict[str, Any]) -> None:
-    """Check that each name is an option of :class:`AtariEnv` and each value has the type of the default.
-
-    Args:
-        env_kwargs: Options by name.
+    """Check that each name is an option of :class:`AtariEnv`.
 
     Raises:
-        ConfigError: An option does not exist or has the wrong type. For an unknown name, the message lists
-            the closest options, or all of them.
+        ConfigError: An option does not exist. The message lists the closest options, or all of them.
     """
     parameters = inspect.signature(AtariEnv.__init__).parameters.values()
-    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    for name, value in env_kwargs.items():
-        if name not in options:
-            hint = nearest(name, list(options)) or f": they are {', '.join(options)}."
-            raise ConfigError(f"data.env_kwargs.{name} is not an option of Atari games{hint}")
-        kind = type(options[name])
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            word = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-            raise ConfigError(f"data.env_kwargs.{name} is {value!r}: it must be {word}.")
+    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    for name in sorted(env_kwargs.keys() - set(options)):
+        hint = nearest(name, options) or f": they are {', '.join(options)}."
+        raise ConfigError(f"data.env_kwargs.{name} is not an option of Atari games{hint}")
+
+
+def full_id(env_id: str) -> str:
+    """Add ``ALE/`` to the id of an Atari game, as EnvPool and CleanRL write it. Other ids are unchanged."""
+    if env_id.endswith("-v5") and env_id not in gymnasium.registry:
+        with contextlib.suppress(ConfigError):  # no Atari game
+            return f"ALE/{game_name(f'ALE/{env_id}')}-v5"
+    return env_id
 
 
 def game_name(env_id: str) -> str:

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from gymnasium.wrappers import AtariPreprocessing
 
-from ppo_lightning.envs.atari import AtariEnv
+from ppo_lightning.envs.atari import Arrays, AtariEnv
+from ppo_lightning.envs.envpool import threads_of
 from ppo_lightning.envs.state import set_wrapper_attributes, wrapper_attributes
 from ppo_lightning.errors import import_extra
 
@@ -27,7 +28,7 @@ class EnvPoolAtari(AtariEnv):
             env_type="gymnasium",
             num_envs=len(self.seeds),
             seed=self.seeds,
-            num_threads=self.num_threads,
+            num_threads=threads_of(self.num_threads, len(self.seeds)),
             noop_max=max(self.noop_max, 1),  # with fire_reset, EnvPool makes one no-op less
             frame_skip=self.frame_skip,
             episodic_life=self.episodic_life,
@@ -50,9 +51,7 @@ class EnvPoolAtari(AtariEnv):
         frames, _, _, _, info = self.envs.step(np.zeros(len(rows), np.int32), rows.astype(np.int32))
         return frames[np.argsort(info["env_id"])]
 
-    def _step_games(
-        self, action: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_games(self, action: np.ndarray) -> Arrays:
         frames, reward, _, truncated, info = self.envs.step(action.astype(np.int32))
         return frames, reward, info["terminated"].astype(bool), truncated, info["lives"]
 
@@ -114,7 +113,6 @@ class GymnasiumAtari(AtariEnv):
 
     def get_state(self) -> list[dict[str, Any]]:
         """Return emulator, frame stack and counters."""
-        assert self.episode_done is not None
         return [
             {
                 "ale": torch.frombuffer(
@@ -131,7 +129,6 @@ class GymnasiumAtari(AtariEnv):
 
     def set_state(self, states: list[dict[str, Any]]) -> None:
         """Restore the games."""
-        assert self.episode_done is not None
         self._take_seeds()
         ale_py = import_extra("ale_py", extra="atari")
         for i, (game, saved) in enumerate(zip(self.envs, states, strict=True)):
@@ -148,9 +145,7 @@ class GymnasiumAtari(AtariEnv):
         screen = game.ale.getScreenGrayscale()
         return self._cv2.resize(screen, size, interpolation=self._cv2.INTER_AREA)[None]
 
-    def _step_games(
-        self, action: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _step_games(self, action: np.ndarray) -> Arrays:
         steps = [env.step(int(button)) for env, button in zip(self.envs, action, strict=True)]
         frames, rewards, terminated, _, infos = zip(*steps, strict=True)
         self._frames_played += self.frame_skip

@@ -169,7 +169,8 @@ def random_play(
             "done": torch.from_numpy(done | ~valid),  # a step that does not count ends no episode
             "episode_done": torch.from_numpy(env.episodes_over(done) & valid),
         }
-        step = {"observation": before, "valid": torch.from_numpy(valid), "next": following}
+        player = torch.arange(env.num_envs) % env.rows_per_game
+        step = {"observation": before, "valid": torch.from_numpy(valid), "player": player, "next": following}
         steps.append(TensorDict(step, [env.num_envs]))
         if done.any():
             start = time.perf_counter()
@@ -326,6 +327,10 @@ def check_time_limits(rollout: TensorDictBase) -> Findings:
     if the observation has a clock, from which the agent can predict the end.
     """
     env, start, end = episodes_of(rollout)
+    # The players of a game end together: such an end counts once.
+    game = env // (1 + rollout.get("player", env.new_zeros(())).amax())
+    _, once = np.unique(torch.stack([game, end]), axis=1, return_index=True)
+    env, start, end = env[once], start[once], end[once]
     length = end - start + 1
     if len(length) < 3:
         return

@@ -4,6 +4,7 @@ TorchRL's own wrapper is not used. It inserts a dummy transition into the batch 
 the final observation with the reset observation, and it needs the packages ``gym`` and ``treevalue``.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from gymnasium import spaces
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.utils.collectives import world_size
+from ppo_lightning.utils.processors import processors
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -28,13 +31,12 @@ class EnvPoolEnv(BatchedEnv):
     Args:
         env_id: EnvPool's id.
         seeds: One seed per environment.
-        num_threads: Number of C++ threads. 0 lets EnvPool choose.
+        num_threads: Number of C++ threads. 0: as many as environments, at most the cores of this rank.
         **env_kwargs: Arguments of ``envpool.make``, including ``max_episode_steps``.
 
     Raises:
-        ConfigError: The environment does not exist, or the package ``envpool`` is missing. Also raised for an
-            Atari game by EnvPool's own id, which implies other preprocessing, and for a MiniGrid view that
-            EnvPool does not support.
+        ConfigError: The environment does not exist, or the package ``envpool`` is missing. Also raised for a
+            MiniGrid view that EnvPool does not support.
 
     Example:
         >>> env = EnvPoolEnv("Pendulum-v1", [1, 2], num_threads=1)
@@ -47,10 +49,6 @@ class EnvPoolEnv(BatchedEnv):
         if env_id not in envpool.list_all_envs():
             hint = nearest(env_id, envpool.list_all_envs()) or ": envpool.list_all_envs() lists the names."
             raise ConfigError(f"env_id {env_id!r} is not an environment of EnvPool{hint}")
-        if envpool.registration.registry.specs[env_id][0] == "envpool.atari":
-            raise ConfigError(
-                f"env_id {env_id!r} is an Atari game: write 'ALE/{env_id}', as with the other backends."
-            )
         if env_id.startswith("MiniGrid-") and env_kwargs.get("agent_view_size", 7) < 7:
             raise ConfigError(
                 "data.env_kwargs.agent_view_size must be at least 7, because EnvPool writes out of bounds"
@@ -69,9 +67,9 @@ class EnvPoolEnv(BatchedEnv):
         self._action_dtype = self.envs.action_space.dtype
 
     def reseed(self, seeds: list[int]) -> None:
-        """Recreate the environments with new seeds."""
+        """Recreate the environments: EnvPool accepts seeds only at construction."""
         self._close_envs()
-        self.envs = self._make(seeds)  # EnvPool accepts seeds only at construction
+        self.envs = self._make(seeds)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset explicitly."""
@@ -83,7 +81,6 @@ class EnvPoolEnv(BatchedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all environments."""
         action = action.astype(self._action_dtype, copy=False)
         observation, reward, terminated, truncated, info = self.envs.step(action)
         self._observation = self._flat(observation)
@@ -100,22 +97,13 @@ class EnvPoolEnv(BatchedEnv):
 
 
 def envpool_maker(env_id: str, num_threads: int, env_kwargs: dict[str, Any]) -> Callable[[list[int]], Any]:
-    """Return a function of seeds that makes one environment of EnvPool for each.
-
-    Args:
-        env_id: EnvPool's id.
-        num_threads: Number of C++ threads.
-        env_kwargs: Arguments of ``envpool.make``.
-
-    Raises:
-        ConfigError: The package ``envpool`` is missing. When called: an argument does not fit.
-    """
+    """Return a function of seeds that makes one environment of EnvPool for each."""
     make = import_extra("envpool", extra="envpool").make
-    options = {"env_type": "gymnasium", "num_threads": num_threads, **env_kwargs}
 
     def make_all(seeds: list[int]) -> Any:
+        options = {"num_envs": len(seeds), "num_threads": threads_of(num_threads, len(seeds))}
         try:
-            return make(env_id, num_envs=len(seeds), seed=list(seeds), **options)
+            return make(env_id, env_type="gymnasium", seed=list(seeds), **options, **env_kwargs)
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(
                 f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
@@ -126,6 +114,13 @@ def envpool_maker(env_id: str, num_threads: int, env_kwargs: dict[str, Any]) -> 
 
 def is_board_game(env_id: str) -> bool:
     """Return whether EnvPool's id is a game of several players."""
-    envpool = import_extra("envpool", extra="envpool")
-    known = envpool.registration.registry.specs
+    known = import_extra("envpool", extra="envpool").registration.registry.specs
     return env_id in known and known[env_id][0] == "envpool.pgx" and env_id != "Play2048-v1"
+
+
+def threads_of(num_threads: int, num_envs: int) -> int:
+    """Return the number of threads. Ranks share the cores where EnvPool (0) would choose all of them."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    if num_threads == 0 and ranks > 1:
+        num_threads = max(1, processors() // ranks)
+    return min(num_threads, num_envs)

@@ -1,17 +1,20 @@
 """Factories that turn an id or a function into N environments that step together."""
 
+import copy
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import torch
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
-from ppo_lightning.envs.atari import ATARI_ID, check_options
+from ppo_lightning.envs.atari import ATARI_ID, check_options, full_id
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.errors import ConfigError
@@ -124,7 +127,7 @@ class EnvFactory:
             env = self._from_id(self.env_id, env_kwargs, seeds, first_env, render, num_workers)
         else:
             env = self._from_function(self.env_id, env_kwargs, seeds, first_env, stream, render, num_workers)
-        return TransformedEnv(env, Compose(*(t.clone() for t in self.transforms))) if self.transforms else env
+        return TransformedEnv(env, Compose(*map(copy_of, self.transforms))) if self.transforms else env
 
     def specs(self) -> Specs:
         """Return the specs of one environment, which is created and closed.
@@ -163,6 +166,7 @@ class EnvFactory:
         render: bool,
         num_workers: int,
     ) -> EnvBase:
+        env_id = full_id(env_id)
         adapter = BACKENDS[BACKENDS[self.backend].render if render else self.backend]
         if ATARI_ID.fullmatch(env_id):
             if adapter.atari is None:
@@ -192,6 +196,11 @@ class EnvFactory:
         render: bool,
         num_workers: int,
     ) -> EnvBase:
+        if isinstance(function, ModuleType):
+            raise ConfigError(
+                f"data.env_id is the module {function.__name__}: set data.backend to 'pettingzoo' for a game,"
+                " or give the path of a function in the module."
+            )
         if self.backend != "gymnasium":
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
@@ -302,6 +311,17 @@ def require_maker(env_id: Any) -> None:
         raise ConfigError(
             f"data.env_id is {env_id!r}: give an environment's id, or a function that makes an environment."
         )
+
+
+def copy_of(transform: Transform) -> Transform:
+    """Return a copy of a transform that shares no state, unlike that of its method ``clone``."""
+    # Buffers without a shape yet have no copy.
+    make: Any = UninitializedBuffer
+    fresh = {id(x): make(dtype=x.dtype) for x in transform.buffers() if is_lazy(x)}
+    try:
+        return copy.deepcopy(transform, fresh)
+    except (TypeError, RuntimeError):  # it holds a lock, as VecNorm does
+        return transform.clone()
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -2,8 +2,10 @@
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from ppo_lightning.envs.batched import BatchedEnv
@@ -15,7 +17,7 @@ from ppo_lightning.errors import ConfigError, first_line
 
 
 def make_games(
-    env_id: str | Callable[..., Any],
+    env_id: str | Callable[..., Any] | ModuleType,
     seeds: list[int],
     any_number: bool = False,
     render: bool = False,
@@ -24,8 +26,9 @@ def make_games(
     """Make copies of a game of PettingZoo.
 
     Args:
-        env_id: ``atari/game_v3``, ``mpe2/game_v3``, the import path of another module with ``parallel_env``
-            or ``env``, or a function that makes a new game at each call.
+        env_id: An id of PettingZoo's registry, such as ``atari/pong_v3`` or ``pong_v3``, a module with
+            ``parallel_env`` or ``env`` or its import path, such as ``mpe2.simple_spread_v3``, or a function
+            that makes a new game at each call.
         seeds: One seed per row.
         any_number: Add rows if the last game is incomplete, for evaluation.
         render: Make the first game able to render.
@@ -41,12 +44,18 @@ def make_games(
         >>> make_games("mpe2/simple_spread_v3", [1, 2, 3], N=3).num_players
         3
     """
-    if isinstance(env_id, str) and env_id.startswith("atari/"):
-        return PettingZooAtari(env_id, seeds, any_number=any_number, **env_kwargs)
+    if isinstance(env_id, ModuleType):
+        env_id = env_id.__name__
+    function: Any = env_id
+    if isinstance(env_id, str):
+        found = registered(env_id)
+        known = found[1] if found else env_id
+        if known.startswith("atari/"):
+            return PettingZooAtari(known, seeds, any_number=any_number, **env_kwargs)
+        function = functools.partial(import_pettingzoo().make, *found) if found else find_maker(env_id)
+        if render:
+            env_kwargs["render_mode"] = "rgb_array"
     options = {name: env_kwargs.pop(name) for name in ("state", "opening_moves") if name in env_kwargs}
-    if isinstance(env_id, str) and render:
-        env_kwargs["render_mode"] = "rgb_array"
-    function = find_maker(env_id) if isinstance(env_id, str) else env_id
     make = functools.partial(_make_game, function, env_kwargs, str(env_id))
     first = make()  # reveals the type
     turn_based = isinstance(first, import_pettingzoo().AECEnv)
@@ -65,6 +74,27 @@ def is_game(env: Any) -> bool:
     return pettingzoo is not None and isinstance(env, pettingzoo.AECEnv | pettingzoo.ParallelEnv)
 
 
+def registered(env_id: str) -> tuple[str, str] | None:
+    """Find a game in PettingZoo's registry, which is empty before PettingZoo 1.27.
+
+    Args:
+        env_id: Id, with or without the namespace, or import path, with dots or slashes.
+
+    Returns:
+        ``parallel``, or ``aec`` if the players take turns, and the id.
+
+    Example:
+        >>> registered("pettingzoo.atari.pong_v3"), registered("tictactoe_v3")
+        (('parallel', 'atari/pong-v3'), ('aec', 'classic/tictactoe-v3'))
+    """
+    name = re.sub(r"_v(?=\d+$)", "-v", env_id.replace(".", "/").removeprefix("pettingzoo/"))
+    for kind in ("parallel", "aec"):
+        for known in getattr(import_pettingzoo(), f"{kind}_registry", ()):
+            if name in (known, known.partition("/")[2]):
+                return kind, known
+    return None
+
+
 def find_maker(env_id: str) -> Callable[..., Any]:
     """Return the function ``parallel_env`` of a module, or ``env`` if its game is turn-based.
 
@@ -75,8 +105,7 @@ def find_maker(env_id: str) -> Callable[..., Any]:
         ConfigError: The module or its package is missing, or has neither function.
     """
     path = env_id.replace("/", ".")
-    package = path.partition(".")[0]
-    import_pettingzoo(package if package == "mpe2" else "pettingzoo")
+    import_pettingzoo("mpe2" if path.startswith("mpe2.") else "pettingzoo")
     try:
         module = importlib.import_module(path)
     except ImportError as error:

@@ -254,6 +254,7 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
     if env_id.startswith("dm_control/"):
         import_extra("dm_control", extra="dm-control")
         import_extra("shimmy", extra="dm-control")  # registers the ids at import
+        vars(np).setdefault("in1d", np.isin)  # quadrupeds of dm_control 1.0 call it, and NumPy 2.4 lacks it
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:

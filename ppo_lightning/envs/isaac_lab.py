@@ -61,18 +61,12 @@ class IsaacLabEnv(TensorEnv):
 
     def step_tensors(self, action: Tensor) -> TensorStep:
         """Step all environments."""
-        observation, *results, extras = self.env.step(action)
-        reward, terminated, truncated = (values.clone() for values in results)  # the simulator reuses them
+        observation, reward, terminated, truncated, extras = self.env.step(action)
         if self._is_finite:
             terminated, truncated = terminated | truncated, truncated & False
         final = extras.get("final_obs")
-        return TensorStep(
-            self._groups(observation),
-            reward,
-            terminated,
-            truncated,
-            None if final is None else self._groups(final),
-        )
+        final = None if final is None else self._groups(final)
+        return TensorStep(self._groups(observation), reward, terminated, truncated, final)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the simulator."""
@@ -81,16 +75,10 @@ class IsaacLabEnv(TensorEnv):
         super().close(raise_if_closed=raise_if_closed)
 
     def _groups(self, observation: Any) -> Any:
-        policy = _copied(observation["policy"])
         if not self._has_critic:
-            return policy
-        return {"policy": policy, "privileged_critic": _copied(observation["critic"])}
+            return observation["policy"]
+        return {"policy": observation["policy"], "privileged_critic": observation["critic"]}
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
             self.env.unwrapped.seed(seed)
-
-
-def _copied(group: Any) -> Any:
-    """Return copies of the tensors of a group, which the simulator may reuse."""
-    return {name: _copied(part) for name, part in group.items()} if isinstance(group, dict) else group.clone()

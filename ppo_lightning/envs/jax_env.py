@@ -7,7 +7,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError, first_line, import_extra
 
 
 class JaxEnv(TensorEnv):
@@ -109,13 +109,7 @@ def make_brax(
     Raises:
         ConfigError: Brax is not installed.
     """
-    try:
-        from brax import envs
-    except ImportError as error:
-        raise ConfigError(
-            f"Brax is missing ({first_line(error)}): pip install 'ppo-lightning[brax]'."
-        ) from error
-    env = envs.get_environment(task, backend=backend, **env_kwargs)
+    env = import_extra("brax.envs", extra="brax").get_environment(task, backend=backend, **env_kwargs)
     return JaxEnv(env, seeds, max_episode_steps)
 
 

@@ -120,10 +120,7 @@ class ParallelGamesEnv(BatchedEnv):
                             " dictionary of observations."
                         )
         except (Exception, SystemExit) as error:
-            reraise(error, self._location(g), "reset")
-
-    def _location(self, g: int) -> str:
-        return f"{self._name}, game {g}"
+            reraise(error, f"{self._name}, game {g}", "reset")
 
     def _with_state(self, observation: Any, state: Any) -> Any:
         """Add the state of the game, if it is used."""
@@ -133,7 +130,6 @@ class ParallelGamesEnv(BatchedEnv):
         return {**parts, STATE: state}
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games."""
         chosen = self._single_actions(action)
         self.valid = self._alive.copy()
         for values in self._results:
@@ -142,7 +138,7 @@ class ParallelGamesEnv(BatchedEnv):
             try:
                 self._step_game(g, chosen)
             except (Exception, SystemExit) as error:
-                reraise(error, self._location(g), "step")
+                reraise(error, f"{self._name}, game {g}", "step")
             rows = self._rows(g)
             if not self._alive[rows].any():
                 dead = ~self.valid[rows]
@@ -179,11 +175,7 @@ class ParallelGamesEnv(BatchedEnv):
 
 
 def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
-    """Return the observation and action space of all players of a game.
-
-    Raises:
-        ConfigError: The players have different spaces. The message names two of them.
-    """
+    """Return the observation and action space of all players, which must not differ."""
     first, *others = env.possible_agents
     for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
         for other in others:
@@ -197,11 +189,7 @@ def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
 
 
 def state_space(env: Any, name: str) -> spaces.Space:
-    """Return the space of a game's state, by the shape of a state if the game does not declare one.
-
-    Raises:
-        ConfigError: The game has no state.
-    """
+    """Return the space of a game's state, by the shape of a state if the game does not declare one."""
     try:
         declared = getattr(env, "state_space", None)
         if declared is not None:
@@ -238,20 +226,7 @@ def _is_installed(name: str) -> bool:
 
 
 def whole_games(seeds: list[int], num_players: int, any_number: bool = False) -> list[int]:
-    """Return the seeds of a whole number of games, one per row.
-
-    Args:
-        seeds: One seed per row.
-        num_players: Rows of a game.
-        any_number: Add rows if the last game is incomplete.
-
-    Raises:
-        ConfigError: The last game is incomplete, and ``any_number`` is false.
-
-    Example:
-        >>> len(whole_games([7], num_players=2, any_number=True))
-        2
-    """
+    """Return the seeds of whole games, one per row. With ``any_number``, rows are added to the last one."""
     missing = -len(seeds) % num_players
     if missing and not any_number:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 import pkgutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -10,6 +10,7 @@ from gymnasium import spaces
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.pettingzoo import import_pettingzoo, whole_games
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.utils.arguments import Range, check_arguments
 
 FRAME_SKIP = 4  # frames per action
 FRAME_STACK = 4  # pictures per observation
@@ -32,7 +33,7 @@ class PettingZooAtari(BatchedEnv):
         env_id: A game, for example ``atari/pong_v3``.
         seeds: One seed per row. A game uses that of its first row.
         any_number: Complete the last game, for evaluation.
-        max_episode_frames: Time limit of a game in frames, a multiple of 4.
+        max_episode_frames: Time limit of a game in frames, rounded down to a multiple of 4.
         **env_kwargs: Arguments of the game's ``parallel_env``.
 
     Raises:
@@ -57,16 +58,12 @@ class PettingZooAtari(BatchedEnv):
         /,
         *,
         any_number: bool = False,
-        max_episode_frames: int = 100_000,
+        max_episode_frames: Annotated[int, Range(FRAME_SKIP)] = 100_000,
         **env_kwargs: Any,
     ) -> None:
-        if max_episode_frames < FRAME_SKIP or max_episode_frames % FRAME_SKIP:
-            raise ConfigError(
-                f"data.env_kwargs.max_episode_frames is {max_episode_frames}: it must be a multiple of"
-                f" {FRAME_SKIP}."
-            )
+        check_arguments(PettingZooAtari.__init__, locals(), "data.env_kwargs")
         self._cv2 = import_extra("cv2", extra="atari")
-        self.max_episode_frames = max_episode_frames
+        self.max_episode_frames = max_episode_frames // FRAME_SKIP * FRAME_SKIP
         first = make_game(env_id, env_kwargs)
         players = first.possible_agents
         count = len(players)
@@ -100,7 +97,6 @@ class PettingZooAtari(BatchedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games."""
         buttons = self._buttons[action.reshape(-1, self.num_players)]
         over = list(map(self._step_game, range(len(self.envs)), buttons))
         terminated = np.repeat(over, self.num_players)
@@ -153,16 +149,8 @@ class PettingZooAtari(BatchedEnv):
 
 
 def make_game(env_id: str, env_kwargs: dict[str, Any]) -> Any:
-    """Make a game of PettingZoo with the ROM of ``ale_py``, without its wrappers.
-
-    Args:
-        env_id: For example ``atari/pong_v3``.
-        env_kwargs: Arguments of its ``parallel_env``.
-
-    Raises:
-        ConfigError: The game does not exist, an argument does not fit, or a package is missing.
-    """
-    name = env_id.removeprefix("atari/")
+    """Make a game of PettingZoo with the ROM of ``ale_py``, without its wrappers."""
+    name = env_id.removeprefix("atari/").replace("-v", "_v")
     games = import_pettingzoo("pettingzoo.atari")
     import_pettingzoo("multi_agent_ale_py")
     roms = Path(str(import_extra("ale_py", extra="atari").__file__)).parent

@@ -1,6 +1,6 @@
 """Procgen's sixteen games (Cobbe et al., "Leveraging Procedural Generation to Benchmark RL", 2020)."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -8,6 +8,7 @@ from gymnasium import spaces
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.private import prepare_close
+from ppo_lightning.utils.arguments import Range, check_arguments
 
 # Games that support a distribution mode. With any other game, Procgen's library aborts the process.
 ONLY_IN = {
@@ -45,15 +46,7 @@ class ProcgenEnv(BatchedEnv):
     """
 
     action_names = (
-        "LEFT-DOWN",
-        "LEFT",
-        "LEFT-UP",
-        "DOWN",
-        "-",
-        "UP",
-        "RIGHT-DOWN",
-        "RIGHT",
-        "RIGHT-UP",
+        *("LEFT-DOWN", "LEFT", "LEFT-UP", "DOWN", "-", "UP", "RIGHT-DOWN", "RIGHT", "RIGHT-UP"),
         *"DAWSQE",
     )
     flags_time_limits = False
@@ -68,11 +61,12 @@ class ProcgenEnv(BatchedEnv):
         /,
         *,
         distribution_mode: str = "easy",
-        num_levels: int = 0,
-        start_level: int = 0,
-        num_threads: int = 4,
+        num_levels: Annotated[int, Range(0, 2**31 - 1)] = 0,
+        start_level: Annotated[int, Range(0, 2**31 - 1)] = 0,
+        num_threads: Annotated[int, Range(0)] = 4,
         **options: Any,
     ) -> None:
+        check_arguments(ProcgenEnv.__init__, locals(), "data.env_kwargs")
         self._procgen = import_extra("procgen", extra="procgen")
         games = self._procgen.env.ENV_NAMES
         if env_id not in games:
@@ -85,12 +79,6 @@ class ProcgenEnv(BatchedEnv):
                 " 'easy' or 'hard'."
             )
         levels = {"num_levels": num_levels, "start_level": start_level}
-        for name, value in (*levels.items(), ("num_threads", num_threads)):
-            if type(value) is not int or not 0 <= value < 2**31:
-                raise ConfigError(
-                    f"data.env_kwargs.{name} is {value!r}: it must be a whole number, at least 0 and below"
-                    " 2^31."
-                )
         if distribution_mode == "exploration":
             if any(levels.values()):
                 raise ConfigError(
@@ -150,7 +138,6 @@ class ProcgenEnv(BatchedEnv):
         return reward
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies."""
         self._played = True
         self.envs.act(action)
         reward = self._observe()

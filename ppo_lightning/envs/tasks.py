@@ -34,11 +34,6 @@ class MaskedVelocity(gymnasium.ObservationWrapper):
         return observation[[0, 2]]
 
 
-def make_masked_cartpole(**kwargs: Any) -> gymnasium.Env:
-    """Make CartPole-v1 without velocities."""
-    return MaskedVelocity(gymnasium.make("CartPole-v1", **kwargs).unwrapped)
-
-
 class Locks(gymnasium.Env):
     """A row of locks that open one after the other, each with one pair of keys.
 
@@ -106,11 +101,6 @@ class GoalReward(gymnasium.Wrapper):
         return observation, float(terminated), terminated, truncated, info
 
 
-def make_sparse_mountaincar(**kwargs: Any) -> gymnasium.Env:
-    """Make MountainCar-v0 with a reward of 1 at the flag only."""
-    return GoalReward(gymnasium.make("MountainCar-v0", **kwargs).unwrapped)
-
-
 class FixedLevel(gymnasium.Env):
     """An environment of EnvPool whose episodes all have the same level.
 
@@ -159,7 +149,15 @@ class FixedLevel(gymnasium.Env):
         return observation[0]
 
 
-gymnasium.register("CartPoleMasked-v0", make_masked_cartpole, max_episode_steps=500)
+gymnasium.register(
+    "CartPoleMasked-v0",
+    lambda **kwargs: MaskedVelocity(gymnasium.make("CartPole-v1", **kwargs).unwrapped),
+    max_episode_steps=500,
+)
 gymnasium.register("Locks-v0", lambda **kwargs: Locks(**kwargs))
 gymnasium.register("FixedLevel-v0", lambda **kwargs: FixedLevel(**kwargs))
-gymnasium.register("MountainCarSparse-v0", make_sparse_mountaincar, max_episode_steps=200)
+gymnasium.register(
+    "MountainCarSparse-v0",
+    lambda **kwargs: GoalReward(gymnasium.make("MountainCar-v0", **kwargs).unwrapped),
+    max_episode_steps=200,
+)

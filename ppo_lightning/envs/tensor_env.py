@@ -150,7 +150,7 @@ class TensorEnv(EnvBase):
         return self._pack({"observation": observation, **self.full_done_spec.zero()})
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        step = self.step_tensors(tensordict["action"])
+        step = self.step_tensors(tensordict["action"].clone())
         done = step.terminated | step.truncated
         following = self.rows(step.observation)
         if self.autoresets:
@@ -169,7 +169,8 @@ class TensorEnv(EnvBase):
         return _joined(observation, self._observation_space)
 
     def _pack(self, values: dict[str, Tensor]) -> TensorDictBase:
-        return TensorDict(values, batch_size=self.batch_size, device=self.device)
+        copies = {key: tensor.clone() for key, tensor in values.items()}  # a simulator may reuse its tensors
+        return TensorDict(copies, batch_size=self.batch_size, device=self.device)
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds for the next full reset. A subclass without randomness has nothing to do.

@@ -36,6 +36,7 @@ class TurnBasedEnv(BatchedEnv):
     """
 
     num_players = 2
+    mover: np.ndarray
 
     def __init__(
         self, name: str, view: spaces.Space, num_actions: int, seeds: list[int], opening_moves: int
@@ -55,11 +56,7 @@ class TurnBasedEnv(BatchedEnv):
         self._opening_keys = np.zeros((self.num_envs, opening_moves, num_actions))
 
     def start_openings(self, games: np.ndarray) -> None:
-        """Draw the openings of games that start.
-
-        Args:
-            games: Indices of these games.
-        """
+        """Draw the openings of games that start, by their indices."""
         most, num_actions = self._opening_keys.shape[1:]
         for g in games.tolist() if most else ():
             self._opening_left[g] = self._generators[g].integers(most + 1)
@@ -129,9 +126,9 @@ class BoardGameEnv(TurnBasedEnv):
         self.valid = ~self._ended
 
     def reseed(self, seeds: list[int]) -> None:
-        """Recreate the games."""
+        """Recreate the games: EnvPool accepts seeds only at construction."""
         self._close_envs()
-        self.envs = self._make(seeds)  # EnvPool accepts seeds only at construction
+        self.envs = self._make(seeds)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset all games, or return the final observations."""
@@ -142,8 +139,6 @@ class BoardGameEnv(TurnBasedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games."""
-        assert self.mover is not None
         mover = self.mover
         observation, reward, terminated, truncated, info = self.envs.step(action.astype(np.int32))
         self._observation = self._seen_by_mover(observation, info)
@@ -165,7 +160,6 @@ class BoardGameEnv(TurnBasedEnv):
 
         The first two planes of a board are the stones of the player to move and of the opponent.
         """
-        assert self.mover is not None
         shape = self._board.shape
         if len(shape) != 3:
             return None
@@ -232,8 +226,6 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all games."""
-        assert self.mover is not None
         self.mover = self.mover.copy()  # the caller may hold the players of the last step
         for g, move in enumerate(action.tolist()):
             try:
@@ -243,7 +235,6 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         return self._observation, *self._results
 
     def _step_game(self, g: int, move: int) -> None:
-        assert self.mover is not None
         env = self.envs[g]
         env.step(move)
         # PettingZoo gives the rewards of both players at the step of the one who moved. Those that `last()`
@@ -266,11 +257,9 @@ class TurnBasedGamesEnv(TurnBasedEnv):
 
     def _observe(self, g: int, over: bool = False) -> None:
         """Write the observation of the player to move, and set ``mover``."""
-        assert self.mover is not None
         env = self.envs[g]
-        player = env.agent_selection
-        self.mover[g] = self._players.index(player)
-        view = env.observe(player)
+        self.mover[g] = self._players.index(env.agent_selection)
+        view = env.observe(env.agent_selection)
         mask = np.asarray(view[MASK])
         if not mask.any():
             if not over:
@@ -280,10 +269,6 @@ class TurnBasedGamesEnv(TurnBasedEnv):
 
 
 def require_two(num_players: int, name: str) -> None:
-    """Check the number of players of a game.
-
-    Raises:
-        ConfigError: It is not 2.
-    """
+    """Raise a ConfigError unless a game has two players."""
     if num_players != 2:
         raise ConfigError(f"{name} is a game of {num_players} players: turn-based games need two.")

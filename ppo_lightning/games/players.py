@@ -1,6 +1,9 @@
-"""Players of games: agents, random play and search."""
+"""Players of games: agents, random play and minimax search."""
 
+import functools
+import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,12 +12,12 @@ from ppo_lightning.checkpoints.agent import check_same_spaces, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.games.minimax import minimax_player
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.spaces.specs import choice_counts, mask_columns
 
 # Function of raw observations [B, ...] and a random generator to actions [B, ...].
 Player = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+DELAY = 0.99  # factor per move on the value of a result: prefer early wins and late losses
 
 
 def make_player(name: str, env_id: str, env: BatchedEnv) -> Player:
@@ -49,11 +52,7 @@ def make_player(name: str, env_id: str, env: BatchedEnv) -> Player:
 
 
 def agent_player(agent: ActorCritic, deterministic: bool = False) -> Player:
-    """Return a player who acts with an agent.
-
-    Args:
-        agent: The agent, whose weights may change between games.
-        deterministic: Choose the most probable actions instead of sampling.
+    """Return a player who acts with an agent, whose weights may change between games.
 
     Raises:
         ConfigError: The agent has a memory.
@@ -92,3 +91,104 @@ def random_player(env: BatchedEnv) -> Player:
         return keys.argmax(1)
 
     return play
+
+
+def minimax_player(env_id: str, depth: int) -> Player:
+    """Return a player who looks ahead by a number of moves and chooses at random among the best moves.
+
+    The depth 1 sees wins, 2 also the opponent's wins. 9 plays TicTacToe perfectly.
+
+    Raises:
+        ConfigError: The game is not in ``BOARDS``, or the depth is not positive.
+    """
+    if env_id not in BOARDS:
+        raise ConfigError(f"minimax plays {' and '.join(BOARDS)}, not {env_id!r}: choose another opponent.")
+    if depth < 1:
+        raise ConfigError(f"The depth of minimax is {depth}: it must be at least 1.")
+    board = BOARDS[env_id]
+    bits = np.array([board.bit(*cell) for cell in board.cells], dtype=object)
+
+    def play(observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        stones = observation[:, -2 * len(bits) :].reshape(-1, len(bits), 2) > 0
+        moves = []
+        for own, other in stones.transpose(0, 2, 1).astype(object) @ bits:
+            # A full board has no move; its next step resets it.
+            options = values(board, own, other, depth) or {0: 0.0}
+            best = max(options.values())
+            moves.append(generator.choice([action for action, value in options.items() if value == best]))
+        return np.array(moves)
+
+    return play
+
+
+class Board(NamedTuple):
+    """Rules of a game of stones in a row. Sets of stones are the bits of an integer.
+
+    Attributes:
+        rows: Number of rows, from top to bottom.
+        columns: Number of columns.
+        length: Number of stones in a row that wins.
+        falls: Whether a move names a column, in which the stone falls to the lowest free cell.
+
+    Example:
+        >>> Board(3, 3, 3, falls=False).wins(0b0111)
+        True
+    """
+
+    rows: int
+    columns: int
+    length: int
+    falls: bool
+
+    @property
+    def cells(self) -> list[tuple[int, int]]:
+        """Row and column of each cell."""
+        return list(itertools.product(range(self.rows), range(self.columns)))
+
+    def bit(self, row: int, column: int) -> int:
+        """Return the bit of a cell. An empty column beside the board keeps rows from continuing in others."""
+        return 1 << (row * (self.columns + 1) + column)
+
+    def moves(self, occupied: int) -> dict[int, int]:
+        """Return the bit of the cell of each legal action."""
+        moves = {}
+        for row, column in self.cells:
+            if not occupied & self.bit(row, column):  # further down, a falling stone finds a lower cell
+                moves[column if self.falls else row * self.columns + column] = self.bit(row, column)
+        return moves
+
+    def wins(self, stones: int) -> bool:
+        """Return whether stones fill a row of the winning length."""
+        for shift in (1, self.columns, self.columns + 1, self.columns + 2):
+            line = stones
+            for i in range(1, self.length):
+                line &= stones >> i * shift
+            if line:
+                return True
+        return False
+
+
+BOARDS = {"TicTacToe-v1": Board(3, 3, 3, falls=False), "ConnectFour-v1": Board(6, 7, 4, falls=True)}
+
+
+@functools.lru_cache(maxsize=100_000)  # about 70 MB
+def values(board: Board, own: int, other: int, depth: int) -> dict[int, float]:
+    """Return the value of each legal action for the player to move, from -1 (lost) to 1 (won).
+
+    Args:
+        board: Rules.
+        own: Stones of the player to move.
+        other: Stones of the opponent.
+        depth: Number of moves to look ahead. A position without result at this depth has value 0.
+    """
+    result = {}
+    for action, cell in board.moves(own | other).items():
+        stones = own | cell
+        if board.wins(stones):
+            result[action] = 1.0
+        elif depth > 1:
+            replies = values(board, other, stones, depth - 1)
+            result[action] = -DELAY * max(replies.values(), default=0.0)
+        else:
+            result[action] = 0.0
+    return result

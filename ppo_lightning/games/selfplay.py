@@ -58,13 +58,7 @@ class SelfPlay(PPO):
             self.log_dict(ratings, batch_size=1, sync_dist=True, sync_dist_group=collectives.cpu_group())
 
     def rate_agent(self) -> dict[str, float]:
-        """Play the round robin of a validation. All ranks share the pairs.
-
-        Returns:
-            ``charts/elo`` of the agent with the ends of its 95 % interval, ``charts/elo_low`` and
-            ``charts/elo_high``, and its shares of wins, draws and losses against each opponent, as in
-            ``charts/win-random``.
-        """
+        """Play the round robin of a validation, whose pairs the ranks share, and return its metrics."""
         ranks = self.global_rank, self.trainer.world_size
         games = self.hparams.rating_games
         played = round_robin(self.data.factory, self._players(), games, self.data.seed, *ranks)
@@ -78,7 +72,6 @@ class SelfPlay(PPO):
         return metrics
 
     def _players(self) -> dict[str, Player]:
-        """Return the players of the round robin, the agent first."""
         env = probe_game(self.data.factory)
         names = dict.fromkeys(["random", *self.hparams.rating_opponents])
         opponents = {name: make_player(name, str(self.data.env_id), env) for name in names}

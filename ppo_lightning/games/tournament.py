@@ -1,10 +1,11 @@
 """Games between two players, round robins, and Elo ratings from their results."""
 
+import contextlib
 import itertools
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,19 +14,12 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.players import Player
 
 MAX_STEPS = 30_000
-MAX_GAMES_AT_ONCE = 256
 ELO_PER_NAT = 400 / np.log(10)  # 400 points are odds of 10 to 1
 RESAMPLES = 200
 
 
 class Outcomes(NamedTuple):
-    """Results of games between two players, from the view of the first one.
-
-    Attributes:
-        wins: Games that the first player won.
-        draws: Drawn games.
-        losses: Games that the first player lost.
-    """
+    """Numbers of games between two players by result, from the view of the first one."""
 
     wins: int
     draws: int
@@ -33,18 +27,12 @@ class Outcomes(NamedTuple):
 
     @property
     def games(self) -> int:
-        """Number of games."""
+        """Number of all games."""
         return sum(self)
 
 
 class Rating(NamedTuple):
-    """Rating of a player.
-
-    Attributes:
-        elo: Rating in Elo points.
-        low: Lower end of the 95 % interval.
-        high: Upper end of the 95 % interval.
-    """
+    """Rating of a player in Elo points, with the ends of the 95 % interval."""
 
     elo: float
     low: float
@@ -73,7 +61,8 @@ def play_games(
     second: Player,
     num_games: int,
     seed: int = 1,
-    watch: Callable[[BatchedEnv], None] | None = None,
+    watch: Callable[[BatchedEnv], None] = lambda env: None,
+    render: bool = False,
 ) -> Outcomes:
     """Play whole games between two players, who change sides after each game.
 
@@ -86,67 +75,48 @@ def play_games(
         second: Second player.
         num_games: Number of games.
         seed: Seed of the games and of the players' noise.
-        watch: Called before each step and at the end with the environment, whose first game can render.
-
-    Returns:
-        Outcomes from the view of the first player.
+        watch: Called before each step and at the end with the environment.
+        render: Make the first game able to render.
 
     Raises:
         ConfigError: The environment is not a game of two players.
     """
     generator = np.random.default_rng(seed)
-    rows_per_game = probe_game(factory).rows_per_game
-    margins = []
-    for start in range(0, num_games, MAX_GAMES_AT_ONCE):
-        rows = rows_per_game * min(MAX_GAMES_AT_ONCE, num_games - start)
-        env = factory.make(rows, seed + start, stream="eval", render=watch is not None)
-        assert isinstance(env, BatchedEnv)
-        try:
-            margins.append(_play(env, (first, second), generator, watch or (lambda env: None)))
-        finally:
-            env.close()
-    margin = np.concatenate(margins)
-    return Outcomes(int((margin > 0).sum()), int((margin == 0).sum()), int((margin < 0).sum()))
-
-
-def _play(
-    env: BatchedEnv,
-    players: tuple[Player, Player],
-    generator: np.random.Generator,
-    watch: Callable[[BatchedEnv], None],
-) -> np.ndarray:
-    """Return the return of the first player minus that of the second one, [num_games]."""
-    game = np.arange(env.num_envs) // env.rows_per_game
-    margin = np.zeros(game[-1] + 1)
-    over = np.zeros(len(game), bool)
-    observation = env.reset_arrays()
-    for _ in range(MAX_STEPS):
-        watch(env)
-        player = np.arange(len(game)) % 2 if env.mover is None else env.mover
-        is_first = (player + game) % 2 == 0
-        choices = [
-            (rows, choose(observation[rows], generator))
-            for rows, choose in ((is_first, players[0]), (~is_first, players[1]))
-            if rows.any()
-        ]
-        action = np.zeros((len(game), *choices[0][1].shape[1:]), choices[0][1].dtype)
-        for rows, chosen in choices:
-            action[rows] = chosen
-        observation, reward, terminated, truncated = env.step_arrays(action)
-        np.add.at(margin, game, np.where(over, 0, np.where(is_first, reward, -reward)))
-        done = terminated | truncated
-        over |= env.episodes_over(done)
-        if over.all():
+    num_rows = num_games * probe_game(factory).rows_per_game
+    env: Any = factory.make(num_rows, seed, stream="eval", render=render)
+    game = np.arange(num_rows) * num_games // num_rows
+    margin = np.zeros(num_games)  # return of the first player minus that of the second one
+    over = np.zeros(num_rows, bool)
+    with contextlib.closing(env):
+        observation = env.reset_arrays()
+        for _ in range(MAX_STEPS):
             watch(env)
-            return margin
-        if done.any():
-            observation = np.array(env.reset_arrays(done))
-    warnings.warn(
-        f"{int((~over).sum())} rows have not ended after {MAX_STEPS} steps: their games count by the rewards"
-        " so far.",
-        stacklevel=3,
-    )
-    return margin
+            player = np.arange(num_rows) % 2 if env.mover is None else env.mover
+            is_first = (player + game) % 2 == 0
+            choices = [
+                (rows, choose(observation[rows], generator))
+                for rows, choose in ((is_first, first), (~is_first, second))
+                if rows.any()
+            ]
+            action = np.zeros((num_rows, *choices[0][1].shape[1:]), choices[0][1].dtype)
+            for rows, chosen in choices:
+                action[rows] = chosen
+            observation, reward, terminated, truncated = env.step_arrays(action)
+            np.add.at(margin, game, np.where(over, 0, np.where(is_first, reward, -reward)))
+            done = terminated | truncated
+            over |= env.episodes_over(done)
+            if over.all():
+                break
+            if done.any():
+                observation = np.array(env.reset_arrays(done))
+        else:
+            warnings.warn(
+                f"{int((~over).sum())} rows have not ended after {MAX_STEPS} steps: their games count by the"
+                " rewards so far.",
+                stacklevel=2,
+            )
+        watch(env)
+    return Outcomes(int((margin > 0).sum()), int((margin == 0).sum()), int((margin < 0).sum()))
 
 
 def round_robin(
@@ -157,20 +127,9 @@ def round_robin(
     rank: int = 0,
     world_size: int = 1,
 ) -> dict[tuple[str, str], Outcomes]:
-    """Let each pair of players play.
+    """Let each pair of players play, and return the outcomes of the pairs that this rank played.
 
     The games of a pair depend on the seed and on the two names only.
-
-    Args:
-        factory: Factory of a game of two players.
-        players: Players by name.
-        num_games: Number of games of each pair.
-        seed: Seed.
-        rank: This rank, which plays its share of the pairs.
-        world_size: Number of ranks.
-
-    Returns:
-        Outcomes of the pairs that this rank played.
     """
     outcomes = {}
     for first, second in list(itertools.combinations(players, 2))[rank::world_size]:

@@ -191,6 +191,8 @@ class ArrayMoments:
 def summarize_array(batch: np.ndarray) -> tuple[float, np.ndarray, np.ndarray | float]:
     """Return size, mean and sum of squared deviations of a batch [B, ...] over its rows."""
     size = len(batch)
+    if size == 0:
+        return 0, batch.sum(axis=0), 0.0
     if size == 1:
         return 1, batch[0], 0.0
     mean = np.add.reduce(batch, axis=0, dtype=np.float64) / size
@@ -277,7 +279,11 @@ class ObservationNormalizer(Moments):
         return normalized
 
     def normalize_arrays(
-        self, moments: ArrayMoments, batches: Sequence[np.ndarray], update: bool
+        self,
+        moments: ArrayMoments,
+        batches: Sequence[np.ndarray],
+        update: bool,
+        counted: Sequence[np.ndarray] = (),
     ) -> list[np.ndarray]:
         """Normalize batches of arrays with the collector's copy of the statistics.
 
@@ -286,16 +292,18 @@ class ObservationNormalizer(Moments):
             batches: Raw observations, each [B, ...]: those of a step and optionally those after resets.
             update: Merge each batch into ``moments`` before normalizing it, as CleanRL's wrappers do at each
                 step. With several ranks this is a collective that merges the batches of all ranks.
+            counted: Which rows of each batch are merged, [B] bool. Empty: all.
 
         Returns:
             Normalized batches, each [B, ...] float64.
         """
+        merged = [batch[rows] for batch, rows in zip(batches, counted, strict=False)] if counted else batches
         # detail 28
         summaries: Sequence[Any] = [None] * len(batches)
         if update and collectives.world_size() == 1:
-            summaries = [summarize_array(batch) for batch in batches]
+            summaries = [summarize_array(batch) for batch in merged]
         elif update:
-            ranks = summaries_of_ranks([torch.from_numpy(batch) for batch in batches])
+            ranks = summaries_of_ranks([torch.from_numpy(batch) for batch in merged])
             summaries = [
                 (sizes.max(), mean, m2) for sizes, mean, m2 in (summary.numpy() for summary in ranks)
             ]

@@ -85,6 +85,7 @@ class RolloutCollector(Collector):
                 " model.agent.memory to null."
             )
         env.step_timeout = self._watch.timeout
+        self._raw: np.ndarray | None = None  # last observations of environments with steps that do not count
         self._evaluated = True  # whether the policy gave values and log-probabilities, too
         self._sums = {name: np.zeros(env.num_envs) for name in ("discounted", "episode_reward", "step_count")}
         self._raw_rewards = np.zeros((self.num_steps, env.num_envs))
@@ -187,7 +188,8 @@ class RolloutCollector(Collector):
         # detail 1
         observation = self._observation
         if observation is None:
-            (observation,) = self._check_and_normalize(moments, steps_before, env.reset_arrays())
+            self._raw = env.reset_arrays().copy()
+            (observation,) = self._check_and_normalize(moments, steps_before, self._raw)
         for t in range(self.num_steps):
             self._watch.step_begins()
             row = observations[t]
@@ -204,8 +206,12 @@ class RolloutCollector(Collector):
             truncateds[t] = truncated
             if movers is not None:
                 store["sign"][t] = np.where(movers[t] == env.mover, 1, -1)
+            counted: list[np.ndarray] = []
             if env.valid is not None:
                 valid[t] = env.valid
+                if moments is not None:  # a dead player repeats the last observation, which counts once
+                    counted = [valid[t] | _differ(raw, self._raw)]
+                    self._raw = raw.copy()
             if env.episode_done is not None:
                 episode_dones[t] = env.episode_done
             # count_nonzero takes a third of the time of any().
@@ -213,9 +219,13 @@ class RolloutCollector(Collector):
                 done = terminated | truncated
                 raw = raw.copy()  # the reset may write into it
                 fresh = reset(done)[done]
+                if counted:
+                    counted.append(_differ(fresh, raw[done]))
                 # If resets are late, `fresh` is the final observation, which counts once.
-                resets = () if env.resets_late else (fresh, done)
-                observation, *begun = self._check_and_normalize(moments, steps_before + t, raw, *resets)
+                resets = None if env.resets_late else fresh
+                observation, *begun = self._check_and_normalize(
+                    moments, steps_before + t, raw, resets, done, counted
+                )
                 ends.append(EpisodeEnds(t, done, observation[done]))
                 if begun:
                     observation[done] = begun[0]
@@ -224,7 +234,7 @@ class RolloutCollector(Collector):
                     # detail 34
                     memory[done] = 0
             else:
-                (observation,) = self._check_and_normalize(moments, steps_before + t, raw)
+                (observation,) = self._check_and_normalize(moments, steps_before + t, raw, counted=counted)
             if memory is not None and env.valid is not None:
                 memory[~valid[t]] = 0
         self._observation = observation
@@ -238,6 +248,7 @@ class RolloutCollector(Collector):
         observation: np.ndarray,
         fresh: np.ndarray | None = None,
         done: np.ndarray | None = None,
+        counted: Sequence[np.ndarray] = (),
     ) -> Sequence[np.ndarray]:
         """Check and normalize observations [N, ...] and, after resets, first observations [K, ...].
 
@@ -247,6 +258,7 @@ class RolloutCollector(Collector):
             observation: Raw.
             fresh: Raw first observations of the environments that were reset, [K, ...].
             done: Which environments were reset, [N] bool.
+            counted: Which of both enter the statistics, [N] and [K] bool. Empty: all.
         """
         require_finite("observation", observation, step, self.shard.first)
         batches = [observation]
@@ -256,7 +268,7 @@ class RolloutCollector(Collector):
         normalizer = self.agent.normalizer
         if normalizer is None or moments is None:
             return batches
-        return normalizer.normalize_arrays(moments, batches, update=not self.deterministic)
+        return normalizer.normalize_arrays(moments, batches, not self.deterministic, counted)
 
     def _initial_memory(self) -> np.ndarray | None:
         memory = super()._initial_memory()
@@ -279,3 +291,8 @@ class RolloutCollector(Collector):
         self._observation = np.stack([from_plain(row["observation"]) for row in rows])
         if self._memory is not None:
             self._memory[:] = np.stack([from_plain(row["memory"]) for row in rows])
+
+
+def _differ(rows: np.ndarray, others: np.ndarray | None) -> np.ndarray:
+    """Return where rows differ, [B] bool; everywhere if there are no others."""
+    return (rows != others).reshape(len(rows), -1).any(axis=1)

@@ -96,7 +96,7 @@ class NamedArguments:
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], group: str) -> None:
-    """Check arguments against the annotations of a function: ``Range``, ``Literal`` or ``Callable``.
+    """Check arguments against the annotations of a function: ``Range``, ``Literal``, bool or ``Callable``.
 
     Args:
         function: Function that declares the arguments.
@@ -119,6 +119,9 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], gro
         if get_origin(kinds[0]) is Literal:
             valid = value in get_args(kinds[0])
             requirement = f"it must be one of {', '.join(map(repr, get_args(kinds[0])))}"
+        elif kinds == (bool,):
+            valid = isinstance(value, bool)
+            requirement = "it must be true or false"
         elif bounds is None:
             valid = get_origin(annotation) is not Callable or callable(value)
             requirement = "it must be a class or a function, such as functools.partial(MyAgent, width=64)"

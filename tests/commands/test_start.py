@@ -30,7 +30,7 @@ COMMANDS = {"cli", "options", "recipes", "checkpoint_settings"}
 UNUSED = {
     *("algorithms.ppg", "algorithms.recurrent", "algorithms.rnd", "algorithms.rpo", "games.selfplay"),
     *("callbacks.doctor", "callbacks.live", "callbacks.video", "envs.games", "envs.workers"),
-    *("games.minimax", "games.players", "games.tournament"),
+    *("games.players", "games.tournament"),
 }
 
 

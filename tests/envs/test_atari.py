@@ -13,6 +13,7 @@ from ppo_lightning import PPO, CNNAgent, ConfigError, make_env
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.atari import AtariEnv
 from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.utils.processors import processors
 
 BACKENDS = ["envpool", "gymnasium"]
 NOTHING_RANDOM = {"noop_max": 0, "episodic_life": False}
@@ -134,13 +135,15 @@ def test_a_rollout_learns_from_lives_and_signs_and_reports_whole_games(env, back
 
 
 @pytest.mark.detail("15")
+@pytest.mark.parametrize(("frames", "steps"), [(80, 20), (3, 1)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_game_is_truncated_after_max_episode_frames(env, backend):
-    options = {"noop_max": 0, "frame_skip": 4, "max_episode_frames": 80}
+def test_a_game_is_truncated_after_max_episode_frames(env, backend, frames, steps):
+    """80 frames are 20 steps of 4. An episode has one step at least."""
+    options = {"noop_max": 0, "frame_skip": 4, "max_episode_frames": frames}
     batch = env("ALE/Pong-v5", 1, backend, env_kwargs=options)
     batch.reset_arrays()
-    ends = [bool(batch.step_arrays(np.zeros(1, np.int64))[3][0]) for _ in range(20)]
-    assert ends == [False] * 19 + [True], "80 frames are 20 steps of 4"
+    ends = [bool(batch.step_arrays(np.zeros(1, np.int64))[3][0]) for _ in range(steps)]
+    assert ends == [False] * (steps - 1) + [True]
 
 
 @pytest.mark.detail("15")
@@ -253,21 +256,10 @@ def test_predict_takes_bytes_only(fit):
 
 
 @pytest.mark.parametrize(
-    ("env_id", "backend", "sentence"),
-    [
-        ("ALE/Brekout-v5", "envpool", "is not an Atari game: did you mean ALE/Breakout-v5"),
-        ("Pong-v5", "envpool", "is an Atari game: write 'ALE/Pong-v5'"),
-    ],
-)
-def test_wrong_ids_of_games(env_id, backend, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        make_env(env_id, 1, backend)
-
-
-@pytest.mark.parametrize(
     ("env_id", "game"),
     [
         ("BreakoutNoFrameskip-v4", "Breakout"),
+        ("Breakout-v5", "Breakout"),
         ("ALE/breakout-v5", "Breakout"),
         ("ALE/TicTacToe3D-v5", "TicTacToe3D"),
         ("ALE/MsPacman-v5", "MsPacman"),
@@ -283,43 +275,46 @@ def test_ids_of_games(env, env_id, game, backend):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"noop_max": "abc"}, "noop_max is 'abc': it must be a whole number"),
-        ({"repeat_action_probability": "high"}, "repeat_action_probability is 'high': it must be a number"),
-        ({"screen_size": [84, 84]}, "screen_size is .84, 84.: it must be a whole number"),
+        ({"env_id": "ALE/Brekout-v5"}, "is not an Atari game: did you mean ALE/Breakout-v5"),
+        ({"noop_max": "abc"}, "noop_max is 'abc': it must be at least 0"),
+        ({"repeat_action_probability": "high"}, "repeat_action_probability is 'high': it must be between 0"),
+        ({"screen_size": [84, 84]}, "screen_size is .84, 84.: it must be at least 1"),
         ({"continuous": True}, "continuous is not an option of Atari games: they are noop_max, frame_skip"),
         ({"fire_rest": True}, "fire_rest is not an option of Atari games: did you mean fire_reset"),
         ({"fire_reset": "maybe"}, "fire_reset is 'maybe': it must be true or false"),
         ({"frame_stack": 0}, "frame_stack is 0: it must be at least 1"),
-        ({"frame_skip": 0}, "frame_skip is 0: it must be at least 1"),
+        ({"frame_skip": 2.5}, "frame_skip is 2.5: it must be an integer"),
         ({"noop_max": -1}, "noop_max is -1: it must be at least 0"),
-        ({"max_episode_frames": 3}, "max_episode_frames is 3: it must be at least 4"),
-        (
-            {"repeat_action_probability": 1.0},
-            "repeat_action_probability is 1.0: it must be at least 0 and below 1",
-        ),
+        ({"repeat_action_probability": 1.5}, "repeat_action_probability is 1.5: it must be between 0 and 1"),
     ],
 )
-def test_wrong_options(options, sentence):
+def test_wrong_ids_and_options(options, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        make_env("ALE/Pong-v5", 1, "envpool", env_kwargs=options)
+        make_env(options.pop("env_id", "ALE/Pong-v5"), 1, "envpool", env_kwargs=options)
 
 
-def test_pictures_too_small_for_the_network_are_refused_before_training(fit):
-    with pytest.raises(
-        ConfigError, match="pictures of 30 x 30, and the body 'nature' needs 36 x 36 at least"
-    ):
-        fit(
-            {"env_id": "ALE/Pong-v5", "backend": "envpool", "env_kwargs": {"screen_size": 30}},
-            {"agent": CNNAgent},
-        )
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            {"env_kwargs": {"screen_size": 30}},
+            "pictures of 30 x 30, and the body 'nature' needs 36 x 36 at least",
+        ),
+        ({"transforms": [RewardClipping(-1, 1)]}, "transforms do not work with Atari"),
+    ],
+)
+def test_what_pictures_and_lives_do_not_allow_is_refused_before_training(fit, data, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        fit({"env_id": "ALE/Pong-v5", "backend": "envpool"} | data, {"agent": CNNAgent})
 
 
-def test_transforms_would_lose_the_lives_and_are_refused(fit):
-    with pytest.raises(ConfigError, match="transforms do not work with Atari"):
-        fit(
-            {"env_id": "ALE/Pong-v5", "backend": "envpool", "transforms": [RewardClipping(-1, 1)]},
-            {"agent": CNNAgent},
-        )
+@pytest.mark.parametrize(("ranks", "asked"), [(1, 0), (2, 0), (2, 3), (64, 0)])
+@pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "Pendulum-v1", "TicTacToe-v1"])
+def test_ranks_of_a_machine_share_the_cores(env, monkeypatch, env_id, ranks, asked):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    batch = env(env_id, 4, "envpool", env_kwargs={"num_threads": asked})
+    share = 0 if ranks == 1 else max(1, processors() // ranks)  # EnvPool replaces 0 by all cores
+    assert batch.envs.config["num_threads"] == min(asked or share, 4)
 
 
 # Networks

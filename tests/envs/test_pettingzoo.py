@@ -17,6 +17,7 @@ from ppo_lightning.algorithms.losses import gae
 from ppo_lightning.envs import EnvFactory, check_environment, make_env
 from ppo_lightning.envs.conformance import check_rollout, episodes_of, random_play
 from ppo_lightning.envs.pettingzoo import ParallelGamesEnv, import_pettingzoo
+from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.collector import RolloutCollector
@@ -35,6 +36,7 @@ class Mortals(ParallelEnv):
         self.truncates = truncates
         self.game = -1
         self.seeds = []
+        self.seen = []  # by players who live or just died
 
     def observation_space(self, agent):
         return spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -50,10 +52,9 @@ class Mortals(ParallelEnv):
         return self.observe(self.agents), {agent: {} for agent in self.agents}
 
     def observe(self, agents):
-        return {
-            agent: np.array([self.game, self.time, self.possible_agents.index(agent)], np.float32)
-            for agent in agents
-        }
+        rows = [[self.game, self.time, self.possible_agents.index(agent)] for agent in agents]
+        self.seen += rows
+        return {agent: np.array(row, np.float32) for agent, row in zip(agents, rows, strict=True)}
 
     def step(self, actions):
         assert set(actions) == set(self.agents)  # no action of a dead player
@@ -134,6 +135,13 @@ def collect(env, num_steps, seed=1):
     return RolloutCollector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed)).rollout()
 
 
+def returns(rollout):
+    """Return the advantages of a critic that always says 0, without discount."""
+    reward, terminated, done = (rollout["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
+    zero = torch.zeros_like(reward)
+    return gae(reward, zero, zero, terminated, done, 1.0, 1.0, rollout["sign"])[0]
+
+
 def cells(values, num_games, num_players):
     """Return one row of numbers per player, [game][player][step]."""
     return values.reshape(num_games, num_players, -1).int().tolist()
@@ -189,6 +197,18 @@ def test_players_who_die_at_different_steps_in_two_games():
     ]
     # One seed per game, at the first reset only. The second game is still in its second round.
     assert [game.seeds for game in games] == [[0, None, None], [3, None]]
+
+
+def test_dead_players_do_not_enter_the_statistics():
+    make, games = mortals((1, 3, 3), (2, 2, 4))
+    env = ParallelGamesEnv(make, list(range(6)))
+    agent = MLPAgent(*env.agent_specs, norm_obs=True)
+    collector = RolloutCollector(env, agent, 7, shard=Shard.whole(6, 1))
+    for _ in range(3):
+        collector.rollout()
+        seen = np.concatenate([game.seen for game in games])
+        assert agent.normalizer.count == len(seen)
+        np.testing.assert_allclose(agent.normalizer.mean, seen.mean(axis=0), rtol=1e-6)
 
 
 def test_a_time_limit_truncates():
@@ -252,6 +272,32 @@ def test_continuous_actions_and_options_of_the_game():
     assert rollout["next", "truncated"].squeeze(-1).sum(1).tolist() == [2] * 4
 
 
+@pytest.mark.parametrize(
+    ("env_id", "kind"),
+    [
+        ("pettingzoo/classic/connect_four_v3", TurnBasedGamesEnv),
+        ("pettingzoo.classic.connect_four_v3", TurnBasedGamesEnv),
+        ("classic/connect_four-v3", TurnBasedGamesEnv),
+        ("connect_four_v3", TurnBasedGamesEnv),
+        (connect_four_v3, TurnBasedGamesEnv),
+        ("rps_v2", ParallelGamesEnv),
+        ("mpe2.simple_spread_v3", ParallelGamesEnv),
+        ("pong_v3", PettingZooAtari),
+        ("atari/pong-v3", PettingZooAtari),
+        ("pettingzoo.atari.pong_v3", PettingZooAtari),
+    ],
+)
+def test_ids_as_pettingzoo_cleanrl_and_python_write_them(env_id, kind):
+    assert type(make_env(env_id, 6, "pettingzoo")) is kind
+
+
+def test_a_dotted_path_trains_and_another_backend_names_the_remedy(fit):
+    data = {"env_id": "pettingzoo.classic.tictactoe_v3", "num_envs": 2, "num_steps": 8, "total_timesteps": 16}
+    with pytest.raises(ConfigError, match=r"data.backend to 'pettingzoo'"):
+        fit(data)
+    assert fit(data | {"backend": "pettingzoo"}).env_steps == 16
+
+
 @pytest.mark.parametrize("backend", ["gymnasium", "pettingzoo"])
 def test_functions_make_games(backend):
     parallel = make_env(simple_spread_v3.parallel_env, 3, backend)
@@ -280,18 +326,7 @@ def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
     assert following["terminated"].flatten().tolist() == [False, False, False, True] * 2
     final = rewards[0]
     assert following["reward"].flatten().tolist() == [0, 0, 0, final] * 2
-    zero = torch.zeros(1, 8)
-    advantage, _ = gae(
-        following["reward"].squeeze(-1),
-        zero,
-        zero,
-        following["terminated"].squeeze(-1),
-        following["done"].squeeze(-1),
-        1.0,
-        1.0,
-        rollout["sign"],
-    )
-    assert advantage.flatten().tolist() == [final, -final, -final, final] * 2
+    assert returns(rollout).flatten().tolist() == [final, -final, -final, final] * 2
     assert following["episode_reward"].flatten().tolist()[3::4] == [final] * 2
 
 
@@ -300,8 +335,7 @@ def test_every_player_of_tictactoe_learns_the_result():
     rollout = collect(env, 200)
     following = rollout["next"]
     reward, terminated = following["reward"].squeeze(-1), following["terminated"].squeeze(-1)
-    zero = torch.zeros(2, 200)
-    advantage, _ = gae(reward, zero, zero, terminated, terminated, 1.0, 1.0, rollout["sign"])
+    advantage = returns(rollout)
     wins = 0
     for row in range(2):
         start = 0
@@ -400,11 +434,22 @@ class SharedView(Mortals):
         return dict.fromkeys(agents, np.array([self.game, self.time, 0], np.float32))
 
 
-def test_the_checks_find_nothing_in_players_of_one_game():
+class Walk(Mortals):
+    """All players walk away from a random place."""
+
+    def reset(self, seed=None, options=None):
+        self.place = np.random.default_rng(self.game if seed is None else seed).normal(size=3)
+        return super().reset(seed, options)
+
+    def observe(self, agents):
+        return dict.fromkeys(agents, (self.place + 5 * self.time).astype(np.float32))
+
+
+@pytest.mark.parametrize(("game", "deaths", "rows"), [(SharedView, (4, 7), 2), (Walk, (4, 7, 7), 6)])
+def test_the_checks_find_nothing_in_players_of_one_game(game, deaths, rows):
     """The players of a game share its first observation, and the dead repeat their last one."""
-    env = ParallelGamesEnv(lambda: SharedView((4, 7)), [1, 2])
-    rollout = collect(env, 70)
-    assert [*check_rollout(rollout, env.agent_specs[1])] == []
+    env = ParallelGamesEnv(lambda: game(deaths), list(range(rows)))
+    assert [*check_rollout(collect(env, 70), env.agent_specs[1])] == []
 
 
 @pytest.mark.parametrize("by_collector", [True, False])
@@ -419,22 +464,57 @@ def test_episodes_of_a_recording_leave_out_the_steps_of_the_dead(by_collector):
     assert rollout["next", "observation"][rows, end, 1].tolist() == length.tolist()
 
 
-def test_a_dead_player_is_no_autoreset():
-    class Walk(Mortals):
-        def reset(self, seed=None, options=None):
-            self.generator = np.random.default_rng(seed if seed is not None else self.game)
-            self.place = self.generator.normal(size=3)
-            return super().reset(seed, options)
-
-        def observe(self, agents):
-            return dict.fromkeys(agents, (self.place + 5 * self.time).astype(np.float32))
-
-    env = ParallelGamesEnv(lambda: Walk((4, 7, 7)), list(range(6)))
-    rollout = collect(env, 70)
-    assert [finding.check for finding in check_rollout(rollout, env.agent_specs[1])] == []
-
-
 @pytest.mark.parametrize("env_id", ["mpe2/simple_spread_v3", "pettingzoo/classic/connect_four_v3"])
 def test_check_env_finds_no_error(env_id):
     findings = check_environment(EnvFactory(env_id, "pettingzoo"), 6, 200, seconds=2).findings
     assert [str(finding) for finding in findings if finding.severity != "note"] == []
+
+
+class Wander(ParallelEnv):
+    """Players who move a common point, and end together where it leaves the field or, at a step, by force."""
+
+    metadata = {"name": "wander_v0"}  # noqa: RUF012
+    possible_agents = ("a", "b", "c")
+
+    def __init__(self, last_step):
+        self.last_step = last_step
+
+    def observation_space(self, agent):
+        return spaces.Box(-9, 9, (2,))
+
+    def action_space(self, agent):
+        return spaces.Box(-1, 1, (1,))
+
+    def all(self, value):
+        return dict.fromkeys(self.possible_agents, value)
+
+    def see(self):
+        return {
+            agent: np.array([self.place + self.generator.normal(), self.generator.normal()], np.float32)
+            for agent in self.agents
+        }
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.generator = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.place = self.time = 0
+        return self.see(), self.all({})
+
+    def step(self, actions):
+        self.time += 1
+        self.place += self.generator.normal() / 2 + sum(float(action[0]) for action in actions.values()) / 10
+        end = abs(self.place) > 4 or self.time == self.last_step
+        answer = self.see(), self.all(1.0), self.all(end), self.all(False), self.all({})
+        self.agents = [] if end else self.agents
+        return answer
+
+
+@pytest.mark.parametrize(("last_step", "alarms"), [(None, 0), (15, 5)])
+def test_the_end_of_a_game_counts_once_for_all_players(last_step, alarms):
+    found = 0
+    for i in range(5):
+        factory = EnvFactory(lambda: Wander(last_step))
+        findings = check_environment(factory, 6, 120 + 10 * i, seconds=3).findings
+        found += any(finding.check == "time limit" for finding in findings)
+    assert found == alarms

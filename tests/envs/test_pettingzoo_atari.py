@@ -96,7 +96,7 @@ def test_a_game_ends_for_both_players_and_a_new_one_starts():
 
 
 def test_the_time_limit_truncates_and_ends_no_other_game():
-    env = PettingZooAtari("atari/pong_v3", [1, 2, 3, 4], max_episode_frames=40)
+    env = PettingZooAtari("atari/pong_v3", [1, 2, 3, 4], max_episode_frames=41)
     env.reset_arrays()
     for _ in range(5):
         env.step_arrays(np.zeros(4, int))
@@ -152,7 +152,7 @@ def test_the_screen_of_the_first_game_is_rendered():
     [
         ("atari/pong_v2", 2, {}, "did you mean pong_v3"),
         ("atari/pong_v3", 3, {}, "multiple of the 2 players"),
-        ("atari/pong_v3", 2, {"max_episode_frames": 41}, "multiple of 4"),
+        ("atari/pong_v3", 2, {"max_episode_frames": 3}, "must be at least 4"),
         ("atari/pong_v3", 2, {"obs_type": "ram"}, "does not fit"),
         ("atari/pong_v3", 2, {"num_players": 3}, "does not fit"),
         ("atari/tennis_v3", 2, {"sticky": 0.25}, "does not fit"),

@@ -56,17 +56,55 @@ class TellsFinal(SelfResetting):
     tells_final = True
 
 
-def rollouts(kind, count=3):
+class InPlace(Clock):
+    """The same in buffers that each step writes again, and actions that it uses up."""
+
+    def __init__(self, num_envs=2):
+        super().__init__(num_envs)
+        self.seen, self.reward = torch.zeros(num_envs, 1), torch.zeros(num_envs)
+        self.never, self.over = torch.zeros(2, num_envs, dtype=torch.bool)
+
+    def see(self):
+        self.seen[:, 0] = self.time
+        return self.seen
+
+    def step_tensors(self, action):
+        action.fill_(9)
+        self.time += 1
+        self.reward[:] = self.time
+        self.over[:] = self.time >= self.limit
+        return TensorStep(self.see(), self.reward, self.never, self.over)
+
+
+class InPlaceSelfResetting(InPlace):
+    autoresets = True
+
+    def step_tensors(self, action):
+        step = super().step_tensors(action)
+        final = step.observation.clone()
+        self.time.masked_fill_(step.truncated, 0)
+        return step._replace(observation=self.see(), final_observation=final)
+
+
+def rollouts(kind, count=3, **options):
     env = kind()
     torch.manual_seed(1)
-    collector = TensorCollector(env, MLPAgent(*specs_of(env)), 5, shard=Shard.whole(env.num_envs, seed=1))
+    collector = TensorCollector(
+        env, MLPAgent(*specs_of(env), **options), 5, shard=Shard.whole(env.num_envs, seed=1)
+    )
     return [collector.rollout().clone() for _ in range(count)]
 
 
-def test_a_simulator_with_autoreset_gives_the_same_rollouts_with_final_observations():
-    for one, other in zip(rollouts(Clock), rollouts(TellsFinal), strict=True):
+@pytest.mark.parametrize("norm_obs", [False, True])
+@pytest.mark.parametrize("kind", [TellsFinal, InPlace, InPlaceSelfResetting])
+def test_autoreset_and_reused_tensors_give_the_same_rollouts(kind, norm_obs):
+    options = {"norm_obs": norm_obs}
+    for one, other in zip(rollouts(Clock, **options), rollouts(kind, **options), strict=True):
         for key, values in one.items(True, True):
             assert torch.equal(values, other[key]), key
+
+
+def test_a_rollout_by_hand():
     (first, *_) = rollouts(Clock)
     assert first["observation"][0, :, 0].tolist() == [0, 1, 2, 0, 1]
     assert first["next", "observation"][0, :, 0].tolist() == [1, 2, 3, 1, 2]

@@ -53,6 +53,12 @@ def test_initial_states_are_uniform_and_depend_on_seed_and_episode_alone():
     assert torch.equal(uniform(seeds[5:7], counts[5:7], 4), drawn[5:7])
 
 
+def test_episodes_of_an_environment_differ():
+    env = TorchEnv("CartPole-v1", [1, 2], max_episode_steps=3)
+    first = env.rollout(9, break_when_any_done=False)["observation"][:, ::3, 0]
+    assert first.unique().numel() == 6
+
+
 def test_known_bits():
     """First outputs of SplitMix64 from the state 0, as other programs give them."""
     # The seed 0 is mixed to 0, so that the sequence is that of the state 0.

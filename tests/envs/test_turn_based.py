@@ -108,11 +108,17 @@ def test_advantages_of_a_game_computed_by_hand():
 
 
 @pytest.mark.parametrize(
-    "env_id, message", [("SparrowMahjong-v1", "3 players"), ("TicTacTo-v1", "TicTacToe-v1")]
+    ("env_id", "options", "message"),
+    [
+        ("SparrowMahjong-v1", {}, "3 players"),
+        ("TicTacTo-v1", {}, "TicTacToe-v1"),
+        ("TicTacToe-v1", {"opening_moves": -1}, "opening_moves"),
+        ("TicTacToe-v1", {"opening_moves": "two"}, "opening_moves"),
+    ],
 )
-def test_unplayable_games_are_refused(env_id, message):
+def test_games_and_openings_that_cannot_be_played(env_id, options, message):
     with pytest.raises(ConfigError, match=message):
-        make_env(env_id, 2, backend="envpool")
+        make_env(env_id, 2, "envpool", env_kwargs=options)
 
 
 def test_a_memory_is_refused(fit):
@@ -184,12 +190,6 @@ def test_a_picture_shows_the_stones():
     red, blue = (200, 60, 50), (50, 90, 200)
     assert (colors[4], colors[0]) == ((red, blue) if first == 0 else (blue, red))
     assert len(set(colors)) == 3
-
-
-@pytest.mark.parametrize("moves", [-1, "two"])
-def test_wrong_openings(moves):
-    with pytest.raises(ConfigError, match="opening_moves"):
-        make_env("TicTacToe-v1", 2, "envpool", env_kwargs={"opening_moves": moves})
 
 
 def test_a_board_game_has_no_time_limit():

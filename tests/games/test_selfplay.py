@@ -1,65 +1,45 @@
 """Self-play: what the agent learns from both sides, ratings, and what is refused."""
 
 import functools
-from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 import yaml
 from gymnasium import spaces
-from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, SelfPlay
+from ppo_lightning import PPO, ConfigError, MLPAgent, SelfPlay
 from ppo_lightning.algorithms.run_log import episode_means
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.games.players import agent_player, make_player
 from ppo_lightning.games.tournament import play_games, probe_game
+from tests.helpers import ROOT, SaveAfter, weights
 
-ROOT = Path(__file__).parents[2]
-
-
-def fit(tmp_path, rollouts=6, ckpt_path=None, seed=1, env_id="TicTacToe-v1", data=None, **model):
-    """Train on TicTacToe and return the module and its Trainer."""
-    L.seed_everything(seed, verbose=False)
-    size = {"num_envs": 8, "num_steps": 16}
-    settings = {"backend": "envpool", "rollouts_per_epoch": 1} | size | (data or {})
-    datamodule = RolloutDataModule(env_id, total_timesteps=8 * 16 * rollouts, **settings)
-    algorithm = model.pop("algorithm", SelfPlay)
-    ratings = {"rating_games": 0} if algorithm is SelfPlay else {}
-    module = algorithm(**{"learning_rate": 1e-3, "agent": small_agent} | ratings | model)
-    trainer = L.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[ModelCheckpoint(tmp_path, save_top_k=-1, filename="{step}", save_last=True)],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(module, datamodule=datamodule, ckpt_path=ckpt_path)
-    return module, trainer
+TICTACTOE = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 8, "num_steps": 16}
 
 
-def small_agent(*specs):
-    return MLPAgent(*specs, hidden_sizes=(16,))
+@pytest.fixture
+def learn(fit):
+    """Return a function that trains a small agent, without ratings unless the options say so."""
+
+    def run(
+        rollouts=6, data=None, ppo=SelfPlay, rating_games=0, limit_val_batches=0, callbacks=None, **model
+    ):
+        data = TICTACTOE | {"total_timesteps": 128 * rollouts} | (data or {})
+        model |= {"rating_games": rating_games} if ppo is SelfPlay else {}
+        model = {"agent": functools.partial(MLPAgent, hidden_sizes=(16,)), "learning_rate": 1e-3} | model
+        return fit(data, model, ppo=ppo, limit_val_batches=limit_val_batches, callbacks=callbacks)
+
+    return run
 
 
-def flat(module):
-    return torch.nn.utils.parameters_to_vector(module.agent.parameters()).detach()
+def test_without_ratings_self_play_is_ppo(learn):
+    assert torch.equal(weights(learn()), weights(learn(ppo=PPO)))
 
 
-def test_without_ratings_self_play_is_ppo(tmp_path):
-    module, _ = fit(tmp_path / "selfplay")
-    ppo, _ = fit(tmp_path / "ppo", algorithm=PPO)
-    assert torch.equal(flat(module), flat(ppo))
-
-
-def test_returns_of_both_players_are_logged(tmp_path):
-    _, trainer = fit(tmp_path, rollouts=3)
-    metrics = trainer.callback_metrics
+def test_returns_of_both_players_are_logged(learn):
+    metrics = learn(3).trainer.callback_metrics
     first, second = (metrics[f"charts/episodic_return-player{i}"] for i in (0, 1))
     assert first == -second == metrics["charts/episodic_return"]
     assert metrics["charts/episodic_length-player1"] == metrics["charts/episodic_length"]
@@ -68,19 +48,16 @@ def test_returns_of_both_players_are_logged(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"env_id": "CartPole-v1", "data": {"backend": "gymnasium"}, "rating_games": 2},
-            "not a game of two players",
-        ),
+        ({"data": {"env_id": "CartPole-v1", "backend": "gymnasium"}}, "not a game of two players"),
         ({"rating_games": -1}, "rating_games"),
-        ({"rating_opponents": ["missing.ckpt"], "rating_games": 2}, "missing.ckpt"),
-        ({"rating_opponents": ["grandmaster"], "rating_games": 2}, "'grandmaster' is unknown"),
-        ({"rating_opponents": ["minimax:2"], "rating_games": 2, "env_id": "Hex-v1"}, "minimax plays"),
+        ({"rating_opponents": ["missing.ckpt"]}, "missing.ckpt"),
+        ({"rating_opponents": ["grandmaster"]}, "'grandmaster' is unknown"),
+        ({"rating_opponents": ["minimax:2"], "data": {"env_id": "Hex-v1"}}, "minimax plays"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(tmp_path, options, message):
+def test_settings_that_cannot_work_are_refused(learn, options, message):
     with pytest.raises(ConfigError, match=message):
-        fit(tmp_path, **options)
+        learn(**{"rating_games": 2} | options)
 
 
 def test_means_by_player():
@@ -100,21 +77,30 @@ def test_means_by_player():
     assert episode_means(episodes[:0]) == {}
 
 
-def test_a_validation_rates_the_agent(tmp_path):
-    fit(tmp_path / "other", rollouts=2)
-    other = str(tmp_path / "other/last.ckpt")
+def test_a_validation_rates_the_agent(learn, tmp_path):
+    other, last = str(tmp_path / "other.ckpt"), tmp_path / "last.ckpt"
+    learn(2, callbacks=[SaveAfter(other, 2)])
     options = {"rating_games": 20, "rating_opponents": ["minimax:1", "random", other]}
-    _, trainer = fit(tmp_path, rollouts=12, **options)
-    metrics = trainer.callback_metrics
+    trainer = learn(12, callbacks=[SaveAfter(last, 12)], limit_val_batches=1, **options).trainer
+    metrics = trainer.callback_metrics.copy()
     assert metrics["charts/elo_low"] < metrics["charts/elo"] < metrics["charts/elo_high"]
     for name in ("random", "minimax:1", other):
         shares = [metrics[f"charts/{outcome}-{name}"] for outcome in ("win", "draw", "loss")]
         assert sum(shares) == pytest.approx(1)
-    loaded = SelfPlay.load_from_checkpoint(tmp_path / "last.ckpt")
-    trainer.validate(loaded, datamodule=trainer.datamodule)
-    assert trainer.callback_metrics["charts/elo"] == metrics["charts/elo"]
-    trainer.test(loaded, datamodule=trainer.datamodule)
-    assert trainer.callback_metrics["charts/elo"] == metrics["charts/elo"]
+    loaded = SelfPlay.load_from_checkpoint(last)
+    for evaluate in (trainer.validate, trainer.test):
+        evaluate(loaded, datamodule=trainer.datamodule, verbose=False)
+        assert trainer.callback_metrics["charts/elo"] == metrics["charts/elo"]
+    loaded.hparams.rating_games = 100
+    loaded.hparams.rating_opponents = ()  # two players have a closed form, with one more draw
+    trainer.validate(loaded, datamodule=trainer.datamodule, verbose=False)
+    elo, *shares = (
+        trainer.callback_metrics[f"charts/{name}"]
+        for name in ("elo", *(f"{x}-random" for x in ("win", "draw", "loss")))
+    )
+    win, draw, loss = (100 * float(share) for share in shares)
+    assert win != loss
+    assert elo == pytest.approx(400 * np.log10((win + draw / 2 + 0.5) / (loss + draw / 2 + 0.5)), abs=1e-3)
 
 
 class GiftGame(BatchedEnv):
@@ -143,9 +129,6 @@ class GiftGame(BatchedEnv):
         self.mover = np.ones_like(self.mover)
         return self.observation(), reward, ends, np.zeros_like(ends)
 
-    def reseed(self, seeds):
-        pass
-
 
 class WithoutSign(PPO):
     """The reward of the opponent's last step counts as one's own."""
@@ -155,27 +138,21 @@ class WithoutSign(PPO):
         return super().advantages(rollout)
 
 
-def share_of_gifts(tmp_path, algorithm):
-    """Train on the game and return the probability that player 0 gives it to the opponent."""
-    data = {"backend": "gymnasium", "rollouts_per_epoch": 1000}
-    options = {"algorithm": algorithm, "ent_coef": 0.0, "learning_rate": 5e-3}
-    module, _ = fit(tmp_path, rollouts=20, env_id=lambda num_envs: GiftGame(num_envs), data=data, **options)
-    observation = torch.zeros(1, 2)
-    return module.agent.evaluate(observation, torch.ones(1, dtype=torch.int64)).log_prob.exp().item()
-
-
-def test_a_player_learns_from_the_reward_of_the_opponents_last_step(tmp_path):
-    assert share_of_gifts(tmp_path / "right", PPO) < 0.1
-    assert share_of_gifts(tmp_path / "wrong", WithoutSign) > 0.9
+@pytest.mark.parametrize(("ppo", "low", "high"), [(PPO, 0, 0.1), (WithoutSign, 0.9, 1)])
+def test_a_player_learns_from_the_reward_of_the_opponents_last_step(learn, ppo, low, high):
+    data = {"backend": "gymnasium", "env_id": lambda num_envs: GiftGame(num_envs)}
+    agent = learn(20, data, ppo, ent_coef=0.0, learning_rate=5e-3).agent
+    gift = agent.evaluate(torch.zeros(1, 2), torch.ones(1, dtype=torch.int64)).log_prob.exp().item()
+    assert low < gift < high
 
 
 @pytest.mark.slow
-def test_the_tictactoe_recipe_does_not_lose_against_perfect_play(tmp_path):
+def test_the_tictactoe_recipe_does_not_lose_against_perfect_play(learn):
     recipe = yaml.safe_load((ROOT / "configs/selfplay/tictactoe.yaml").read_text())
     settings = recipe["model"]["init_args"]
     settings |= {"agent": functools.partial(MLPAgent, **settings["agent"]["init_args"])}
-    data = {name: recipe["data"][name] for name in ("num_envs", "num_steps")} | {"rollouts_per_epoch": 1000}
-    module, _ = fit(tmp_path, rollouts=recipe["data"]["total_timesteps"] // (8 * 16), data=data, **settings)
+    data = {name: recipe["data"][name] for name in ("num_envs", "num_steps", "total_timesteps")}
+    agent = learn(data=data, **settings).agent
     factory = EnvFactory("TicTacToe-v1", "envpool")
     perfect = make_player("minimax:9", "TicTacToe-v1", probe_game(factory))
-    assert play_games(factory, agent_player(module.agent, deterministic=True), perfect, 1000).losses == 0
+    assert play_games(factory, agent_player(agent, deterministic=True), perfect, 1000).losses == 0

@@ -1,4 +1,6 @@
-"""Games between two players: minimax, sides, results."""
+"""Games between two players: minimax, sides, results, and Elo ratings."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -7,9 +9,8 @@ from gymnasium import spaces
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory
-from ppo_lightning.games.minimax import BOARDS, minimax_player, values
-from ppo_lightning.games.players import agent_player, make_player, random_player
-from ppo_lightning.games.tournament import play_games, probe_game, round_robin
+from ppo_lightning.games.players import BOARDS, agent_player, make_player, random_player, values
+from ppo_lightning.games.tournament import Outcomes, play_games, probe_game, rate, round_robin
 
 TICTACTOE = EnvFactory("TicTacToe-v1", "envpool")
 CONNECT_FOUR = EnvFactory("ConnectFour-v1", "envpool")
@@ -27,59 +28,60 @@ def connect_four(*rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "moves"),
+    ("depth", "rows", "moves"),
     [
-        (["XXX...."], {3}),  # wins
-        (["OOO...."], {3}),  # blocks
-        (["OOO....", "XXX...."], {3}),
-        (["X......", "X......", "X......"], {0}),
-        ([".O.....", ".OX....", ".OX...."], {1}),
-        (["OOO.XXX"], {3}),
+        (2, ["XXX...."], {3}),  # wins
+        (2, ["OOO...."], {3}),  # blocks
+        (2, ["OOO....", "XXX...."], {3}),
+        (2, ["X......", "X......", "X......"], {0}),
+        (2, [".O.....", ".OX....", ".OX...."], {1}),
+        (2, ["OOO.XXX"], {3}),
+        (1, ["OOO...."], set(range(7))),  # does not block
     ],
 )
-def test_minimax_of_depth_2_wins_and_blocks(rows, moves):
-    chosen = {
-        int(player("minimax:2", CONNECT_FOUR)(connect_four(*rows), np.random.default_rng(i))[0])
-        for i in range(20)
-    }
-    assert chosen == moves
+def test_minimax_looks_ahead(depth, rows, moves):
+    minimax = player(f"minimax:{depth}", CONNECT_FOUR)
+    assert {int(minimax(connect_four(*rows), np.random.default_rng(i))[0]) for i in range(50)} == moves
 
 
-def test_minimax_of_depth_1_does_not_block():
-    choices = {
-        int(minimax_player("ConnectFour-v1", 1)(connect_four("OOO...."), np.random.default_rng(i))[0])
-        for i in range(50)
-    }
-    assert choices == set(range(7))
+def test_minimax_prefers_early_wins():
+    """Two cells complete a row at once; after another move, the opponent blocks one of them only."""
+    board = BOARDS["TicTacToe-v1"]
+    own, other = (
+        sum(board.bit(*cell) for cell in cells) for cells in ([(0, 0), (0, 1), (1, 0)], [(1, 1), (2, 2)])
+    )
+    found = values(board, own, other, 9)
+    assert found[2] == found[6] == 1
+    assert found[5] == pytest.approx(0.99**2)
 
 
-def test_the_rules_of_minimax_are_those_of_the_game():
+@pytest.mark.parametrize("factory", [TICTACTOE, CONNECT_FOUR], ids=lambda factory: factory.env_id)
+def test_the_rules_of_minimax_are_those_of_the_game(factory):
     """A stone that minimax calls a win ends the real game."""
-    for factory in (TICTACTOE, CONNECT_FOUR):
-        env = factory.make(64, stream="eval")
-        board = BOARDS[factory.env_id]
-        cells = board.rows * board.columns
-        generator = np.random.default_rng(1)
-        observation = env.reset_arrays()
-        wins = 0
-        for _ in range(100):
-            legal = observation[:, : -2 * cells] > 0
-            action = np.array([generator.choice(np.flatnonzero(row)) for row in legal])
-            stones = observation[:, -2 * cells :].reshape(64, cells, 2) > 0
-            expected = []
-            for game in range(64):
-                own, other = (
-                    sum(board.bit(*divmod(int(cell), board.columns)) for cell in np.flatnonzero(plane))
-                    for plane in stones[game].T
-                )
-                value = values(board, own, other, 1).get(int(action[game]))
-                expected.append(value == 1)
-            observation, reward, *_ = env.step_arrays(action)
-            counts = env.valid
-            np.testing.assert_array_equal(reward[counts] == 1, np.array(expected)[counts])
-            wins += (reward == 1).sum()
-        assert wins > 50
-        env.close()
+    env = factory.make(64, stream="eval")
+    board = BOARDS[factory.env_id]
+    cells = board.rows * board.columns
+    generator = np.random.default_rng(1)
+    observation = env.reset_arrays()
+    wins = 0
+    for _ in range(100):
+        legal = observation[:, : -2 * cells] > 0
+        action = np.array([generator.choice(np.flatnonzero(row)) for row in legal])
+        stones = observation[:, -2 * cells :].reshape(64, cells, 2) > 0
+        expected = []
+        for game in range(64):
+            own, other = (
+                sum(board.bit(*divmod(int(cell), board.columns)) for cell in np.flatnonzero(plane))
+                for plane in stones[game].T
+            )
+            value = values(board, own, other, 1).get(int(action[game]))
+            expected.append(value == 1)
+        observation, reward, *_ = env.step_arrays(action)
+        counts = env.valid
+        np.testing.assert_array_equal(reward[counts] == 1, np.array(expected)[counts])
+        wins += (reward == 1).sum()
+    assert wins > 50
+    env.close()
 
 
 def test_perfect_players_draw_and_do_not_lose():
@@ -115,12 +117,12 @@ def test_each_pair_plays_once_and_ranks_share_the_pairs():
     assert not shares[0].keys() & shares[1].keys()
 
 
-def test_an_agent_plays_legal_moves():
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_agent_plays_legal_moves(deterministic):
     agent = MLPAgent(*TICTACTOE.specs(), hidden_sizes=(8,))
-    for deterministic in (False, True):
-        result = play_games(TICTACTOE, agent_player(agent, deterministic), player("minimax:9"), 50)
-        assert result.wins == 0  # an illegal move loses, a legal one cannot win
-        assert result.draws > 0 or deterministic
+    result = play_games(TICTACTOE, agent_player(agent, deterministic), player("minimax:9"), 50)
+    assert result.wins == 0  # an illegal move loses, a legal one cannot win
+    assert result.draws > 0 or deterministic
 
 
 class HigherNumberWins(BatchedEnv):
@@ -143,15 +145,8 @@ class HigherNumberWins(BatchedEnv):
         self.steps += 1
         own, other = action, action.reshape(-1, 2)[:, ::-1].ravel()
         done = self.steps == 3 + np.arange(self.num_envs) // 2 % 2
-        return (
-            self.reset_arrays(np.zeros(self.num_envs, bool)),
-            np.sign(own - other).astype(float),
-            done,
-            done & False,
-        )
-
-    def reseed(self, seeds):
-        pass
+        observation = self.reset_arrays(np.zeros(self.num_envs, bool))
+        return observation, np.sign(own - other).astype(float), done, done & False
 
 
 class Factory:
@@ -159,45 +154,29 @@ class Factory:
         return HigherNumberWins(list(range(num_envs)))
 
 
-def test_simultaneous_games_have_both_sides():
-    seen = []
+class Names:
+    """Player who names a number from a step on, and remembers what it saw."""
 
-    def high(observation, generator):
-        seen.extend(observation[:, 0].tolist())
-        return np.full(len(observation), 4)
+    def __init__(self, number, first_step=1):
+        self.number, self.first_step, self.seen = number, first_step, []
 
-    def low(observation, generator):
-        return np.zeros(len(observation), int)
+    def __call__(self, observation, generator):
+        self.seen.append(observation[:, 0].tolist())
+        return np.full(len(observation), self.number * (len(self.seen) >= self.first_step))
 
+
+def test_simultaneous_games_have_both_sides_which_change_after_each_game():
+    high, low = Names(4), Names(0)
     assert play_games(Factory(), high, low, 7) == (7, 0, 0)
+    assert high.seen[0] == [0, 1, 0, 1, 0, 1, 0]
+    assert low.seen[0] == [1, 0, 1, 0, 1, 0, 1]
     assert play_games(Factory(), low, high, 7) == (0, 0, 7)
     assert play_games(Factory(), low, low, 6) == (0, 6, 0)
-    assert set(seen) == {0.0, 1.0}
-
-
-def test_the_players_change_sides_after_each_game():
-    sides = []
-
-    def first(observation, generator):
-        sides.append(observation[:, 0].tolist())
-        return np.zeros(len(observation), int)
-
-    play_games(Factory(), first, lambda observation, generator: np.zeros(len(observation), int), 5)
-    assert sides[0] == [0.0, 1.0, 0.0, 1.0, 0.0]
 
 
 def test_each_game_counts_once():
     """Games last 3 and 4 steps: only the longer ones reach the step that the late player wins."""
-    calls = []
-
-    def late(observation, generator):
-        calls.append(1)
-        return np.full(len(observation), 4 * (len(calls) > 3))
-
-    def low(observation, generator):
-        return np.zeros(len(observation), int)
-
-    assert play_games(Factory(), late, low, 7) == (3, 4, 0)
+    assert play_games(Factory(), Names(4, first_step=4), Names(0), 7) == (3, 4, 0)
 
 
 @pytest.mark.parametrize(
@@ -219,3 +198,59 @@ def test_players_that_cannot_play_are_refused(name, factory, message):
 def test_random_play_needs_a_discrete_action():
     with pytest.raises(ConfigError, match="one discrete action"):
         random_player(EnvFactory("Pendulum-v1").make(2))
+
+
+# Ratings
+
+
+@pytest.mark.parametrize("counts", [(10, 0, 0), (3, 4, 5), (0, 0, 7), (0, 8, 0), (900, 50, 50), (1000, 0, 0)])
+def test_two_players_have_a_closed_form(counts):
+    """One drawn game is added to the games of a pair, so that unbeaten players have an interval."""
+    wins, draws, losses = counts
+    odds = (wins + draws / 2 + 0.5) / (losses + draws / 2 + 0.5)
+    ratings = rate({("a", "b"): Outcomes(*counts)}, anchor="b")
+    assert ratings["a"].elo == pytest.approx(400 * np.log10(odds), abs=1e-6)
+    assert ratings["b"].elo == 0
+    assert ratings["a"].low <= ratings["a"].elo <= ratings["a"].high
+    assert losses + draws or ratings["a"].low < ratings["a"].elo - 50
+
+
+def test_the_order_of_a_pair_and_of_the_pairs_and_the_anchor_do_not_matter():
+    forwards = {("a", "b"): Outcomes(7, 1, 2), ("b", "c"): Outcomes(6, 2, 2), ("a", "c"): Outcomes(9, 0, 1)}
+    backwards = {(second, first): Outcomes(*reversed(result)) for (first, second), result in forwards.items()}
+    by_a, by_c = (rate(results, anchor) for results, anchor in ((forwards, "a"), (backwards, "c")))
+    for name in "abc":
+        assert by_a[name].elo - by_a["c"].elo == pytest.approx(by_c[name].elo, abs=1e-6)
+    assert rate(forwards, "c") == rate(dict(reversed(forwards.items())), "c")
+
+
+def simulated(true, games, generator):
+    """Return the results of a round robin between players of known ratings."""
+    results = {}
+    for first, second in itertools.combinations(true, 2):
+        expected = 1 / (1 + 10 ** ((true[second] - true[first]) / 400))
+        wins = int(generator.binomial(games, expected))
+        results[first, second] = Outcomes(wins, 0, games - wins)
+    return results
+
+
+def test_ratings_of_simulated_games_are_recovered():
+    true = {"random": 0.0, "a": 250.0, "b": 400.0, "c": -100.0}
+    ratings = rate(simulated(true, 20_000, np.random.default_rng(1)), "random")
+    for name, value in true.items():
+        assert ratings[name].elo == pytest.approx(value, abs=8)
+
+
+def test_intervals_cover_the_true_rating():
+    true = {"random": 0.0, "a": 150.0, "b": 300.0}
+    generator = np.random.default_rng(2)
+    runs = [rate(simulated(true, 100, generator), "random", seed)["b"] for seed in range(60)]
+    covered = np.mean([run.low <= 300 <= run.high for run in runs])
+    assert covered >= 0.85
+    assert np.mean([run.high - run.low for run in runs]) < 150
+
+
+def test_the_rating_of_a_player_who_won_all_games_is_finite():
+    ratings = rate({("a", "b"): Outcomes(1000, 0, 0), ("b", "c"): Outcomes(1000, 0, 0)}, "c")
+    assert ratings["a"].elo > ratings["b"].elo > 1000
+    assert np.isfinite(ratings["a"].high)

@@ -93,7 +93,7 @@ class Painted(gymnasium.Env):
         return self.picture
 
 
-.mark.parametrize("shape", [(33, 31), (33, 31, 1), (33, 31, 3), (33, 31, 4)])
+@pytest.mark.parametrize("shape", [(33, 31), (33, 31, 1), (33, 31, 3), (33, 31, 4)])
 def test_gray_pictures_and_pictures_with_transparency_are_recorded(trained, tmp_path, shape):
     path = tmp_path / "video.gif"
     record_video(
