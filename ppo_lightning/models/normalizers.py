@@ -91,6 +91,8 @@ def summary_of(rows: Tensor, mask: Tensor | None = None) -> Tensor:
     ``mask`` selects the rows, [B] or [B, *shape] bool. None: all.
     """
     rows = rows.double()
+    if not len(rows):
+        return rows.new_zeros(3, *rows.shape[1:])
     if mask is None:
         variance, mean = torch.var_mean(rows, dim=0, correction=0)
         return torch.stack([torch.full_like(mean, len(rows)), mean, variance * len(rows)])
@@ -306,7 +308,7 @@ class ObservationNormalizer(Moments):
         # detail 28
         summaries: Sequence[Any] = [None] * len(batches)
         if update and collectives.world_size() == 1:
-            summaries = [summarize_array(batch) for batch in merged]
+            summaries = [summarize_array(batch) if len(batch) else None for batch in merged]
         elif update:
             ranks = summaries_of_ranks([torch.from_numpy(batch) for batch in merged])
             summaries = [
