@@ -7,6 +7,7 @@ from typing import Any
 from ppo_lightning.models.composite import MultiCategoricalHead
 from ppo_lightning.models.heads import GaussianHead
 from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.spaces.pictures import is_picture
 from ppo_lightning.spaces.specs import mask_columns
 
 Value = bool | float | int | str | list | None  # None: the detail does not concern the run
@@ -45,7 +46,7 @@ def _continuous(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
 
 
 def _pictures(value: Callable[[Any], Value]) -> Callable[[Any], Value]:
-    return lambda module: value(module) if len(module.data.specs.observation.shape) == 3 else None
+    return lambda module: value(module) if is_picture(module.data.specs.observation) else None
 
 
 def _separate(module: PolicyLearner) -> Value:

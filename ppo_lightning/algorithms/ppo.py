@@ -28,7 +28,8 @@ from ppo_lightning.algorithms.schedule import (
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
 from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import ActorCritic, Evaluation, MLPAgent
+from ppo_lightning.models import ActorCritic, Evaluation
+from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -71,7 +72,8 @@ class PPO(AgentModule):
             device, loss, gradients, clipping and Adam are one graph, and Lightning's hooks around the
             optimizer do not run. On several ranks, the loss is compiled. Weights equal those of the eager
             update to float tolerance.
-        agent: Makes the agent from the specs of observations and actions.
+        agent: Makes the agent from the specs of observations and actions. By default, CNNAgent for a picture,
+            otherwise MLPAgent.
 
     Raises:
         ConfigError: A number is out of its range, or the rollout cannot be split into these minibatches.
@@ -115,7 +117,7 @@ class PPO(AgentModule):
         bootstrap_truncated: bool = True,
         microbatch_size: Annotated[int | None, Range(1)] = None,
         compile: bool = False,
-        agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = MLPAgent,
+        agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = DefaultAgent,
     ) -> None:
         check_arguments(PPO.__init__, locals(), "model")
         if desired_kl is not None and anneal_lr:

@@ -31,8 +31,12 @@ class Predictor:
         # Name -> spec, in the order of the row.
         self._parts: dict[str, TensorSpec] = {name: part for name, part, _ in columns(spec)}
         # Parts whose shape in the environment is unknown: the spec has the number of values only.
-        choices = {name for name, part in self._parts.items() if isinstance(part, Categorical) and part.ndim}
-        self._flat = self._parts.keys() if hasattr(spec, "entry_sizes") else choices
+        unknown = {
+            name
+            for name, part in self._parts.items()
+            if (isinstance(part, Categorical) and part.ndim) or (not name and part.shape == (1,))
+        }
+        self._flat = self._parts.keys() if hasattr(spec, "entry_sizes") else unknown
 
     def __call__(
         self, agent: ActorCritic, observation: Any, deterministic: bool, memory: Tensor | None, first: Any
@@ -43,14 +47,17 @@ class Predictor:
             rows = observation if is_batch else observation[None]
         else:
             rows, is_batch = self.read(observation)
-        rows = rows.to(agent.device, self._stored.dtype)
-        if rows.is_floating_point() and not rows.isfinite().all():
+        if not self._stored.dtype.is_floating_point:
+            rows = rows.to(self._stored.dtype)
+        elif not rows.is_floating_point():
+            rows = rows.double()
+        if rows.is_floating_point() and not rows.float().isfinite().all():
             raise ConfigError(
                 "predict takes finite observations, and there is a NaN or an infinity among these."
             )
         memory = _start(agent, memory, first, len(rows))
         noise = None if deterministic else agent.noise((len(rows),)).to(agent.device)
-        chosen, _, _, memory = agent.act(agent.normalize(rows), noise, memory)
+        chosen, _, _, memory = agent.act(agent.normalize(rows).to(agent.device), noise, memory)
         actions: Any = agent.head.for_environment(chosen)
         if not isinstance(observation, Tensor):
             array = (actions if actions.ndim > 1 else actions.unsqueeze(-1)).numpy(force=True)

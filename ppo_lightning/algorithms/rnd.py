@@ -26,7 +26,8 @@ from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.spaces.specs import is_picture, stored
+from ppo_lightning.spaces.pictures import is_picture, read_picture
+from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.scans import discounted_sum
@@ -290,9 +291,11 @@ class Curiosity(nn.Module):
 
     def __init__(self, observation_spec: TensorSpec, critic_features: int) -> None:
         super().__init__()
-        shape = tuple(stored(observation_spec).shape)
-        last_frame = (3 if shape[0] % 3 == 0 else 1, *shape[1:])
-        shape = last_frame if is_picture(observation_spec) else (math.prod(shape),)
+        shape: tuple[int, ...] = (stored(observation_spec).shape.numel(),)
+        self.picture = read_picture(observation_spec) if is_picture(observation_spec) else None
+        if self.picture is not None:
+            channels, height, width = self.picture.size
+            shape = (3 if channels % 3 == 0 else 1, height, width)
         self.shape = shape
         self.normalizer = ObservationNormalizer(shape, clip=CLIP)
         self.reward_moments = Moments(())  # of the discounted sums of intrinsic rewards
@@ -304,7 +307,9 @@ class Curiosity(nn.Module):
 
     def view(self, observation: Tensor) -> Tensor:
         """Return what the networks see of stored observations [N, T, ...], [N, T, *shape]."""
-        return observation.flatten(2) if len(self.shape) == 1 else observation[:, :, -self.shape[0] :]
+        if self.picture is None:
+            return observation.flatten(2)
+        return self.picture(observation, num_batch_axes=2)[:, :, -self.shape[0] :]
 
     def error(self, observation: Tensor) -> Tensor:
         """Return the mean squared error of the predictor, [B].

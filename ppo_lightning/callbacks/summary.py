@@ -35,7 +35,8 @@ class RunSummary(Guard):
         data = pl_module.data
         if trainer.is_global_zero:
             size = sum(weight.numel() for weight in agent.parameters())
-            print(f"{type(agent).__name__}: {size} parameters")
+            reads = getattr(agent, "reads", "")
+            print(f"{type(agent).__name__}: {size} parameters{reads and f', {reads}'}")
             entries = getattr(agent, "entries", None)
             if entries is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)

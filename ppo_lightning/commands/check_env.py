@@ -6,8 +6,10 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from tensordict import TensorDictBase
 
-from ppo_lightning.envs.conformance import SEVERITIES, check_environment, episodes_of
+from ppo_lightning.envs.conformance import SEVERITIES, Finding, check_environment, episodes_of
 from ppo_lightning.envs.factory import BACKENDS
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
 
@@ -42,6 +44,15 @@ def main(args: Sequence[str]) -> None:
         data.factory, options.num_envs, options.steps, options.seconds
     )
     print(f"{options.env_id}, backend {options.backend}: {_describe(rollout)}")
+    if rollout is not None:
+        try:
+            agent = DefaultAgent(*data.factory.specs())
+            words = type(agent).__name__, agent.reads, str(agent.entries or "")
+            print(f"default agent: {', '.join(filter(None, words))}")
+        except ConfigError as error:
+            findings.append(
+                Finding("error", "agent", str(error), "A run without an agent of your own ends there.")
+            )
     for finding in findings:
         print(f"\n{finding.severity}: {finding.what}\n    {finding.remedy} [{finding.check}]")
     if rollout is not None:

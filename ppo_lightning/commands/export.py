@@ -45,7 +45,8 @@ def main(args: Sequence[str]) -> None:
         print(f"onnx: {path.resolve()}")
         if actor.columns is not None:
             print(f"input: {actor.inputs}")
-        difference = largest_difference(agent, path, random_observations(spec), actor.columns)
+        observations = random_observations(spec, normalizer=agent.normalizer)
+        difference = largest_difference(agent, path, observations, actor.columns)
         print(f"largest difference to PyTorch, random observations: {difference:.2g}")
     if options.hub is not None:
         video = not options.no_video

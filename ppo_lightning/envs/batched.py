@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -15,7 +16,7 @@ from torchrl.envs import EnvBase
 from ppo_lightning.envs.answers import check_observation
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.spaces.rows import from_row, to_row
+from ppo_lightning.spaces.rows import from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
     MASK,
     choice_counts,
@@ -137,9 +138,9 @@ class BatchedEnv(EnvBase):
     def empty_rows(self) -> np.ndarray:
         """Return zeros with the shape and dtype of the observations, [N, ...]."""
         spec = self.observation_spec_unbatched["observation"]
-        space = self.spaces[0]
-        is_box = isinstance(space, spaces.Box)
-        dtype = space.dtype if is_box else torch.empty(0, dtype=spec.dtype).numpy().dtype
+        dtype: Any = torch.empty(0, dtype=spec.dtype).numpy().dtype
+        if isinstance(self.spaces[0], spaces.Box) or spec.dtype.is_floating_point:
+            dtype = raw_dtype(self.spaces[0])  # statistics need its precision
         return np.zeros((self.num_envs, *spec.shape), dtype)
 
     @abstractmethod
@@ -315,3 +316,20 @@ def require_distinct(envs: Iterable[Any], name: str) -> None:
     bases = [env.unwrapped for env in envs]
     if len({id(base) for base in bases}) < len(bases):
         raise ConfigError(f"env_id makes the same {name} at each call: it must make a new one.")
+
+
+def actions_of(env: Any, attribute: str = "action_space") -> spaces.Space:
+    """Return the action space of an environment, with the bounds that a ``ClipAction`` around it hides.
+
+    Gymnasium's ``ClipAction`` declares infinite bounds. This package clips actions itself, and needs them.
+    """
+    inner = env
+    while isinstance(inner, gymnasium.Wrapper | gymnasium.vector.VectorWrapper):
+        if type(inner).__name__ == "ClipAction":
+            return getattr(inner.env, attribute)
+        if getattr(inner, attribute) is not getattr(inner.env, attribute):
+            break
+        inner = inner.env
+    if isinstance(inner, gymnasium.vector.SyncVectorEnv):
+        return actions_of(inner.envs[0])
+    return getattr(env, attribute)

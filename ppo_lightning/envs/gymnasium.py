@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.answers import check_parts, check_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of, require_distinct
+from ppo_lightning.envs.batched import BatchedEnv, actions_of, frame_rate, name_of, require_distinct
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
@@ -81,7 +81,7 @@ class GymnasiumEnv(BatchedEnv):
         self._env_id = env_id if isinstance(env_id, str) else name_of(first)
         require_distinct(self.envs, self._env_id)
         space = first.observation_space
-        actions = first.action_space
+        actions = actions_of(first)
         count = sum(choice_counts(spec_from_space(actions)))
         # Source of masks that are not part of the observations.
         self._mask_source: Literal["method", "info"] | None = None

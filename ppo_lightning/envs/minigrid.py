@@ -3,7 +3,8 @@
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.spaces.specs import MASK, SMALLEST_PICTURE
+from ppo_lightning.spaces.pictures import SMALLEST_PICTURE
+from ppo_lightning.spaces.specs import MASK
 
 CELL = (11, 6, 3)  # numbers of objects, colors and states (minigrid/core/constants.py)
 

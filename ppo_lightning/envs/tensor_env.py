@@ -186,6 +186,6 @@ class TensorEnv(EnvBase):
 
 def _joined(observation: Any, space: spaces.Space) -> Tensor:
     if not isinstance(space, spaces.Dict):
-        return observation
+        return observation.unsqueeze(-1) if space.shape == () else observation
     parts = [_joined(observation[name], part).flatten(1) for name, part in entries(space)]
     return torch.cat(parts, dim=1)

@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of
+from ppo_lightning.envs.batched import BatchedEnv, actions_of, frame_rate, name_of
 from ppo_lightning.errors import ConfigError, first_line, nearest
 from ppo_lightning.spaces.rows import from_row, to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts
@@ -70,7 +70,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         _adapted.add(envs.unwrapped)
         self.envs = envs
         self._mode = _mode(envs, self._name)
-        super().__init__(envs.single_observation_space, envs.single_action_space, seeds)
+        super().__init__(envs.single_observation_space, actions_of(envs, "single_action_space"), seeds)
         self.resets_late = self._mode is AutoresetMode.NEXT_STEP
         self._batched_space = batch_space(self.unjoined_space, num_envs)
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode

@@ -18,28 +18,33 @@ from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.video.record import record_video
 
 VIDEO = "replay.mp4"
-ACT = "action = agent.mode(observation)  # raw observations [B, ...]"
-ACT_WITH_MEMORY = """memory = agent.initial_memory(len(observation))  # zero at episode starts
-action, value, memory = agent.play(observation, memory)  # raw observations [B, ...]"""
 CARD = """---
-{header}
+{{ card_data }}
 ---
 
-# PPO on {env_id}
+# PPO on {{ data.env_id }}
 
-{result}, after {env_steps} environment steps of training.
-{video}
+{{ name | capitalize }} ({{ how }}): {{ result }}, after {{ env_steps }} environment steps of training.
+{% if video %}
+<video controls autoplay loop src="{{ video }}"></video>
+{% endif %}
 ```python
 from ppo_lightning.export import load_from_hub
 
 agent = load_from_hub("USER/NAME")  # or this folder
-{act}
+memory = agent.initial_memory(len(observation))  # at episode starts; None for an agent without a memory
+action, value, memory = agent.play(observation, memory)  # raw observations [B, ...]
 ```
-{inputs}
+{% if inputs %}
+The observations are rows of the entries that the actor reads: {{ inputs }}.
+{% endif %}{% if not has_value %}
+The value function, which reads other entries, is left out.
+{% endif %}
 | hyperparameter | |
 |---|---|
-{settings}
-"""
+{% for key, value in hyper_parameters.items() -%}
+| {{ key }} | {{ value }} |
+{% endfor %}"""
 
 
 def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = True) -> Path:
@@ -53,7 +58,7 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     Returns:
         The folder.
     """
-    safetensors = import_extra("safetensors.torch", extra="export")
+    hub, safetensors = (import_extra(name, "export") for name in ("huggingface_hub", "safetensors.torch"))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     agent = trained_agent(checkpoint)
@@ -61,70 +66,46 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     weights = {name: tensor.contiguous() for name, tensor in actor.agent.state_dict().items()}
     safetensors.save_file(weights, folder / WEIGHTS)
     data = {key: value for key, value in checkpoint["datamodule_hyper_parameters"].items() if key[0] != "_"}
-    training: dict[str, Any] = {}
-    if returns := checkpoint["episode_returns"]:
-        means = {"episodic_return": float(np.mean(returns)), "episodic_return_std": float(np.std(returns))}
-        training = means | {"episodes": len(returns)}
+    returns = checkpoint["episode_returns"]
+    means = {"episodic_return": np.mean(returns), "episodic_return_std": np.std(returns)} if returns else {}
     config = {key: checkpoint.get(key) for key in ("details", "seed", "env_steps", "evaluation")} | {
         VERSION: __version__,
         "agent": agent_to_plain(actor.agent, actor.observation_spec, spec_from_plain(agent.actions)),
         "data": data,
         "hyper_parameters": module_settings(checkpoint),
-        "training": training,
+        "training": {"episodes": len(returns)} | means,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=1, default=str) + "\n")
-    tag = ""
     if video:
         try:
             factory = EnvFactory(data["env_id"], data["backend"], data["env_kwargs"] or {})
             record_video(agent, factory, folder / VIDEO, seed=checkpoint["seed"], max_frames=1000)
-            tag = f'\n<video controls autoplay loop src="{VIDEO}"></video>\n'
         except Exception as error:  # an environment may raise anything
             print(f"no video: {first_line(error)}")
-    inputs = ""
-    if actor.columns is not None:
-        inputs = f"\nThe observations are rows of the entries that the actor reads: {actor.inputs}.\n"
-    if not actor.has_value:
-        inputs += "The value function, which reads other entries, is left out.\n"
-    (folder / "README.md").write_text(_card(config, tag, inputs))
-    return folder
-
-
-def _card(config: dict[str, Any], video: str, inputs: str) -> str:
-    hub = import_extra("huggingface_hub", extra="export")
-    env_id = str(config["data"]["env_id"])
+            video = False
     name, how = "return of the last training episodes", "sampled actions; no evaluation of these weights"
     if config["evaluation"]:
         name, how = "return of the last evaluation", "whole episodes, the most probable actions"
     result = "unknown"
-    if results := config["evaluation"] or config["training"]:
+    if results := config["evaluation"] or means:
         result = f"{results['episodic_return']:.2f} +/- {results['episodic_return_std']:.2f}"
-    task = "reinforcement-learning"
+    task, env_id = "reinforcement-learning", str(data["env_id"])
     header = hub.ModelCardData(
         library_name="ppo_lightning",
         tags=[env_id, "ppo", task, "pytorch-lightning", "torchrl"],
         model_name="PPO",
         eval_results=[hub.EvalResult(task, env_id, env_id, "mean_reward", result, metric_name=name)],
     )
-    return CARD.format(
-        header=header.to_yaml(),
-        env_id=env_id,
-        result=f"{name.capitalize()} ({how}): {result}",
-        env_steps=config["env_steps"],
-        video=video,
-        act=ACT_WITH_MEMORY if config["agent"]["init_args"].get("memory") else ACT,
-        inputs=inputs,
-        settings="\n".join(f"| {key} | {value} |" for key, value in config["hyper_parameters"].items()),
-    )
+    words: dict[str, Any] = {"name": name, "how": how, "result": result, "video": video and VIDEO}
+    words |= {"inputs": actor.columns and actor.inputs, "has_value": actor.has_value}
+    hub.ModelCard.from_template(header, template_str=CARD, **config | words).save(folder / "README.md")
+    return folder
 
 
 def load_from_hub(source: str | Path) -> ActorCritic:
-    """Load an agent from a folder of :func:`save_for_hub` or a repository of the Hub.
+    """Load an agent from a folder of :func:`save_for_hub`, or from a repository ``"user/name"`` of the Hub.
 
     No code from the source is executed.
-
-    Args:
-        source: A folder, or ``"user/name"``.
 
     Raises:
         ConfigError: The source does not exist, a file is damaged, or the agent's class is not imported.
@@ -141,20 +122,15 @@ def load_from_hub(source: str | Path) -> ActorCritic:
     return trained_agent(read_hub_folder(folder))
 
 
-def push_to_hub(folder: str | Path, repo_id: str, private: bool = False) -> str:
-    """Upload a folder of :func:`save_for_hub` and return its address.
-
-    Args:
-        folder: The folder.
-        repo_id: Repository, ``"user/name"``. The account is the one of ``hf auth login``.
-        private: Whether a new repository is private.
+def push_to_hub(folder: str | Path, repo_id: str) -> str:
+    """Upload a folder of :func:`save_for_hub` to ``"user/name"``, and return its address.
 
     Raises:
-        ConfigError: There is no network, no token, or no write permission.
+        ConfigError: There is no network, no token (``hf auth login``), or no write permission.
     """
     hub = import_extra("huggingface_hub", extra="export")
     try:
-        address = hub.create_repo(repo_id, private=private, exist_ok=True)
+        address = hub.create_repo(repo_id, exist_ok=True)
         hub.upload_folder(repo_id=repo_id, folder_path=folder)
     except Exception as error:  # network, proxy and server errors have many types
         raise ConfigError(

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrl.data import Categorical, Composite, TensorSpec
+from torchrl.data import Categorical, TensorSpec
 
 from ppo_lightning.errors import import_extra
 from ppo_lightning.export.actor import DeployedActor, deployed_actor
 from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.private import ONNX_REGISTRATION
 from ppo_lightning.spaces.entries import take_columns
 from ppo_lightning.spaces.specs import columns, mask_columns, stored
@@ -68,6 +69,7 @@ def to_onnx(module: Trained, path: str | Path) -> Path:
     ``next_memory``. If the actor reads some entries of the observation only, these are the input, see
     :func:`~ppo_lightning.export.actor.deployed_actor`. If the critic reads others, there is no
     ``state_value``.
+    If float32 would round raw observations, such as seconds since 1970, the input is float64.
 
     Args:
         module: A trained or loaded module, or the result of ``deployed_actor(agent, observation_spec)``.
@@ -88,7 +90,7 @@ def to_onnx(module: Trained, path: str | Path) -> Path:
     agent = copy.deepcopy(actor.agent).cpu()
     spec = stored(actor.observation_spec)
     memory = agent.initial_memory(2)
-    inputs = {"observation": torch.zeros(2, *spec.shape, dtype=spec.dtype)}
+    inputs = {"observation": torch.zeros(2, *spec.shape, dtype=_input_dtype(spec, agent.normalizer))}
     if memory is not None:
         inputs["memory"] = memory
     names = ["action", *["state_value"] * actor.has_value, *["next_memory"] * (memory is not None)]
@@ -137,6 +139,9 @@ def largest_difference(
     arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
     if columns is not None:
         arrays["observation"] = take_columns(observation, columns)
+    if observation.dtype.kind == "f":
+        double = session.get_inputs()[0].type == "tensor(double)"
+        arrays["observation"] = arrays["observation"].astype(np.float64 if double else np.float32)
     outputs = session.run(None, arrays)
     return max(
         float((np.abs(actual - reference) / (1 + np.abs(reference))).max())
@@ -144,25 +149,37 @@ def largest_difference(
     )
 
 
-def random_observations(spec: TensorSpec, seed: int = 0) -> np.ndarray:
-    """Draw observations that a spec allows: uniform bytes for pictures, normal numbers for vectors.
+def random_observations(
+    spec: TensorSpec, seed: int = 0, normalizer: ObservationNormalizer | None = None
+) -> np.ndarray:
+    """Draw observations [256, ...]: bytes and choices that a spec allows, and normal numbers.
 
     Args:
         spec: Spec of one environment.
         seed: Seed of the generator.
-
-    Returns:
-        Observations, [256, ...].
+        normalizer: Gives the numbers the mean and the standard deviation of training. Otherwise a network
+            might see clipped numbers only.
     """
-    generator = np.random.default_rng(seed)
-    if isinstance(spec, Composite | Categorical):
-        rows = stored(spec)
-        parts = [part.rand([NUM_CHECKS]).reshape(NUM_CHECKS, -1) for _, part, _ in columns(spec)]
-        row = torch.cat([part.to(rows.dtype) for part in parts], dim=1)
-        if (mask := mask_columns(spec)) is not None:
-            row[:, mask] = 1
-        return row.numpy()
-    shape = (NUM_CHECKS, *spec.shape)
-    if spec.dtype == torch.uint8:
-        return generator.integers(0, 256, shape, np.uint8)
-    return generator.normal(0, 3, shape).astype(torch.empty(0, dtype=spec.dtype).numpy().dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        parts = [_draw(part).flatten(1).double() for _, part, _ in columns(spec)]
+    rows = torch.cat(parts, dim=1).unflatten(1, stored(spec).shape)
+    if (mask := mask_columns(spec)) is not None:
+        rows[:, mask] = 1
+    if normalizer is not None:
+        rows = normalizer.raw(rows)
+    return rows.to(_input_dtype(spec, normalizer)).numpy()
+
+
+def _draw(part: TensorSpec) -> Tensor:
+    if isinstance(part, Categorical):
+        return part.rand([NUM_CHECKS]).reshape(NUM_CHECKS, -1)
+    shape = (NUM_CHECKS, part.shape.numel())
+    return torch.randint(0, 256, shape) if part.dtype == torch.uint8 else 3 * torch.randn(shape)
+
+
+def _input_dtype(spec: TensorSpec, normalizer: ObservationNormalizer | None) -> torch.dtype:
+    """Return float64 if float32 would round raw observations, otherwise the type in rollouts."""
+    dtype = stored(spec).dtype
+    is_rounded = dtype.is_floating_point and normalizer is not None and normalizer.is_beyond_float32
+    return torch.float64 if is_rounded else dtype

@@ -105,6 +105,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     in_keys = ("observation",)
     out_keys = ("action", "action_log_prob", "state_value")
+    reads = ""  # the observations in words, for the start line of a run
 
     def __init__(
         self,

@@ -75,16 +75,11 @@ def array_relu(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, 0)
 
 
-def array_elu(x: np.ndarray) -> np.ndarray:
-    """Return x where it is positive, and exp(x) - 1 elsewhere."""
-    return np.maximum(x, 0) + np.expm1(np.minimum(x, 0))
-
-
 # Functions of tensors and of arrays.
 ACTIVATIONS: dict[Activation, tuple[Callable[[Tensor], Tensor], ArrayFunction]] = {
     "tanh": (tanh, np.tanh),
     "relu": (torch.relu, array_relu),
-    "elu": (functional.elu, array_elu),
+    "elu": (functional.elu, lambda x: np.maximum(x, 0) + np.expm1(np.minimum(x, 0))),
 }
 
 

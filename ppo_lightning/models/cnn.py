@@ -3,31 +3,34 @@
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
-from torchrl.data import TensorSpec
+from torchrl.data import Categorical, Composite, TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.heads import HeadName
 from ppo_lightning.models.init import normed, orthogonal
 from ppo_lightning.models.memory import MemoryName
+from ppo_lightning.spaces.pictures import SMALLEST_PICTURE, Picture, describe_picture, read_picture
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 
-def scaled(observation: Tensor) -> Tensor:
-    """Scale byte pictures [B, C, H, W] to floats in [0, 1], in the layout channels last.
+def scaled(pictures: Tensor, largest: float = 255.0) -> Tensor:
+    """Divide pictures [B, C, H, W] by their largest value, in the layout channels last.
 
     Convolutions on the CPU are fastest in this layout.
     """
     # detail 22
     if torch.compiler.is_compiling():  # the compiler fuses this into one loop
-        return observation.to(dtype=torch.float32, memory_format=torch.channels_last) / 255
-    # [B, H, W, C], in a third of the time of a copy with another memory format.
-    pixels = torch.stack(observation.unbind(1), dim=-1)
-    return pixels.float().div_(255).permute(0, 3, 1, 2)
+        return pictures.to(dtype=torch.float32, memory_format=torch.channels_last) / largest
+    pixels = pictures.permute(0, 2, 3, 1)
+    if not pixels.is_contiguous():  # in a third of the time of a copy with another memory format
+        pixels = torch.stack(pictures.unbind(1), dim=-1)
+    return pixels.to(torch.float32, copy=True).div_(largest).permute(0, 3, 1, 2)
 
 
 def channels_last(network: nn.Module) -> nn.Module:
@@ -35,15 +38,36 @@ def channels_last(network: nn.Module) -> nn.Module:
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-class NatureCNN(nn.Module):
+class PictureBody(nn.Module):
+    """Base class of convolutional bodies: ``convolutions`` and ``linear``.
+
+    Args:
+        picture: Reading of the observations.
+    """
+
+    convolutions: nn.Module
+    linear: nn.Linear
+
+    def __init__(self, picture: Picture) -> None:
+        super().__init__()
+        self.picture = picture
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Map pictures [B, ...], or rows of their pixels, to features [B, F]."""
+        pixels = scaled(self.picture(observation), self.picture.largest)
+        return self.linear(self.convolutions(pixels)).relu()
+
+
+class NatureCNN(PictureBody):
     """Three convolutions and a linear layer.
 
     Source: Mnih et al., "Human-level control through deep reinforcement learning" (2015).
 
     Args:
-        channels: Channels C of the pictures [B, C, H, W], for Atari the stacked frames.
+        channels: Channels C, for Atari the stacked frames.
         height: Height H, at least 36 pixels.
         width: Width W, at least 36 pixels.
+        picture: Reading of the observations. None: byte pictures [B, C, H, W].
 
     Example:
         >>> NatureCNN(4, 84, 84)(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
@@ -53,8 +77,8 @@ class NatureCNN(nn.Module):
     out_features = 512
     microbatch_size = 128
 
-    def __init__(self, channels: int, height: int, width: int) -> None:
-        super().__init__()
+    def __init__(self, channels: int, height: int, width: int, picture: Picture | None = None) -> None:
+        super().__init__(picture or Picture((channels, height, width), (0, 1, 2)))
         # detail 21
         layers = nn.Sequential(
             orthogonal(nn.Conv2d(channels, 32, 8, stride=4), gain=math.sqrt(2)),
@@ -68,10 +92,6 @@ class NatureCNN(nn.Module):
         self.convolutions = channels_last(layers)
         size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
         self.linear = orthogonal(nn.Linear(size, self.out_features), gain=math.sqrt(2))
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Map byte pictures [B, C, H, W] to features [B, 512]."""
-        return self.linear(self.convolutions(scaled(observation))).relu()
 
 
 class Residual(nn.Module):
@@ -95,17 +115,18 @@ class Residual(nn.Module):
         return picture + self.second(self.first(picture.relu()).relu())
 
 
-class ImpalaCNN(nn.Module):
+class ImpalaCNN(PictureBody):
     """Three stages of a convolution, a max pooling and two residual blocks, followed by a linear layer.
 
     Source: Espeholt et al., "IMPALA" (2018), as used by Cobbe et al. for Procgen (2020), with PyTorch's
     initialization.
 
     Args:
-        channels: Channels C of the pictures [B, C, H, W].
+        channels: Channels C.
         height: Height H, pixels.
         width: Width W, pixels.
         widths: Channels of the stages.
+        picture: As for :class:`NatureCNN`.
 
     Example:
         >>> ImpalaCNN(3, 64, 64)(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape
@@ -116,9 +137,14 @@ class ImpalaCNN(nn.Module):
     microbatch_size = 64
 
     def __init__(
-        self, channels: int, height: int, width: int, widths: tuple[int, ...] = (16, 32, 32)
+        self,
+        channels: int,
+        height: int,
+        width: int,
+        widths: tuple[int, ...] = (16, 32, 32),
+        picture: Picture | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(picture or Picture((channels, height, width), (0, 1, 2)))
         # detail P1
         stages: list[nn.Module] = []
         for in_channels, out_channels in itertools.pairwise((channels, *widths)):
@@ -147,16 +173,12 @@ class ImpalaCNN(nn.Module):
                 normed(convolution, len(blocks) ** -0.25)
         normed(self.linear, 1.4)
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """Map byte pictures [B, C, H, W] to features [B, 256]."""
-        return self.linear(self.convolutions(scaled(observation))).relu()
-
 
 class CNNAgent(ActorCritic):
     """Agent for pictures, with one convolutional body for policy and value.
 
     Args:
-        observation_spec: Byte pictures, shape [C, H, W].
+        observation_spec: Pictures, whose axes :func:`~ppo_lightning.spaces.pictures.read_picture` reads.
         action_spec: Spec of the actions.
         body: ``nature`` (Atari) or ``impala`` (Procgen).
         shared: Use one body, and one memory, for policy and value instead of one body each. With false, the
@@ -167,8 +189,8 @@ class CNNAgent(ActorCritic):
         normed_init: Initialize the weights of each output with one norm, as PPG's authors do for ``impala``.
 
     Raises:
-        ConfigError: The observations are not byte pictures, or too small for the network, or ``normed_init``
-            is true for another body.
+        ConfigError: The observations are no pictures, or too small for the network, or ``normed_init`` is
+            true for another body.
 
     Example:
         >>> from torchrl.data import Categorical, Unbounded
@@ -189,38 +211,30 @@ class CNNAgent(ActorCritic):
         normed_init: bool = False,
     ) -> None:
         check_arguments(CNNAgent.__init__, locals(), "model.agent")
-        shape = tuple(observation_spec.shape)
-        if len(shape) != 3 or observation_spec.dtype != torch.uint8:
+        if isinstance(observation_spec, Composite | Categorical) or observation_spec.ndim < 2:
             raise ConfigError(
-                f"env_id has observations of shape {shape} and dtype {observation_spec.dtype}, and CNNAgent"
-                " takes pictures of bytes [channels, height, width] only: choose another environment, or an"
-                " agent for these observations."
+                "env_id has observations that are no picture, and CNNAgent takes one picture: set model.agent"
+                " to ppo_lightning.MLPAgent, which takes vectors, and dictionaries with pictures."
             )
-        if shape[2] < min(shape[:2]):
+        picture = read_picture(observation_spec)
+        if body == "nature" and min(picture.size[1:]) < SMALLEST_PICTURE:
             raise ConfigError(
-                f"env_id has pictures of shape {shape}, and CNNAgent takes [channels, height, width]: height"
-                " and width come last. Wrap the environment with gymnasium.wrappers.TransformObservation(env,"
-                " lambda picture: picture.transpose(2, 0, 1), gymnasium.spaces.Box(0, 255,"
-                f" {(shape[2], *shape[:2])}, numpy.uint8))."
+                f"env_id has pictures of {picture.size[1]} x {picture.size[2]}, and the body 'nature' needs"
+                f" {SMALLEST_PICTURE} x {SMALLEST_PICTURE} at least: set model.agent.body to impala."
             )
-        if body == "nature" and min(shape[1:]) < 36:
-            raise ConfigError(
-                f"env_id has pictures of {shape[1]} x {shape[2]}, and the body 'nature' needs 36 x 36 at"
-                " least."
-            )
-        network = functools.partial(NatureCNN if body == "nature" else ImpalaCNN, *shape)
+        if normed_init and body != "impala":
+            raise ConfigError("model.agent.normed_init is true: set model.agent.body to impala.")
+        network: Callable[[], PictureBody] = functools.partial(
+            NatureCNN if body == "nature" else ImpalaCNN, *picture.size, picture=picture
+        )
         shared = shared is None or shared
         super().__init__(action_spec, network, shared, head, memory=memory, memory_size=memory_size)
+        self.reads = describe_picture(picture.shape, body)
         if normed_init:
-            self._use_normed_weights()
+            for module in self.modules():
+                if isinstance(module, ImpalaCNN):
+                    module.use_normed_weights()
+            for layer in (*self.head.modules(), self.critic):
+                if isinstance(layer, nn.Linear):
+                    normed(layer, 0.1)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
-
-    def _use_normed_weights(self) -> None:
-        for network in (self.actor_body, self.critic_body):
-            if network is not None and not isinstance(network, ImpalaCNN):
-                raise ConfigError("model.agent.normed_init is true: set model.agent.body to impala.")
-            if network is not None:
-                network.use_normed_weights()
-        for layer in (*self.head.modules(), self.critic):
-            if isinstance(layer, nn.Linear):
-                normed(layer, 0.1)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,8 @@ from ppo_lightning.spaces.specs import choice_counts, columns
 class MultiCategoricalHead(DiscreteHead):
     """Independent categorical distributions, one per component.
 
-    Log-probabilities and entropies are summed over the components.
-
-    Args:
-        in_features: Width of the features.
-        action_spec: Spec of the actions: integers [K] with one number of choices per component, or bits [K].
+    Actions are integers [K] with a number of choices each, or bits [K]. Log-probabilities and entropies are
+    summed over the components.
 
     Example:
         >>> head = MultiCategoricalHead(8, MultiCategorical([3, 2]))
@@ -86,12 +82,7 @@ class MultiCategoricalHead(DiscreteHead):
 class CompositeHead(Head):
     """Independent distributions, one per entry of a dictionary or tuple.
 
-    An action is one row of floats.
-
-    Args:
-        in_features: Width of the features.
-        action_spec: Spec of the actions.
-        head: Distribution of the entries with continuous actions.
+    An action is one row of floats. ``head`` is the distribution of the entries with continuous actions.
 
     Example:
         >>> spec = Composite(arm=Categorical(3, shape=()), tool=MultiCategorical([2, 2]))
@@ -185,13 +176,7 @@ class CompositeHead(Head):
 
 
 def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> Head:
-    """Make the head for a spec of actions.
-
-    Args:
-        name: Name of the head, or a function of the other arguments that makes it. Only continuous actions
-            have a choice. None: the default.
-        in_features: Width of the features.
-        action_spec: Spec of the actions.
+    """Make the head for a spec of actions: the named one for continuous actions, None for the default.
 
     Raises:
         ConfigError: The head does not support these actions.
@@ -208,9 +193,6 @@ def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> He
         )
     if isinstance(action_spec, MultiCategorical | Binary):
         return MultiCategoricalHead(in_features, action_spec)
-    heads: dict[str, Callable[[int, TensorSpec], Head]] = {
-        "categorical": CategoricalHead,
-        "gaussian": GaussianHead,
-        "tanh_gaussian": TanhGaussianHead,
-    }
-    return heads[name or ("categorical" if kind == "discrete" else "gaussian")](in_features, action_spec)
+    if kind == "discrete":
+        return CategoricalHead(in_features, action_spec)
+    return (TanhGaussianHead if name == "tanh_gaussian" else GaussianHead)(in_features, action_spec)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, TensorSpec
 
 from ppo_lightning.models.cnn import NatureCNN
-from ppo_lightning.spaces.specs import choice_counts, columns, is_mask, is_picture, stored
+from ppo_lightning.spaces.pictures import is_picture, largest_value, read_picture
+from ppo_lightning.spaces.specs import choice_counts, columns, is_mask, stored
 
 
 class OneHot(nn.Module):
@@ -43,56 +44,36 @@ class Numbers(nn.Module):
 
     Args:
         size: Number of columns.
+        largest: Largest value of bytes, by which they are divided.
 
     Example:
         >>> Numbers(2)(torch.tensor([[1, 2]])).tolist()
         [[1.0, 2.0]]
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, largest: float = 1.0) -> None:
         super().__init__()
         self.out_features = size
+        self.largest = largest
 
     def forward(self, values: Tensor) -> Tensor:
         """Map numbers [B, K] of any dtype to floats [B, K]."""
-        return values.float()
-
-
-class Picture(nn.Module):
-    """A :class:`NatureCNN` for pictures in rows.
-
-    Args:
-        shape: Shape [C, H, W] or [H, W, C]. The smallest dimension is C.
-
-    Example:
-        >>> Picture(torch.Size([36, 36, 3]))(torch.zeros(2, 36 * 36 * 3)).shape
-        torch.Size([2, 512])
-    """
-
-    def __init__(self, shape: torch.Size) -> None:
-        super().__init__()
-        self.shape = shape
-        self.channels = shape.index(min(shape))
-        height, width = shape[:2] if self.channels == 2 else shape[1:]
-        self.network = NatureCNN(shape[self.channels], height, width)
-        self.out_features = self.network.out_features
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Map pictures [B, C * H * W], bytes or floats from 0 to 255, to features [B, 512]."""
-        return self.network(values.unflatten(-1, self.shape).movedim(1 + self.channels, 1))
+        return values.float() if self.largest == 1 else values.float() / self.largest
 
 
 class Encoders(nn.Module):
     """One encoder per part of an observation, followed by a body.
 
-    A discrete part is one-hot encoded, a picture goes through a :class:`NatureCNN`, and numbers are
-    unchanged. The action mask is excluded, because only the head uses it.
+    A discrete part is one-hot encoded, a picture goes through a :class:`NatureCNN`, bytes are divided by the
+    largest value of their space, and other numbers are unchanged. The action mask is excluded, because only
+    the head uses it.
 
     Args:
         observation_spec: Spec of one environment. :func:`~ppo_lightning.spaces.specs.columns` defines the
             columns.
         body: Makes the body from the total width of the encoded parts.
         names: Names of the parts to encode. None: all parts.
+        normalized: Whether numbers are normalized already.
 
     Example:
         >>> from torchrl.data import Composite, Unbounded
@@ -107,6 +88,7 @@ class Encoders(nn.Module):
         observation_spec: TensorSpec,
         body: Callable[[int], nn.Module],
         names: Collection[str] | None = None,
+        normalized: bool = False,
     ) -> None:
         super().__init__()
         parts = [
@@ -115,11 +97,11 @@ class Encoders(nn.Module):
             if not is_mask(name) and (names is None or name in names)
         ]
         self._size = stored(observation_spec).shape.numel()
-        self.encoders = nn.ModuleList(make_encoder(part) for part, _ in parts)
+        self.encoders = nn.ModuleList(make_encoder(part, normalized) for part, _ in parts)
         self._columns = [part_columns for _, part_columns in parts]
         self.body = body(sum(encoder.out_features for encoder in self.encoders))  # type: ignore[misc]
         self.out_features = self.body.out_features
-        if any(isinstance(encoder, Picture) for encoder in self.encoders):
+        if any(isinstance(encoder, NatureCNN) for encoder in self.encoders):
             self.microbatch_size = NatureCNN.microbatch_size
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -136,8 +118,12 @@ class Encoders(nn.Module):
         return self.body(torch.cat(parts, dim=-1))
 
 
-def make_encoder(spec: TensorSpec) -> nn.Module:
+def make_encoder(spec: TensorSpec, normalized: bool = False) -> nn.Module:
     """Make the encoder of a part of an observation."""
     if isinstance(spec, Categorical) and not isinstance(spec, Binary):
         return OneHot(choice_counts(spec))
-    return Picture(spec.shape) if is_picture(spec) else Numbers(spec.shape.numel())
+    if is_picture(spec):
+        picture = read_picture(spec)
+        return NatureCNN(*picture.size, picture)
+    are_bytes = spec.dtype == torch.uint8 and not normalized
+    return Numbers(spec.shape.numel(), largest_value(spec) if are_bytes else 1.0)

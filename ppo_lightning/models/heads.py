@@ -50,6 +50,8 @@ class Float32Linear(nn.Linear):
 class Head(nn.Module):
     """Base class of distributions over actions.
 
+    A subclass takes the width of the features and the spec of the actions.
+
     Args:
         in_features: Width of the features.
         out_features: Width of the linear layer that parametrizes the distribution.
@@ -71,14 +73,9 @@ class Head(nn.Module):
 
     @abstractmethod
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Draw the noise for :meth:`sample`.
+        """Draw the noise for :meth:`sample`, [*batch_shape, *noise_shape].
 
-        Args:
-            batch_shape: Shape of the batch.
-            generator: Random generator. None: PyTorch's default generator.
-
-        Returns:
-            Noise, [*batch_shape, *noise_shape].
+        Without a generator, PyTorch draws from its default one.
         """
 
     @abstractmethod
@@ -107,12 +104,7 @@ class Head(nn.Module):
     def evaluate(
         self, features: Tensor, action: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Parameters]:
-        """Evaluate given actions.
-
-        Args:
-            features: Features, [B, F].
-            action: Actions, [B, ...].
-            mask: Allowed discrete actions, [B, ``num_choices``] bool. None: all.
+        """Evaluate given actions [B, ...], with features and mask as for :meth:`sample`.
 
         Returns:
             Log-probabilities [B], entropies [B] in nats, and the parameters of the distribution.
@@ -120,12 +112,7 @@ class Head(nn.Module):
 
     @abstractmethod
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
-        """Return the Kullback-Leibler divergence KL(old || new), [B] in nats.
-
-        Args:
-            old: Parameters from :meth:`evaluate`.
-            new: Parameters from :meth:`evaluate`.
-        """
+        """Return the divergence KL(old || new) of parameters from :meth:`evaluate`, [B] in nats."""
 
     @abstractmethod
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -186,10 +173,6 @@ class DiscreteHead(Head):
 class CategoricalHead(DiscreteHead):
     """A categorical distribution over discrete actions.
 
-    Args:
-        in_features: Width of the features.
-        action_spec: Spec of the actions.
-
     Raises:
         ConfigError: The actions are one-hot encoded.
 
@@ -225,10 +208,6 @@ class GaussianHead(Head):
 
     The head does not clip actions, and a rollout stores them unclipped. Only the environment clips. The
     log-probability must belong to the sampled action (pitfall vwxyzjn/cleanrl#240).
-
-    Args:
-        in_features: Width of the features.
-        action_spec: Spec of the actions, shape [A] with finite bounds.
 
     Raises:
         ConfigError: The actions are not a vector, or their bounds are infinite, empty or of very different
@@ -311,10 +290,6 @@ class TanhGaussianHead(GaussianHead):
     1e-6 of the half width, so that it is always finite. The entropy is that of the normal distribution before
     tanh, because the squashed distribution has no closed form.
 
-    Args:
-        in_features: Width of the features.
-        action_spec: Spec of the actions, shape [A] with finite bounds.
-
     Example:
         >>> head = TanhGaussianHead(8, Bounded(-1.0, 1.0, shape=(2,)))
         >>> bool((head.sample(torch.zeros(4, 8), head.noise((4,)))[0].abs() <= 1).all())
@@ -349,27 +324,35 @@ def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]
     Raises:
         ConfigError: A Gaussian cannot represent the actions.
     """
-    if len(spec.shape) != 1 or not spec.dtype.is_floating_point:
+    shape, low, high = tuple(spec.shape), -1, 1
+    if isinstance(spec, Bounded) and shape != (0,):
+        low, high = spec.space.low.min().item(), spec.space.high.max().item()
+    if len(shape) != 1 or not shape[0] or not spec.dtype.is_floating_point:
+        dtype = str(spec.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"env_id has actions of shape {tuple(spec.shape)} and dtype {spec.dtype}: PPO needs vectors of"
-            " floats."
+            f"env_id has actions of shape {shape} and dtype {dtype}, and PPO needs a vector of floats:"
+            f" use gymnasium.wrappers.TransformAction(env, lambda action: numpy.resize(action, {shape})"
+            f".astype({dtype!r}), gymnasium.spaces.Box({low}, {high}, ({max(1, math.prod(shape))},)))."
         )
-    wrap = "wrap it in gymnasium.wrappers.RescaleAction"
     if not isinstance(spec, Bounded):
         raise ConfigError(
-            f"env_id has actions without finite bounds, which a Gaussian cannot be clipped to: {wrap}."
+            "env_id has actions without finite bounds, to which a Gaussian is clipped: declare them by"
+            " gymnasium.wrappers.TransformAction(env, lambda action: action, gymnasium.spaces.Box(-1, 1,"
+            f" {shape})), without a ClipAction around it."
         )
-    low = spec.space.low.clone()
-    high = spec.space.high.clone()
-    width = high - low
+    lows, highs = spec.space.low.clone(), spec.space.high.clone()
+    width = highs - lows
     if not (width > 0).all():
         index = int((width <= 0).int().argmax())
         raise ConfigError(
-            f"env_id has action bounds [{low[index]:g}, {high[index]:g}] in component {index}: {wrap}."
+            f"env_id has action bounds [{lows[index]:g}, {highs[index]:g}] in component {index}: use"
+            " gymnasium.wrappers.TransformAction(env, lambda action: numpy.clip(action, env.action_space.low,"
+            f" env.action_space.high), gymnasium.spaces.Box(-1, 1, {shape}))."
         )
     if width.max() > width_ratio * width.min():
         raise ConfigError(
             f"env_id has action bounds of unequal widths, from {width.min():g} to {width.max():g}, and a"
-            f" Gaussian starts with the standard deviation 1 in all components: {wrap}."
+            " Gaussian starts with the standard deviation 1 in all components: wrap it in"
+            " gymnasium.wrappers.RescaleAction(env, -1, 1)."
         )
-    return low, high
+    return lows, highs

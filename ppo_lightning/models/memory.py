@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ppo_lightning.utils.scans import LinearRecurrence
 
@@ -18,6 +17,8 @@ ArrayStep = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 class Memory(nn.Module):
     """Base class of recurrent layers with a state in one row [M] per environment, zero at episode starts.
+
+    A subclass takes the width F of the features and the width H of the output.
 
     Args:
         cell: Layer with all weights.
@@ -84,10 +85,6 @@ class KernelMemory(Memory):
     longest. With resets this is 1.5 to 8 times as fast as a packed sequence, for which PyTorch has no fused
     CPU kernel. If the padding exceeded three times the data, segments are grouped by length instead. The
     padding is not returned.
-
-    Args:
-        cell: The layer of PyTorch, with H outputs.
-        state_size: Width M of the state.
     """
 
     traceable = False
@@ -99,19 +96,9 @@ class KernelMemory(Memory):
         """Convert states [1, S, M] to the kernel's format."""
         return state
 
-    def _gates(self, features: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shares of features [B, F] and hidden state [B, H] in the gates, each [B, G]."""
-        cell = self.cell
-        return (
-            F.linear(features.float(), cell.weight_ih_l0, cell.bias_ih_l0),
-            F.linear(hidden, cell.weight_hh_l0, cell.bias_hh_l0),
-        )
-
     def _arrays(self) -> tuple[np.ndarray, ...]:
         """Return views of the weights [F, G] and [H, G] and of the biases [G]."""
-        cell = self.cell
-        weights = (weight.detach().numpy().T for weight in (cell.weight_ih_l0, cell.weight_hh_l0))
-        return *weights, cell.bias_ih_l0.detach().numpy(), cell.bias_hh_l0.detach().numpy()
+        return tuple(weight.detach().numpy().T for weight in self.cell.all_weights[0])
 
     @torch.compiler.disable
     def forward(self, features: Tensor, state: Tensor, is_init: Tensor) -> Tensor:
@@ -141,13 +128,7 @@ class KernelMemory(Memory):
     def _run_segments(
         self, rows: Tensor, first: Tensor, lengths: Tensor, start: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run segments of rows in parallel.
-
-        Args:
-            rows: Features of all steps, [n * T, F].
-            first: First row of each segment, [S].
-            lengths: Number of steps of each segment, [S].
-            start: Initial state of each segment, [S, M].
+        """Run segments of rows [n * T, F] in parallel, given their first rows, lengths [S] and states [S, M].
 
         Returns:
             Output of the R rows in these segments, [R, H], and their indices [R].
@@ -164,10 +145,6 @@ class KernelMemory(Memory):
 
 class LSTM(KernelMemory):
     """A long short-term memory. The state is the hidden state followed by the cell state, M = 2 H.
-
-    Args:
-        in_features: Width F of the features.
-        out_features: Width H of the output.
 
     Example:
         >>> LSTM(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 16), torch.zeros(2, 5) > 0).shape
@@ -186,11 +163,8 @@ class LSTM(KernelMemory):
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Advance by one step, see :meth:`Memory.step`."""
         with torch.autocast(features.device.type, enabled=False):
-            hidden, cell_state = state.chunk(2, dim=1)
-            inputs, recurrent = self._gates(features, hidden)
-            i, f, g, o = (inputs + recurrent).chunk(4, dim=1)
-            cell_state = f.sigmoid() * cell_state + i.sigmoid() * g.tanh()
-            hidden = o.sigmoid() * cell_state.tanh()
+            parts = state.chunk(2, dim=1)
+            hidden, cell_state = torch.lstm_cell(features.float(), parts, *self.cell.all_weights[0])
         return hidden, torch.cat([hidden, cell_state], dim=1)
 
     def array_step(self) -> ArrayStep:
@@ -215,10 +189,6 @@ class LSTM(KernelMemory):
 class GRU(KernelMemory):
     """A gated recurrent unit. The state is the hidden state, M = H.
 
-    Args:
-        in_features: Width F of the features.
-        out_features: Width H of the output.
-
     Example:
         >>> GRU(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 8), torch.zeros(2, 5) > 0).shape
         torch.Size([2, 5, 8])
@@ -232,11 +202,7 @@ class GRU(KernelMemory):
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Advance by one step, see :meth:`Memory.step`."""
         with torch.autocast(features.device.type, enabled=False):
-            (r, z, n), (recurrent_r, recurrent_z, recurrent_n) = (
-                gates.chunk(3, dim=1) for gates in self._gates(features, state)
-            )
-            n = (n + (r + recurrent_r).sigmoid() * recurrent_n).tanh()
-            hidden = n + (z + recurrent_z).sigmoid() * (state - n)
+            hidden = torch.gru_cell(features.float(), state, *self.cell.all_weights[0])
         return hidden, hidden
 
     def array_step(self) -> ArrayStep:
@@ -270,10 +236,6 @@ class MinGRU(Memory):
     that depends on present and past features together is hard to learn (docs/memory.md).
 
     Source: Feng et al., "Were RNNs All We Needed?" (2024).
-
-    Args:
-        in_features: Width F of the features.
-        out_features: Width H of the output.
 
     Example:
         >>> MinGRU(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 8), torch.zeros(2, 5) > 0).shape

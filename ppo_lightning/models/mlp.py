@@ -18,13 +18,8 @@ from ppo_lightning.models.heads import INVALID, GaussianHead, HeadName
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.spaces.entries import choose_entries, describe, row_columns
-from ppo_lightning.spaces.specs import (
-    has_numbers_only,
-    is_picture,
-    mask_columns,
-    not_measured,
-    stored,
-)
+from ppo_lightning.spaces.pictures import is_picture
+from ppo_lightning.spaces.specs import has_numbers_only, mask_columns, not_measured, stored
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 
@@ -87,9 +82,8 @@ class MLPAgent(ActorCritic):
         check_arguments(MLPAgent.__init__, locals(), "model.agent")
         if is_picture(observation_spec):
             raise ConfigError(
-                f"env_id has observations of shape {tuple(observation_spec.shape)} and dtype"
-                f" {observation_spec.dtype}, and MLPAgent takes pictures beside other parts only: set"
-                " model.agent to ppo_lightning.CNNAgent, which takes pictures [channels, height, width]."
+                f"env_id has pictures of shape {tuple(observation_spec.shape)}, and MLPAgent takes pictures"
+                " beside other parts only: set model.agent to ppo_lightning.CNNAgent."
             )
         entries = choose_entries(observation_spec, actor_keys, critic_keys)
         separate = entries is not None and entries.actor != entries.critic
@@ -128,7 +122,7 @@ class MLPAgent(ActorCritic):
         def make_body(network: Callable[..., nn.Module], names: Collection[str] | None) -> nn.Module:
             if has_numbers_only(observation_spec):
                 return network(shape[0], columns=row_columns(observation_spec, names or ()))
-            return Encoders(observation_spec, network, names)
+            return Encoders(observation_spec, network, names, normalized=norm_obs)
 
         excluded = not_measured(observation_spec)
         super().__init__(

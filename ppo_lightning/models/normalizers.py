@@ -25,6 +25,7 @@ from ppo_lightning.utils.scans import discounted_sum
 
 EPSILON = 1e-8  # added to a variance before the square root
 CLIP = 10.0  # as in all reference implementations
+EXACT = 2**24  # float32 has all integers up to this one
 PART = 2**20  # numbers that `merge_rows` merges at once
 
 
@@ -85,11 +86,9 @@ def deviation(count: Tensor, m2: Tensor) -> Tensor:
 
 
 def summary_of(rows: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Summarize rows without a synchronization, [3, *shape] float64.
+    """Summarize rows [B, *shape] without a synchronization, [3, *shape] float64.
 
-    Args:
-        rows: Rows, [B, *shape].
-        mask: Rows to summarize, [B] or [B, *shape] bool. None: all.
+    ``mask`` selects the rows, [B] or [B, *shape] bool. None: all.
     """
     rows = rows.double()
     if mask is None:
@@ -130,11 +129,7 @@ def summaries_of_ranks(batches: Sequence[Tensor]) -> list[Tensor]:
 def merge_rows(moments: Moments, rows: Tensor) -> None:
     """Merge rows of all ranks into statistics.
 
-    With several ranks this is a collective. The number of rows may differ between ranks.
-
-    Args:
-        moments: Statistics, updated in place.
-        rows: Rows of this rank, [B, *shape].
+    With several ranks this is a collective. The number of rows [B, *shape] may differ between ranks.
     """
     local = moments.mean.new_zeros(3, *moments.mean.shape)
     rows_at_once = max(1, PART // max(1, moments.mean.numel()))  # as float64, pictures take eightfold memory
@@ -146,8 +141,7 @@ def merge_rows(moments: Moments, rows: Tensor) -> None:
 class ArrayMoments:
     """Copy of statistics as NumPy arrays, for loops that run thousands of times per second.
 
-    Args:
-        moments: Statistics to copy. They change only with :meth:`store`.
+    The statistics change only with :meth:`store`.
 
     Example:
         >>> moments = Moments((1,))
@@ -203,8 +197,7 @@ def summarize_array(batch: np.ndarray) -> tuple[float, np.ndarray, np.ndarray | 
 class TensorMoments:
     """Copy of statistics of observations as tensors on their device, for environments that step tensors.
 
-    Args:
-        normalizer: Normalizer whose statistics are copied. They change only with :meth:`store`.
+    The statistics change only with :meth:`store`.
 
     Example:
         >>> moments = TensorMoments(ObservationNormalizer((1,)))
@@ -277,6 +270,18 @@ class ObservationNormalizer(Moments):
         for excluded in self.leave:
             normalized[..., excluded] = observation[..., excluded]
         return normalized
+
+    @property
+    def is_beyond_float32(self) -> bool:
+        """Whether float32 would round raw observations."""
+        return bool((self.mean.abs() + self.clip * self.std).max() > EXACT)
+
+    def raw(self, normalized: Tensor) -> Tensor:
+        """Return the raw observations of normalized ones."""
+        raw = self.mean + self.std * normalized
+        for excluded in self.leave:
+            raw[..., excluded] = normalized[..., excluded]
+        return raw
 
     def normalize_arrays(
         self,

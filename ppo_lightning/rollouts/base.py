@@ -1,6 +1,7 @@
 """Base class of the collectors."""
 
 import dataclasses
+import warnings
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.models.normalizers import EXACT, RewardScaler
 from ppo_lightning.utils.seeding import Shard
 from ppo_lightning.utils.watch import StepWatch
 
@@ -71,6 +72,7 @@ class Collector(BaseCollector):
         self._watch = StepWatch(step_timeout)
         self._observation: Any = None  # normalized, of the running episodes
         self._memory: Any = self._initial_memory()
+        self._rounding_known = deterministic  # an evaluation repeats what training said
         self._sums: dict[str, Any] = {}  # name -> sums along the running episodes, [N] float64
 
     @abstractmethod
@@ -92,7 +94,22 @@ class Collector(BaseCollector):
                 rollout = self.rollout()
             except SystemExit as error:
                 raise RuntimeError(f"An environment of data.env_id raised {error!r}.") from error
+            self._warn_of_rounding(rollout["observation"])
             yield rollout
+
+    def _warn_of_rounding(self, observation: Tensor) -> None:
+        """Warn once if float32 rounds raw observations of a rollout."""
+        if self._rounding_known or observation.dtype.itemsize < 4 or self.agent.normalizer is not None:
+            return
+        largest = observation.abs().max()
+        if largest > EXACT:
+            self._rounding_known = True
+            warnings.warn(
+                f"data.env_id has observations up to {largest.item():.3g}, and float32 rounds numbers beyond"
+                f" {EXACT}: set model.agent.norm_obs to true, which normalizes the exact numbers, or subtract"
+                " a constant in the environment.",
+                stacklevel=2,
+            )
 
     def draw_noise(self) -> Tensor:
         """Draw the action noise of a rollout, [T, N, ...] on the CPU.

@@ -9,7 +9,8 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.spaces.specs import columns, is_mask, is_picture
+from ppo_lightning.spaces.pictures import describe_picture, is_picture
+from ppo_lightning.spaces.specs import columns, is_mask, stored
 
 PRIVILEGED = "privileged_"  # prefix of the entries that only a simulator knows
 Rows = TypeVar("Rows", Tensor, np.ndarray)
@@ -48,16 +49,14 @@ def describe(entries: dict[str, int], pictures: Mapping[str, Sequence[int]] = {}
     """
     sizes: dict[str, object] = {**entries}
     for name, shape in pictures.items():
-        sizes[name] = f"{' x '.join(map(str, shape))} picture, Nature network"
+        sizes[name] = describe_picture(shape, "nature")
     return ", ".join(f"{name} ({sizes[name]})" for name in entries)
 
 
 def entry_columns(spec: TensorSpec) -> dict[str, slice]:
     """Return the columns of each named entry of an observation in its row, without the action mask.
 
-    Args:
-        spec: Spec of one environment. Dots join the names of nested entries. An observation without names,
-            such as a ``Box``, has no entries.
+    An observation without names, such as a ``Box``, has no entries.
     """
     return {name: place for name, _, place in columns(spec) if name and not is_mask(name)}
 
@@ -111,12 +110,8 @@ def _matching(known: Iterable[str], field: str, keys: Sequence[str]) -> set[str]
 def row_columns(spec: TensorSpec, names: Collection[str]) -> list[slice] | None:
     """Return the columns of some entries in the row, merged where they are adjacent.
 
-    Args:
-        spec: Spec of one environment.
-        names: Names of entries.
-
     Returns:
-        Slices in the order of the row. None: all entries, or an observation without names.
+        Slices in the order of the row. None: all columns, or an observation without names.
     """
     places = entry_columns(spec)
     merged: list[slice] = []
@@ -126,7 +121,7 @@ def row_columns(spec: TensorSpec, names: Collection[str]) -> list[slice] | None:
         if merged and merged[-1].stop == place.start:
             place = slice(merged.pop().start, place.stop)
         merged.append(place)
-    whole = slice(0, max((place.stop for place in places.values()), default=0))
+    whole = slice(0, stored(spec).shape.numel())  # with the action mask
     return None if merged in ([], [whole]) else merged
 
 
@@ -142,10 +137,6 @@ def restricted_spec(spec: TensorSpec, names: Collection[str]) -> tuple[TensorSpe
     """Return the spec of an observation that has some of its entries only, and its columns in the full row.
 
     An action mask is kept.
-
-    Args:
-        spec: Spec of one environment with named entries.
-        names: Names of entries.
     """
     parts = [(name, part, place) for name, part, place in columns(spec) if name in names or is_mask(name)]
     places = [place for *_, place in parts]

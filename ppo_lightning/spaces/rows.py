@@ -65,3 +65,10 @@ def _size(space: spaces.Space) -> int:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return sum(_size(part_space) for _, part_space in entries(space))
     return int(np.prod(space.shape or ()))
+
+
+def raw_dtype(space: spaces.Space) -> np.dtype:
+    """Return the type of rows that keeps the precision of all numbers of a space."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return np.result_type(np.float32, *(raw_dtype(part_space) for _, part_space in entries(space)))
+    return np.dtype(space.dtype if isinstance(space, spaces.Box) else np.float32)  # choices are small

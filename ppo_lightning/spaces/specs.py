@@ -11,30 +11,38 @@ from gymnasium import spaces
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.spaces.pictures import is_picture
 
 MASK = "action_mask"  # observation entry that marks the allowed discrete actions
 LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
-SMALLEST_PICTURE = 36  # pixels; smaller pictures, such as the cells of a grid, count as vectors
 
 
 def join_vectors(space: spaces.Space) -> spaces.Space:
     """Join a dictionary or tuple of float vectors to one vector, and return other spaces unchanged.
 
     The vector has the attribute ``entry_sizes`` (name -> number of columns), which :func:`spec_from_space`
-    copies to the spec.
+    copies to the spec. A space with text is not joined. A single number becomes a vector of one number.
 
-    Args:
-        space: Space of the observations. A space with text is not joined.
+    Raises:
+        ConfigError: The observations have no numbers.
 
     Example:
         >>> join_vectors(spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Box(0, 1, (3,)))).entry_sizes
         {'a': 2, 'b': 3}
     """
+    spec = spec_from_space(space)
+    sizes = {name: part.shape.numel() for name, part, _ in columns(spec)}
+    if not sum(size for name, size in sizes.items() if not is_mask(name)):
+        raise ConfigError(
+            f"env_id has observations without numbers, {space}: add a constant one by"
+            " gymnasium.wrappers.TransformObservation."
+        )
+    if isinstance(space, spaces.Box) and space.shape == ():
+        return spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)
     has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
-    if not has_parts or not without_text(space) or not is_vector(spec := spec_from_space(space)):
+    if not has_parts or not without_text(space) or not is_vector(spec):
         return space
     box: Any = spaces.flatten_space(space)
-    sizes = {name: part.shape.numel() for name, part, _ in columns(spec)}
     box.entry_sizes = {name: size for name, size in sizes.items() if size}
     return box
 
@@ -69,9 +77,10 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
         return Binary(size, shape=(size,), dtype=torch.int64)
     if isinstance(space, spaces.Box):
         floating = np.issubdtype(space.dtype, np.floating)
-        dtype = torch.float32 if floating else torch.from_numpy(np.empty(0, space.dtype)).dtype
-        low = torch.from_numpy(np.asarray(space.low)).to(dtype)
-        high = torch.from_numpy(np.asarray(space.high)).to(dtype)
+        # PyTorch hardly supports unsigned integers beyond bytes.
+        kind = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}.get(space.dtype.name, space.dtype)
+        dtype = torch.float32 if floating else torch.from_numpy(np.empty(0, kind)).dtype
+        low, high = (torch.from_numpy(np.asarray(bound, kind)).to(dtype) for bound in (space.low, space.high))
         spec = Unbounded(shape=space.shape, dtype=dtype)
         if not floating or (low.isfinite().all() and high.isfinite().all()):
             spec = Bounded(low, high, shape=space.shape, dtype=dtype)
@@ -79,7 +88,7 @@ def spec_from_space(space: spaces.Space) -> TensorSpec:
             spec.entry_sizes = space.entry_sizes
         return spec
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return Composite({name: spec_from_space(part) for name, part in entries(space)})
+        return Composite({str(name): spec_from_space(part) for name, part in entries(space)})
     raise ConfigError(
         f"The space {space} is not supported: the environment needs a Box, a Discrete, a MultiDiscrete or a"
         " MultiBinary space, or a dictionary or a tuple of these."
@@ -91,9 +100,6 @@ def space_from_spec(spec: TensorSpec) -> spaces.Space:
 
     A ``MultiDiscrete`` or a ``MultiBinary`` space gets one axis, because a spec has its size only.
     Entries that are named by their index form a tuple.
-
-    Args:
-        spec: A spec, as :func:`spec_from_space` returns it.
 
     Example:
         >>> space_from_spec(Composite({"0": Categorical(3, shape=()), "1": Binary(2)}))
@@ -141,13 +147,7 @@ def without_text(space: spaces.Space) -> bool:
 def columns(spec: TensorSpec, name: str = "", start: int = 0) -> Iterator[tuple[str, TensorSpec, slice]]:
     """Yield name, spec and columns of each part of a spec in its row. Joined vectors are parts, too.
 
-    Args:
-        spec: Spec of one environment.
-        name: Name of the spec. Dots join the names of nested parts.
-        start: First column.
-
-    Yields:
-        Name, spec and slice of columns of each part, in order.
+    Dots join the names of nested parts. The first column is ``start``.
     """
     sizes = getattr(spec, "entry_sizes", {})
     parts = {key: Unbounded((size,), dtype=spec.dtype) for key, size in sizes.items()}
@@ -168,7 +168,7 @@ def row_spec(spec: TensorSpec) -> TensorSpec:
     with the bounds of each column.
     """
     parts = [part for _, part, _ in columns(spec)]
-    if any(part.dtype == torch.uint8 and part.ndim == 3 for part in parts) and all(map(_fits_byte, parts)):
+    if any(part.dtype == torch.uint8 and part.ndim > 1 for part in parts) and all(map(_fits_byte, parts)):
         return Unbounded(shape=(sum(part.shape.numel() for part in parts),), dtype=torch.uint8)
     low, high = map(torch.cat, zip(*map(_bounds, parts), strict=True))
     if not (low.isfinite().all() and high.isfinite().all()):
@@ -188,11 +188,6 @@ def _bounds(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
         return spec.space.low.flatten().float(), spec.space.high.flatten().float()
     high = torch.full((spec.shape.numel(),), torch.inf)
     return -high, high
-
-
-def is_picture(spec: TensorSpec) -> bool:
-    """Return whether a part of an observation is a byte picture, [C, H, W] or [H, W, C], for a CNN."""
-    return spec.dtype == torch.uint8 and spec.ndim == 3 and sorted(spec.shape)[1] >= SMALLEST_PICTURE
 
 
 def stored(observation_spec: TensorSpec) -> TensorSpec:
@@ -215,11 +210,7 @@ def mask_columns(observation_spec: TensorSpec) -> slice | None:
 
 
 def is_mask(name: str) -> bool:
-    """Return whether a part of an observation is the action mask or belongs to it.
-
-    Args:
-        name: Name of the part.
-    """
+    """Return whether a part of an observation of this name is the action mask or belongs to it."""
     return name == MASK or name.startswith(f"{MASK}.")
 
 
@@ -249,8 +240,11 @@ def not_measured(observation_spec: TensorSpec) -> list[slice]:
 
 
 def is_vector(spec: TensorSpec) -> bool:
-    """Return whether all parts of an observation are floats, so that its row is a plain vector."""
-    return all(part.dtype.is_floating_point and not is_mask(name) for name, part, _ in columns(spec))
+    """Return whether all parts of an observation are vectors of floats, so that its row is one, too."""
+    return all(
+        part.dtype.is_floating_point and not is_mask(name) and not is_picture(part)
+        for name, part, _ in columns(spec)
+    )
 
 
 def has_numbers_only(spec: TensorSpec) -> bool:
@@ -258,16 +252,16 @@ def has_numbers_only(spec: TensorSpec) -> bool:
     if not isinstance(spec, Composite):
         return spec.ndim == 1 and spec.dtype.is_floating_point
     parts = [part for name, part, _ in columns(spec) if not is_mask(name)]
-    choices = [isinstance(part, Categorical) and not isinstance(part, Binary) for part in parts]
-    return bool(parts) and not any(choices) and not any(map(is_picture, parts))
+    return bool(parts) and not any(map(_needs_encoder, parts))
+
+
+def _needs_encoder(part: TensorSpec) -> bool:
+    is_choice = isinstance(part, Categorical) and not isinstance(part, Binary)
+    return is_choice or is_picture(part) or part.dtype == torch.uint8
 
 
 def spec_to_plain(spec: TensorSpec) -> dict[str, Any]:
-    """Convert a spec to strings, numbers and lists, which ``torch.load(..., weights_only=True)`` can read.
-
-    Args:
-        spec: Spec of one environment.
-    """
+    """Convert a spec to strings, numbers and lists, which ``torch.load(..., weights_only=True)`` can read."""
     if isinstance(spec, Composite):
         return {"kind": "Composite", "parts": {key: spec_to_plain(part) for key, part in spec.items()}}
     if isinstance(spec, MultiCategorical):

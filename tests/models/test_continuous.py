@@ -76,13 +76,6 @@ def test_the_standard_deviation_is_a_parameter_that_starts_at_1():
         torch.testing.assert_close(moved, noise)
 
 
-@pytest.mark.detail("26")
-def test_policy_and_value_have_separate_networks_for_continuous_actions():
-    agent = agent_for()
-    agent.value(torch.randn(7, 4)).sum().backward()
-    assert all(p.grad is None for p in agent.actor_body.parameters())
-
-
 def test_squashed_log_probabilities_are_those_of_the_transformed_normal():
     spec = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 4.0]), shape=(2,), dtype=torch.float32)
     head = TanhGaussianHead(3, spec)
@@ -118,7 +111,7 @@ def test_squashed_log_probabilities_are_finite_at_the_bounds():
             Bounded(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0]), shape=(2,)),
             r"bounds \[1, 1\] in component 1",
         ),
-        (Bounded(-1, 1, shape=(2, 2)), "vectors"),
+        (Bounded(-1, 1, shape=(2, 2)), "vector of floats"),
     ],
 )
 @pytest.mark.parametrize("head", ["gaussian", "tanh_gaussian"])
@@ -267,7 +260,7 @@ def test_both_collectors_normalize_and_scale_alike():
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)  # one acts in NumPy, the other in PyTorch
 
 
-def test_unequal_bounds_are_refused_where_the_head_does_not_scale_itself():
+def test_the_tanh_head_scales_to_unequal_bounds():
     spec = Bounded(torch.tensor([-1.0, -50.0]), torch.tensor([1.0, 50.0]), shape=(2,))
     with pytest.raises(ConfigError, match="unequal widths, from 2 to 100"):
         MLPAgent(VECTOR, spec)
@@ -386,17 +379,6 @@ def test_nonfinite_values_end_the_run_before_they_are_saved(fit, tmp_path, broke
     for path in saved:
         for name, tensor in torch.load(path, weights_only=True)["state_dict"].items():
             assert tensor.isfinite().all(), (path, name)
-
-
-def test_a_nonfinite_loss_ends_the_run(fit):
-    class Spoilt(PPO):
-        def training_step(self, rollout, batch_idx):
-            with torch.no_grad():
-                self.agent.critic.bias.fill_(torch.nan)
-            super().training_step(rollout, batch_idx)
-
-    with pytest.raises(NonFiniteError, match=r"losses/.* is nan after 48 steps"):
-        fit(REACH, TRAINED, ppo=Spoilt)
 
 
 def test_nonfinite_weights_are_not_saved(fit, tmp_path):

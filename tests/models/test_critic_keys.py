@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torchrl.data import Categorical, Unbounded
 from torchrl.envs import CatFrames, StepCounter
 
@@ -27,7 +26,7 @@ from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import join_vectors, spec_from_plain, spec_from_space, spec_to_plain
 from tests.environments import Reach
-from tests.helpers import MODEL, REACH, weights
+from tests.helpers import MODEL, REACH, Recorder, SaveAfter, weights
 
 # Reach-v0 joins its entries to the vector: action (2), luck (1), time (1).
 BLIND = {"actor_keys": ["action", "time"]}
@@ -250,17 +249,8 @@ def test_every_entry_has_its_own_statistics(fit):
         assert changed[place].any() == (name in ("inner.force", "privileged_mass")), name
 
 
-class FirstKL(RecurrentPPO):
-    """Recorder of the KL divergence of the first minibatch of each rollout."""
-
-    def training_step(self, rollout, batch_idx):
-        self.divergences = [*getattr(self, "divergences", []), []]
-        super().training_step(rollout, batch_idx)
-
-    def update(self, minibatches):
-        metrics = super().update(minibatches)
-        self.divergences[-1] += [float(parts["approx_kl"]) for parts in metrics]
-        return metrics
+class Recorded(Recorder, RecurrentPPO):
+    pass
 
 
 @pytest.mark.parametrize("kind", MEMORIES)
@@ -268,9 +258,9 @@ class FirstKL(RecurrentPPO):
 def test_a_recurrent_actor_with_a_feed_forward_critic_trains(fit, env_id, keys, kind):
     agent = functools.partial(MLPAgent, memory=kind, memory_size=16, shared=False, norm_obs=True, **keys)
     data = {"env_id": env_id, "num_envs": 4, "num_steps": 32, "total_timesteps": 384}
-    module = fit(data, {"agent": agent, **MODEL, "learning_rate": 1e-2}, ppo=FirstKL)
-    assert max(first for first, *_ in module.divergences) < 1e-6
-    assert max(last for *_, last in module.divergences) > 1e-6
+    module = fit(data, {"agent": agent, **MODEL, "learning_rate": 1e-2}, ppo=Recorded)
+    divergences = [float(metrics["approx_kl"]) for metrics in module.metrics]  # 2 epochs, 2 minibatches
+    assert max(divergences[::4]) < 1e-6 < max(divergences[3::4])
     assert module.agent.critic.in_features == 64
     assert module.agent.head.linear.in_features == 16
 
@@ -288,9 +278,9 @@ def test_pictures_with_a_recurrent_actor_and_a_feed_forward_critic():
 @pytest.fixture
 def checkpoint(fit, tmp_path):
     def train(data=REACH, ppo=PPO, **options):
-        save = ModelCheckpoint(tmp_path, filename="trained", every_n_train_steps=1)
+        save = SaveAfter(tmp_path / "trained.ckpt", rollouts=3)
         agent = functools.partial(MLPAgent, norm_obs=True, **options)
-        module = fit(data, MODEL | {"agent": agent}, ppo=ppo, callbacks=[save], enable_checkpointing=True)
+        module = fit(data, MODEL | {"agent": agent}, ppo=ppo, callbacks=[save])
         return module, tmp_path / "trained.ckpt"
 
     return train

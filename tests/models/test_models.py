@@ -76,14 +76,18 @@ def test_the_impala_body_starts_as_pytorch_initializes_it_and_its_heads_orthogon
 
 
 @pytest.mark.detail("13")
-def test_policy_and_value_have_separate_bodies_unless_shared():
+@pytest.mark.detail("26")
+@pytest.mark.parametrize(
+    ("actions", "sizes"), [(ACTIONS, (9348, 4804)), (Bounded(-1, 1, (2,)), (9285, 4741))]
+)
+def test_policy_and_value_have_separate_bodies_unless_shared(actions, sizes):
     observation = torch.randn(7, 5)
     for shared in (False, True):
-        agent = MLPAgent(VECTOR, ACTIONS, shared=shared)
+        agent = MLPAgent(VECTOR, actions, shared=shared)
         agent.value(observation).sum().backward()
         reached = any(p.grad is not None for p in agent.actor_body.parameters())
         assert reached == shared, "the value's gradient reaches the policy's body only if they share it"
-        assert sum(p.numel() for p in agent.parameters()) == (4804 if shared else 9348)
+        assert sum(p.numel() for p in agent.parameters()) == sizes[shared]
 
 
 def test_acting_and_evaluating_agree(agent):

@@ -1,19 +1,18 @@
 """All spaces of actions and observations, and masks of invalid actions, of Gymnasium environments."""
 
 import functools
-import logging
 import re
 
 import gymnasium as gym
-import lightning as L
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from torchrl.data import Binary, Composite, MultiCategorical
 from torchrl.envs import StepCounter
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, evaluate, make_env
+from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO, evaluate, make_env
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
 from ppo_lightning.commands import cli
@@ -33,8 +32,7 @@ from ppo_lightning.spaces.specs import (
     spec_from_space,
     spec_to_plain,
 )
-
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+from tests.helpers import Recorder
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
@@ -151,59 +149,52 @@ def build(env, memory=None, **options):
     return agent
 
 
-class First(L.Callback):
-    """Recorder of the KL divergence of every first minibatch."""
-
-    def on_train_start(self, trainer, pl_module):
-        self.kl, update, seen = [], pl_module.update, set()
-
-        def first(minibatches):
-            metrics = update(minibatches)
-            if pl_module.env_steps not in seen:
-                seen.add(pl_module.env_steps)
-                self.kl.append(float(metrics[0]["approx_kl"]))
-            return metrics
-
-        pl_module.update = first
+class Recorded(Recorder, PPO):
+    pass
 
 
-def fit(agent=MLPAgent, module=PPO, callbacks=(), compile=False, **data):
-    L.seed_everything(1, verbose=False)
-    first = First()
-    trainer = L.Trainer(
-        max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0, callbacks=[first, *callbacks],
-    )  # fmt: skip
-    model = module(agent=agent, num_minibatches=2, update_epochs=2, compile=compile)
-    trainer.fit(model, RolloutDataModule(**{"num_envs": 2, "num_steps": 16, "total_timesteps": 96} | data))
-    return model, first.kl
+class RecordedRecurrent(Recorder, RecurrentPPO):
+    pass
+
+
+@pytest.fixture
+def train(fit):
+    """Return a function that trains, and returns the module and the first divergence of each rollout."""
+
+    def run(agent=MLPAgent, ppo=Recorded, callbacks=(), compile=False, **data):
+        model = {"agent": agent, "num_minibatches": 2, "update_epochs": 2, "compile": compile}
+        data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 96} | data
+        module = fit(data, model, ppo=ppo, callbacks=[*callbacks])
+        return module, [float(metrics["approx_kl"]) for metrics in module.metrics[::4]]
+
+    return run
 
 
 @pytest.mark.parametrize("memory", [None, *MEMORIES])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("do", ACTIONS)
-def test_the_first_ratio_is_1_for_every_head_mask_and_memory(do, masked, memory):
+def test_the_first_ratio_is_1_for_every_head_mask_and_memory(train, do, masked, memory):
     """The environment requires that every action is in its space and allowed."""
     if masked and do not in DISCRETE:
         pytest.skip("nothing to mask")
     agent = functools.partial(MLPAgent, shared=True, memory=memory, memory_size=8)
     kwargs = {"do": do, "masked": masked, "see": "tuple"}
-    _, kl = fit(agent, RecurrentPPO if memory else PPO, env_id="Any-v0", env_kwargs=kwargs)
+    _, kl = train(agent, RecordedRecurrent if memory else Recorded, env_id="Any-v0", env_kwargs=kwargs)
     assert len(kl) == 3
     assert max(kl) < 1e-6
 
 
 @pytest.mark.integration
-def test_all_parts_and_masks_in_one_compiled_graph():
+def test_all_parts_and_masks_in_one_compiled_graph(train):
     kwargs = {"do": "dict", "masked": True, "see": "everything"}
-    _, kl = fit(compile=True, env_id="Any-v0", env_kwargs=kwargs)
+    _, kl = train(compile=True, env_id="Any-v0", env_kwargs=kwargs)
     assert max(kl) < 1e-6
 
 
 @pytest.mark.parametrize("norm_obs", [False, True])
 @pytest.mark.parametrize("see", OBSERVATIONS)
-def test_every_observation_trains(see, norm_obs):
-    _, kl = fit(functools.partial(MLPAgent, norm_obs=norm_obs), env_id="Any-v0", env_kwargs={"see": see})
+def test_every_observation_trains(train, see, norm_obs):
+    _, kl = train(functools.partial(MLPAgent, norm_obs=norm_obs), env_id="Any-v0", env_kwargs={"see": see})
     assert max(kl) < 1e-6
 
 
@@ -347,18 +338,18 @@ def test_invalid_actions_have_no_probability_and_no_gradient(do, entry):
         torch.testing.assert_close(numbers.sum(-1), torch.ones(len(numbers)))
 
 
-def test_a_mask_that_allows_nothing_is_an_error_that_names_the_environment():
+def test_a_mask_that_allows_nothing_is_an_error_that_names_the_environment(train):
     with pytest.raises(ConfigError, match=r"Any-v0, environment 0: its action_mask allows no action"):
-        fit(env_id="Any-v0", env_kwargs={"masked": True, "forbid": 3})
+        train(env_id="Any-v0", env_kwargs={"masked": True, "forbid": 3})
     # At episode ends, a mask may forbid everything.
-    fit(env_id="Any-v0", env_kwargs={"masked": True, "forbid": 7})
+    train(env_id="Any-v0", env_kwargs={"masked": True, "forbid": 7})
 
 
 @pytest.mark.parametrize("see", ["everything", "vector"])
-def test_the_doctor_says_nothing_of_choices_pictures_and_composite_actions(see):
+def test_the_doctor_says_nothing_of_choices_pictures_and_composite_actions(train, see):
     """Neither pictures nor choices count as unscaled observations."""
     doctor = Doctor()
-    fit(callbacks=[doctor], env_id="Any-v0", env_kwargs={"see": see, "do": "dict"}, total_timesteps=960)
+    train(callbacks=[doctor], env_id="Any-v0", env_kwargs={"see": see, "do": "dict"}, total_timesteps=960)
     assert not {"unscaled observations", "saturated actions", "entropy collapse"} & doctor.findings.keys()
 
 
@@ -371,9 +362,9 @@ def test_a_mask_of_another_size_is_refused():
 @pytest.mark.parametrize(
     "kwargs", [{"masked": True}, {"masked": True, "entry": "info"}, {"do": "dict"}, {"see": "discrete"}]
 )
-def test_what_torchrls_collector_would_take_wrongly_is_refused(kwargs):
+def test_what_torchrls_collector_would_take_wrongly_is_refused(train, kwargs):
     with pytest.raises(ConfigError, match="elsewhere they would be ignored"):
-        fit(env_id="Any-v0", env_kwargs=kwargs, transforms=[StepCounter()])
+        train(env_id="Any-v0", env_kwargs=kwargs, transforms=[StepCounter()])
 
 
 def test_a_mask_may_have_the_parts_of_the_action():
@@ -476,3 +467,116 @@ def test_three_lines_of_yaml_train_a_new_environment(tmp_path, monkeypatch, caps
     cli.main(["fit", "--config", "corridor.yaml", *quiet, "--model.learning_rate", "0.003"])
     shown = capsys.readouterr().out
     assert float(re.search(r"last 100 episodes: (\S+)", shown)[1]) > 0, shown
+
+
+def reads(space, actions=None):
+    """Return a function that makes an environment with random observations of a space."""
+
+    def make():
+        env = Any()
+        env.observation_space = env.inner = space
+        env.action_space, env.numbers = actions or spaces.Discrete(2), []
+        return env
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, 1, (), np.float32),
+        spaces.Box(0, 9, (), np.int64),
+        spaces.Box(0, 255, (), np.uint8),
+        spaces.Box(0, np.inf, (2,)),
+        spaces.Box(0, 1, (2,), np.bool_),
+        spaces.Box(0, 9, (2,), np.uint16),
+        spaces.Dict({1: spaces.Box(-1, 1, (2,)), 0: spaces.Discrete(3)}),
+        spaces.Dict({0: spaces.Box(-1, 1, ()), 1: spaces.Box(-1, 1, (0,))}),
+        spaces.Tuple((spaces.Box(-1, 1, ()), spaces.Box(-1, 1, (0,)), spaces.Discrete(1))),
+    ],
+    ids=str,
+)
+def test_unusual_observations_train_and_predict(train, space):
+    module, kl = train(env_id=reads(space))
+    assert max(kl) < 1e-6
+    assert module.predict(space.sample()) in (0, 1)
+    assert module.predict(batch_space(space, 3).sample()).shape == (3,)
+    vector = gym.vector.SyncVectorEnv([reads(space)] * 2)
+    train(env_id=lambda num_envs: vector)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, 1, (0,)),
+        spaces.Box(-1, 1, (3, 0)),
+        spaces.Dict(),
+        spaces.Dict(it=spaces.Box(-1, 1, (0,)), action_mask=spaces.MultiBinary(2)),
+        spaces.Dict(word=spaces.Text(9)),
+    ],
+    ids=str,
+)
+def test_observations_without_numbers_are_refused_with_a_remedy(train, space):
+    with pytest.raises(ConfigError, match=r"observations without numbers.* add a constant one by gymnasium"):
+        train(env_id=reads(space))
+    constant = spaces.Box(1, 1, (1,))
+    wrapped = gym.wrappers.TransformObservation(reads(space)(), lambda _: np.ones(1, np.float32), constant)
+    train(env_id=lambda: wrapped, num_envs=1)
+
+
+def boxed(low, high, shape, dtype=np.float32):
+    return reads(VECTOR, spaces.Box(low, high, shape, dtype))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        (boxed(-np.inf, np.inf, (2,)), "without finite bounds"),
+        (boxed(-5, np.inf, (2,)), "without finite bounds"),
+        (boxed(-1, 1, ()), r"actions of shape \(\) and dtype float32"),
+        (boxed(-1, 1, (2, 2)), r"actions of shape \(2, 2\)"),
+        (boxed(-1, 1, (0,)), r"actions of shape \(0,\)"),
+        (boxed(0, 9, (2,), np.int64), "dtype int64"),
+        (boxed(np.float32([-1, -50]), np.float32([1, 50]), (2,)), "unequal widths"),
+        (boxed(np.float32([0, 1]), np.float32([1, 1]), (2,)), r"bounds \[1, 1\] in component 1"),
+    ],
+)
+def test_the_wrapper_in_the_message_about_actions_trains(train, env_id, words):
+    with pytest.raises(ConfigError, match=words) as raised:
+        train(env_id=env_id)
+    wrapper = re.search(r"gymnasium\.wrappers\.\w+\(env.*\)", str(raised.value))[0].split(", without")[0]
+    train(env_id=lambda: eval(wrapper, {"gymnasium": gym, "numpy": np, "env": env_id()}))
+
+
+def clipped(low=-0.5, high=2):
+    return gym.wrappers.RecordEpisodeStatistics(gym.wrappers.ClipAction(boxed(low, high, (2,))()))
+
+
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        clipped,
+        lambda num_envs: gym.vector.SyncVectorEnv([clipped] * num_envs),
+        lambda num_envs: gym.wrappers.vector.ClipAction(
+            gym.vector.SyncVectorEnv([boxed(-0.5, 2, (2,))] * num_envs)
+        ),
+    ],
+)
+def test_clip_action_does_not_hide_the_bounds(train, env_id):
+    module, _ = train(env_id=env_id)
+    assert module.agent.head.low.tolist() == [-0.5] * 2 and module.agent.head.high.tolist() == [2] * 2
+    with pytest.raises(ConfigError, match="without a ClipAction around it"):
+        train(env_id=lambda: clipped(-np.inf, np.inf))
+
+
+def test_the_body_does_not_read_the_mask():
+    """Whatever the order of the entries, and whether the body needs encoders."""
+    for name in ("a", "it"):
+        space = spaces.Dict({name: VECTOR, "action_mask": spaces.MultiBinary(2)})
+        spec = spec_from_space(space)
+        agent = MLPAgent(spec, spec_from_space(spaces.Discrete(2)))
+        assert agent.actor_body.layers[0].in_features == 3
+        rows = torch.randn(5, 5)
+        other = rows.clone()
+        other[:, mask_columns(spec)] = 1
+        assert torch.equal(agent.value(rows), agent.value(other))

@@ -1,0 +1,47 @@
+"""The agent of a run whose settings name none."""
+
+import inspect
+from typing import Any
+
+from torchrl.data import TensorSpec
+
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.cnn import CNNAgent
+from ppo_lightning.models.mlp import MLPAgent
+from ppo_lightning.spaces.pictures import is_picture
+
+
+class DefaultAgent(MLPAgent):
+    """The agent that fits the observations: a :class:`CNNAgent` for a picture, otherwise an MLPAgent.
+
+    The arguments are those of :class:`MLPAgent`.
+
+    Raises:
+        ConfigError: The observations are a picture, and CNNAgent lacks an argument.
+
+    Example:
+        >>> from torchrl.data import Categorical, Unbounded
+        >>> type(DefaultAgent(Unbounded((4,)), Categorical(2, shape=()))).__name__
+        'MLPAgent'
+    """
+
+    # What this returns is no DefaultAgent: Python does not call `__init__`.
+    def __new__(cls, observation_spec: TensorSpec, action_spec: TensorSpec, **arguments: Any) -> ActorCritic:
+        """Make a CNNAgent or an MLPAgent."""
+        if not is_picture(observation_spec):
+            return MLPAgent(observation_spec, action_spec, **arguments)
+        known, defaults = (inspect.signature(agent).parameters for agent in (CNNAgent, MLPAgent))
+        # The command line gives all arguments, and lists for tuples.
+        values: dict[str, Any] = {
+            name: tuple(x) if isinstance(x, list) else x for name, x in arguments.items()
+        }
+        given: dict[str, Any] = {
+            name: x for name, x in values.items() if name not in defaults or x != defaults[name].default
+        }
+        if unknown := given.keys() - known.keys():
+            raise ConfigError(
+                f"env_id has pictures, and model.agent.{min(unknown)} is an argument of MLPAgent: remove it,"
+                " or set model.agent to ppo_lightning.CNNAgent with arguments of its own."
+            )
+        return CNNAgent(observation_spec, action_spec, **given)

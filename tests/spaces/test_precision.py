@@ -1,0 +1,153 @@
+"""Observations keep their precision until they are normalized, whatever their space and their backend."""
+
+import functools
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from ppo_lightning import PPO, MLPAgent, RolloutDataModule, evaluate, make_env
+from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
+from ppo_lightning.export.onnx import largest_difference, random_observations
+from tests.helpers import SaveAfter
+
+START = 1.7e9  # seconds since 1970
+DATA = {"num_envs": 2, "num_steps": 32, "total_timesteps": 256}
+NORMALIZED = {"agent": functools.partial(MLPAgent, norm_obs=True)}
+DOUBLE = spaces.Box(0, 4e9, (1,), np.float64)
+LONG = spaces.Box(0, 4_000_000_000, (1,), np.int64)
+
+
+class Clock(gym.Env):
+    """Environment with a clock among its observations, and maybe with a mask outside of them."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, kind="double", masked=False):
+        self.kind = kind
+        self.observation_space = {
+            "double": DOUBLE,
+            "long": LONG,
+            "scalar": spaces.Box(0, 4e9, (), np.float64),
+            "floats": spaces.Dict(clock=DOUBLE, speed=spaces.Box(-1, 1, (2,))),
+            "choice": spaces.Dict(clock=DOUBLE, gear=spaces.Discrete(3)),
+            "long and choice": spaces.Dict(clock=LONG, gear=spaces.Discrete(3)),
+            "tuple": spaces.Tuple((spaces.MultiBinary(2), spaces.Dict(clock=DOUBLE))),
+            "mask": spaces.Dict(action_mask=spaces.MultiBinary(2), clock=DOUBLE),
+        }[kind]
+        if masked:
+            self.action_masks = lambda: np.ones(2, np.int8)
+
+    def observation(self):
+        box = LONG if "long" in self.kind else DOUBLE
+        clock = np.array([START + self.time], box.dtype)
+        return {
+            "double": clock,
+            "long": clock,
+            "scalar": clock[0],
+            "floats": {"clock": clock, "speed": np.zeros(2, np.float32)},
+            "choice": {"clock": clock, "gear": 1},
+            "long and choice": {"clock": clock, "gear": 1},
+            "tuple": (np.ones(2, np.int8), {"clock": clock}),
+            "mask": {"action_mask": np.ones(2, np.int8), "clock": clock},
+        }[self.kind]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.observation(), 1.0, False, self.time == 50, {}
+
+
+KINDS = ["double", "long", "scalar", "floats", "choice", "long and choice", "tuple", "mask"]
+
+
+class TensorClock(TensorEnv):
+    def __init__(self, num_envs, dtype=torch.float64):
+        super().__init__(DOUBLE, spaces.Discrete(2), num_envs)
+        self.dtype_of_clock = dtype
+
+    def reset_tensors(self, mask):
+        fresh = torch.zeros(self.num_envs, 1, dtype=torch.float64)
+        self.time = fresh if mask is None else torch.where(mask[:, None], fresh, self.time)
+        return self.time + START
+
+    def step_tensors(self, action):
+        self.time = self.time + 1
+        return TensorStep(self.time + START, action.float(), self.time[:, 0] > 1e9, self.time[:, 0] == 50)
+
+
+class Seen(PPO):
+    """Recorder of the observations of the last rollout."""
+
+    def training_step(self, rollout, batch_idx):
+        self.seen = rollout["observation"].clone()
+        super().training_step(rollout, batch_idx)
+
+
+def distinct(module):
+    """Return the number of distinct values of the column that changes most."""
+    return max(len(column.unique()) for column in module.seen[0].T)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *[{"env_id": Clock, "env_kwargs": {"kind": kind}} for kind in KINDS],
+        *[{"env_id": Clock, "env_kwargs": {"kind": kind, "masked": True}} for kind in ("double", "floats")],
+        {"env_id": lambda num_envs: gym.vector.SyncVectorEnv([lambda: Clock("choice")] * num_envs)},
+        {"env_id": TensorClock},
+        pytest.param(
+            {"env_id": Clock, "env_kwargs": {"kind": "choice"}, "num_workers": 2},
+            marks=pytest.mark.integration,
+        ),
+    ],
+)
+def test_statistics_see_the_exact_values(fit, data):
+    module = fit(DATA | data, NORMALIZED, ppo=Seen)
+    assert distinct(module) == 32
+    assert module.seen.dtype == torch.float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(module.agent, RolloutDataModule(**DATA | data).factory.make(1), num_steps=50)
+
+
+@pytest.mark.parametrize(
+    "data", [{"env_id": Clock}, {"env_id": Clock, "env_kwargs": {"kind": "choice"}}, {"env_id": TensorClock}]
+)
+def test_without_statistics_one_warning_names_the_setting(fit, data):
+    data = DATA | {"total_timesteps": 192} | data
+    with pytest.warns(
+        UserWarning, match="float32 rounds numbers beyond 16777216: set model.agent.norm_obs"
+    ) as said:
+        fit(data)
+    assert sum("float32 rounds" in str(warning.message) for warning in said) == 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*float32 rounds")
+        fit(data, NORMALIZED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_and_exports_see_the_exact_values(fit, tmp_path, kind):
+    data = DATA | {"env_id": Clock, "env_kwargs": {"kind": kind}}
+    fit(data, NORMALIZED | {"learning_rate": 0.01}, callbacks=[SaveAfter(tmp_path / "a.ckpt", 4)])
+    module = PPO.load_from_checkpoint(tmp_path / "a.ckpt")
+    torch.nn.init.normal_(module.agent.head.linear.weight, std=10)
+    env, rows = Clock(kind), make_env("CartPole-v1")
+    rows = RolloutDataModule(**data).factory.make(1)
+    observation, row = env.reset()[0], rows.reset_arrays()
+    for _ in range(40):
+        action = module.predict(observation)
+        (expected,) = module.agent.mode(torch.from_numpy(row))
+        assert action == expected
+        observation, row = env.step(0)[0], rows.step_arrays(np.zeros(1, np.int64))[0]
+    onnx = module.to_onnx(tmp_path / "a.onnx")
+    observations = random_observations(module.observation_spec, normalizer=module.agent.normalizer)
+    assert largest_difference(module.agent, onnx, observations) < 1e-4
+    assert module.agent.normalize(torch.from_numpy(observations)).abs().mean() < 5
