@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ppo_lightning.spaces.rows import EXACT
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.scans import discounted_sum
 
 EPSILON = 1e-8  # added to a variance before the square root
 CLIP = 10.0  # as in all reference implementations
-EXACT = 2**24  # float32 has all integers up to this one
 PART = 2**20  # numbers that `merge_rows` merges at once
 
 

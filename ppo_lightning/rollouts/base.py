@@ -16,7 +16,8 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import EXACT, RewardScaler
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.spaces.rows import EXACT
 from ppo_lightning.utils.seeding import Shard
 from ppo_lightning.utils.watch import StepWatch
 

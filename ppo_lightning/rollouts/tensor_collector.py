@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torchrl.data import Bounded
 
 from ppo_lightning.models.normalizers import TensorMoments
@@ -182,12 +183,22 @@ class TensorCollector(Collector):
 
     def state_dict(self) -> OrderedDict:
         """Return the collector's state and the buffers of transforms."""
-        return OrderedDict(super().state_dict(), env=self.env.state_dict())
+        state = {
+            key: value.detach() if isinstance(value, Tensor) else value
+            for key, value in self.env.state_dict(keep_vars=True).items()
+            if not is_lazy(value)  # a buffer without a shape yet has no data
+        }
+        return OrderedDict(super().state_dict(), env=state)
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
-        self.env.load_state_dict(state_dict["env"])
+        state = state_dict["env"]
+        transform = getattr(self.env, "transform", nn.Module())
+        lazy = {name: buffer for name, buffer in transform.named_buffers() if is_lazy(buffer)}
+        for name in lazy.keys() & state.keys():
+            lazy[name].materialize(state[name].shape)
+        self.env.load_state_dict(state, strict=lazy.keys() <= state.keys())
 
 
 def _is_finite(values: Tensor) -> bool:
