@@ -97,7 +97,7 @@ def matches(options: argparse.Namespace) -> None:
         counts = np.array([[line[name] for name in ("wins", "draws", "losses")] for line in lines])
         scores = (counts[:, 0] + counts[:, 1] / 2) / options.games
         means = (f"{count:.0f}" for count in counts.mean(0))
-        cells = [*key, *means, f"{scores.mean():.3f} ± {scores.std():.3f}", len(lines)]
+        cells = [*key, *means, f"{scores.mean():.3f} ± {scores.std(ddof=1):.3f}", len(lines)]
         print(f"| {' | '.join(map(str, cells))} |")
 
 
