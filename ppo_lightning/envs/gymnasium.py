@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -252,6 +254,8 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
             like a complete run.
     """
     if env_id.startswith("dm_control/"):
+        if "quadruped-escape" in env_id and sys.platform == "linux" and "DISPLAY" not in os.environ:
+            os.environ.setdefault("MUJOCO_GL", "egl")  # its reset loads the terrain into a renderer
         import_extra("dm_control", extra="dm-control")
         import_extra("shimmy", extra="dm-control")  # registers the ids at import
         vars(np).setdefault("in1d", np.isin)  # quadrupeds of dm_control 1.0 call it, and NumPy 2.4 lacks it
