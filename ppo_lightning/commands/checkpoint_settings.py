@@ -38,7 +38,7 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     """
     command = args[0]
     path = option(args, "--ckpt_path")
-    if path is None or (path == "last" and command == "fit"):
+    if path is None or path == "null" or (path == "last" and command == "fit"):
         return args
     checkpoint = read_checkpoint(path)
     if option(args, "--config", "-c"):

@@ -143,7 +143,7 @@ class PPOCLI(LightningCLI):
             config.ckpt_path = path or (None if config.ckpt_path == "last" else config.ckpt_path)
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
-            steps = checkpoint["env_steps"]
+            steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)
             if steps + checkpoint["frames_per_rollout"] > self.datamodule.total_timesteps:
                 total = "data.total_timesteps"
                 print(f"The run is already at {total} ({steps}): raise {total} to train longer.")
@@ -183,6 +183,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True) -> None:
     """Run a subcommand of Lightning's CLI, with callbacks beside those that flags add."""
     is_help = bool(HELP & set(args))
+    args = args if is_help else with_configs_first(args)
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
     subcommands = {
         command: common
@@ -202,7 +203,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
         PPOCLI(
             PPO,
             RolloutDataModule,
-            args=[args[0], "--help"] if is_help else with_configs_first(args),
+            args=[args[0], "--help"] if is_help else args,
             subclass_mode_model=not is_help,
             seed_everything_default=1,
             auto_configure_optimizers=False,
@@ -218,8 +219,13 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
 
 def _import_named(args: Sequence[str]) -> None:
     """Import the exported classes that flags or recipes name, whose short names the parser knows then."""
-    configs = filter(os.path.isfile, split_configs(args)[0])
-    recipes = [str(read_yaml(path, "--config")) for path in configs]
+    recipes = []
+    for path in filter(os.path.isfile, split_configs(args)[0]):
+        recipe = read_yaml(path, "--config")
+        recipes.append(str(recipe))
+        for group in ("data", "trainer") if isinstance(recipe, dict) else ():
+            if not isinstance(recipe.get(group, {}), dict | str):
+                raise ConfigError(f"--config {path}: {group} holds no settings: add some, or leave it out.")
     words = set(re.findall(r"\w+", " ".join([*args, *recipes])))
     for package in (ppo_lightning, ppo_lightning.callbacks):
         for name in words & {*package.__all__}:

@@ -1,5 +1,6 @@
 """Jobs of a benchmark: a recipe with flags and a seed."""
 
+import inspect
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from ppo_lightning.commands.recipes import read_yaml
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
 FIXED = ("--seed_everything", "--ckpt_path", "--auto_resume")  # flags of ``fit`` that a benchmark sets
@@ -31,8 +34,10 @@ class Job:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of ``data`` in the recipe, overridden by the flags."""
-        data = yaml.safe_load(self.recipe.read_text())["data"]
+        """Settings of ``data``: defaults, those of the recipe, and those of the flags."""
+        parameters = inspect.signature(RolloutDataModule).parameters.values()
+        data = {parameter.name: parameter.default for parameter in parameters}
+        data |= yaml.safe_load(self.recipe.read_text()).get("data", {})
         flags = [part for flag in self.flags for part in flag.split("=", 1)]
         for name, value in itertools.pairwise(flags):
             if name.startswith("--data.") and name.count(".") == 1:
@@ -51,6 +56,9 @@ def jobs_of(
     for recipe in recipes:
         if not recipe.is_file():
             raise ConfigError(f"--recipes: there is no file {recipe}.")
+        content = read_yaml(str(recipe), "--recipes")
+        if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):
+            raise ConfigError(f"--recipes {recipe} is no recipe: see ppo-lightning recipes.")
         for env_id in env_ids or [""]:
             label = f"{recipe.stem} {env_id}".strip()
             if label in labelled:

@@ -31,7 +31,7 @@ def bundled_recipes() -> dict[str, Path]:
 
 def recipe_path(value: str) -> str:
     """Return the file of a recipe by its name; a file that exists, or YAML text, is returned as it is."""
-    if Path(value).exists() or not NAME.fullmatch(value):
+    if not NAME.fullmatch(value) or Path(value).exists():  # YAML text may be longer than a name of a file
         return value
     recipes = bundled_recipes()
     if value in recipes:
@@ -82,19 +82,26 @@ def split_configs(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def with_configs_first(args: Sequence[str]) -> list[str]:
-    """Move every ``--config``, and files of a group, before the flags, which shall win over all files."""
+    """Move recipes, files of a group and classes before the flags, which win wherever they stand."""
     if not args or args[0].startswith("-"):
         return list(args)
     configs, others = split_configs(args)
+    names = [arg.partition("=")[0] for arg in others[1:]]
     files: list[str] = []
+    classes: dict[str, list[str]] = {"--model": [], "--model.agent": []}
     flags: list[str] = []
     rest = iter(others[1:])
     for arg in rest:
         name, equals, value = arg.partition("=")
-        words = [arg] if equals or name not in GROUPS else [arg, *itertools.islice(rest, 1)]
-        is_file = name in GROUPS and os.path.isfile(value or words[-1])
-        (files if is_file else flags).extend(words)
-    return [others[0], *(f"--config={config}" for config in configs), *files, *flags]
+        words = [arg] if equals or name not in (*GROUPS, *classes) else [arg, *itertools.islice(rest, 1)]
+        if name in GROUPS and os.path.isfile(value or words[-1]):
+            files += words
+        elif name in classes and names.count(name) == 1:  # of several, the last one wins
+            classes[name] = words
+        else:
+            flags += words
+    recipes = [f"--config={recipe_path(config)}" for config in configs]
+    return [others[0], *recipes, *files, *classes["--model"], *classes["--model.agent"], *flags]
 
 
 def read_yaml(path: str, flag: str) -> Any:

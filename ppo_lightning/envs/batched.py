@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.answers import check_observation
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.spaces.rows import from_row, raw_dtype, to_row
+from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
     MASK,
     choice_counts,
@@ -242,7 +242,7 @@ class BatchedEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is not None:
             mask = mask.reshape(self.num_envs).numpy()
-        observation = torch.tensor(self.reset_arrays(mask), dtype=self.observation_spec["observation"].dtype)
+        observation = self._tensor(self.reset_arrays(mask))
         flags = self.full_done_spec.zero()
         return TensorDict({"observation": observation, **flags}, batch_size=self.batch_size)
 
@@ -255,8 +255,14 @@ class BatchedEnv(EnvBase):
             "done": torch.tensor(terminated | truncated),
         }
         step = {key: values.unsqueeze(-1) for key, values in columns.items()}
-        step["observation"] = torch.tensor(observation, dtype=self.observation_spec["observation"].dtype)
+        step["observation"] = self._tensor(observation)
         return TensorDict(step, batch_size=self.batch_size)
+
+    def _tensor(self, observation: np.ndarray) -> torch.Tensor:
+        """Copy observations to a tensor, doubles where float32 would round numbers of the space."""
+        spec = self.observation_spec_unbatched["observation"]
+        is_wide = isinstance(spec, Bounded) and spec.dtype.is_floating_point and spec.space.high.max() > EXACT
+        return torch.tensor(observation, dtype=torch.float64 if is_wide else spec.dtype)
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:

@@ -1,11 +1,11 @@
 """Factories that turn an id or a function into N environments that step together."""
 
-import copy
+import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,7 @@ from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 from ppo_lightning.envs.atari import ATARI_ID, check_options, full_id
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.specs import Specs, specs_of
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
@@ -127,7 +127,34 @@ class EnvFactory:
             env = self._from_id(self.env_id, env_kwargs, seeds, first_env, render, num_workers)
         else:
             env = self._from_function(self.env_id, env_kwargs, seeds, first_env, stream, render, num_workers)
-        return TransformedEnv(env, Compose(*map(copy_of, self.transforms))) if self.transforms else env
+        if not self.transforms:
+            return env
+        transforms = [*_single(self.transforms)]
+        if stream == "train" and isinstance(env, BatchedEnv) and not env.untransformable:
+            self._try(transforms)
+        return TransformedEnv(env, Compose(*map(copy_of, transforms)))
+
+    def _try(self, transforms: list[Transform]) -> None:
+        """Step two other environments with one transform more at a time.
+
+        Raises:
+            ConfigError: A transform does not work.
+        """
+        env = replace(self, transforms=(), num_workers=0).make(2)
+        with torch.random.fork_rng(devices=[]), contextlib.closing(env):
+            rollout = env.rollout(2)
+            for i, transform in enumerate(transforms, start=1):
+                try:
+                    transformed = TransformedEnv(env, Compose(*map(copy_of, transforms[:i])))
+                    _ = transformed.observation_spec_unbatched
+                    rollout = transformed.rollout(2)
+                except Exception as error:
+                    raise ConfigError(
+                        f"data.transforms: {type(transform).__name__} does not work with these environments:"
+                        f" {first_line(error)}"
+                    ) from error
+        if ("next", "observation") not in rollout.keys(include_nested=True):
+            raise ConfigError("data.transforms remove the observation from the results of a step.")
 
     def specs(self) -> Specs:
         """Return the specs of one environment, which is created and closed.
@@ -313,15 +340,18 @@ def require_maker(env_id: Any) -> None:
         )
 
 
+def _single(transforms: Iterable[Transform]) -> Iterator[Transform]:
+    for transform in transforms:
+        yield from _single(transform.transforms) if type(transform) is Compose else [transform]
+
+
 def copy_of(transform: Transform) -> Transform:
-    """Return a copy of a transform that shares no state, unlike that of its method ``clone``."""
-    # Buffers without a shape yet have no copy.
+    """Return a copy of a transform with own buffers, which the method ``clone`` shares."""
+    copied = transform.clone()
     make: Any = UninitializedBuffer
-    fresh = {id(x): make(dtype=x.dtype) for x in transform.buffers() if is_lazy(x)}
-    try:
-        return copy.deepcopy(transform, fresh)
-    except (TypeError, RuntimeError):  # it holds a lock, as VecNorm does
-        return transform.clone()
+    for name, buffer in transform.named_buffers(recurse=False):
+        setattr(copied, name, make(dtype=buffer.dtype) if is_lazy(buffer) else buffer.clone())
+    return copied
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -7,6 +7,8 @@ from gymnasium import spaces
 
 from ppo_lightning.spaces.specs import entries
 
+EXACT = 2**24  # float32 has all integers up to this one
+
 
 def to_row(space: spaces.Space, value: Any, batch_shape: tuple[int, ...] = ()) -> np.ndarray:
     """Flatten a value of a space to one row [D], or a batch of values to rows [B, D].

@@ -75,6 +75,11 @@ def test_a_resumed_run_continues_all_counts(saved, fit):
     whole, paths = saved
     resumed = fit(SMALL, ckpt_path=paths[0], **EVERY_2)
     assert resumed.trainer.global_step == whole.trainer.global_step == 6 * 16
+    for module in (whole, resumed):
+        metrics = module.trainer.callback_metrics
+        for name, last in (("return", whole.episode_returns), ("length", whole.episode_lengths)):
+            assert last.maxlen == 100 and len(last) > 5
+            assert metrics[f"charts/avg_episodic_{name}"] == pytest.approx(sum(last) / len(last))
     assert resumed.env_steps == whole.env_steps == 384
     assert resumed.rollouts_done == 6
     assert resumed.lr_schedulers().get_last_lr() == whole.lr_schedulers().get_last_lr()

@@ -206,6 +206,27 @@ def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
         jobs_of([RECIPE, other], [1], [], ())
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[1, 2]", "is no recipe"),
+        ("", "is no recipe"),
+        ("data: null", "is no recipe"),
+        ("model: !!python/object:os.abort {}", "is not YAML"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_before_the_first_run(text, sentence, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"^--recipes \S+recipe\.yaml {sentence}"):
+        jobs_of([tmp_path / "recipe.yaml"], [1], [], ())
+
+
+def test_a_recipe_without_settings_of_data_has_the_defaults(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model: {init_args: {gamma: 0.9}}")
+    (job,) = jobs_of([tmp_path / "recipe.yaml"], [1], [], ())
+    assert (job.settings["env_id"], job.settings["total_timesteps"]) == ("CartPole-v1", 500_000)
+
+
 @pytest.mark.parametrize("flag", ["--seed_everything", "--seed_everything=3", "--ckpt_path", "--auto_resume"])
 def test_what_a_benchmark_sets_is_refused(flag):
     """Otherwise all seeds of a recipe would be the same run."""

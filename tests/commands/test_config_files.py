@@ -13,7 +13,7 @@ from tests.commands.conftest import CARTPOLE, SHORT, checkpoint_of, metric
 
 def test_every_form_of_config_moves_before_the_flags_in_its_order():
     flags = ["--model.gamma", "-1", "--data.env_kwargs", '{"a": "--config"}', "--auto_resume"]
-    for forms in itertools.permutations((["--config", "a"], ["-c", "b"], ["--config=c"])):
+    for forms in itertools.permutations((["--config", "a: 1"], ["-c", "b: 1"], ["--config=c: 1"])):
         args = ["fit", *flags[:2], *forms[0], *flags[2:4], *forms[1], *flags[4:], *forms[2]]
         order = [f"--config={form[-1].removeprefix('--config=')}" for form in forms]
         assert with_configs_first(args) == ["fit", *order, *flags]

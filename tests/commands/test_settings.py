@@ -188,6 +188,8 @@ def test_only_integers_may_be_short(run_cli, tmp_path):
         (b"data:\n  num_envs: 4\n  num_envs: 8\n", r"has the key 'num_envs' twice \(line 3\)"),
         (b"data: {num_envs: 4, seed: [}\n", r"is not YAML"),
         (b"? [1]\n: 2\n", r"is not YAML.* unhashable"),
+        (b"data: null\n", r"data holds no settings"),
+        (b"trainer: [1]\n", r"trainer holds no settings"),
     ],
 )
 def test_a_configuration_that_cannot_be_read_ends_in_one_sentence(run_cli, tmp_path, content, message):
