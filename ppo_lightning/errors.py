@@ -65,14 +65,7 @@ class NonFiniteError(ValueError):
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency.
-
-    Args:
-        module: Import name of the module, for example ``"envpool"``.
-        extra: Extra of this package that installs the module.
-
-    Returns:
-        The module.
+    """Import an optional module, which an extra of this package installs.
 
     Raises:
         ConfigError: The module is not installed. The message has the pip commands.

@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import os
 import signal
 
@@ -15,23 +16,24 @@ from tests.helpers import Runs, SaveAfter, require_same
 torch.set_num_threads(1)
 
 
+def trainers_in(folder):
+    """Return a function that makes quiet Trainers in a folder."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options = {"accelerator": "cpu", "enable_checkpointing": False, "limit_val_batches": 0} | quiet
+    return lambda **own: L.Trainer(**options | {"default_root_dir": folder} | own)
+
+
+def train(make_trainer, data=None, model=None, seed=1, ppo=PPO, ckpt_path=None, **options):
+    L.seed_everything(seed, verbose=False)
+    module, datamodule = ppo(**model or {}), RolloutDataModule(**data or {})
+    make_trainer(**options).fit(module, datamodule, ckpt_path=ckpt_path)
+    return module
+
+
 @pytest.fixture
 def make_trainer(tmp_path):
     """Return a function that makes quiet Trainers in a folder of the test."""
-
-    def make(**options):
-        defaults = {
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "limit_val_batches": 0,
-            "default_root_dir": tmp_path,
-        }
-        return L.Trainer(**defaults | options)
-
-    return make
+    return trainers_in(tmp_path)
 
 
 @pytest.fixture
@@ -40,14 +42,13 @@ def fit(make_trainer):
 
     ``fit({data options}, {model options}, seed=1, **trainer options)``.
     """
+    return functools.partial(train, make_trainer)
 
-    def run(data=None, model=None, seed=1, ppo=PPO, ckpt_path=None, **options):
-        L.seed_everything(seed, verbose=False)
-        module, datamodule = ppo(**model or {}), RolloutDataModule(**data or {})
-        make_trainer(**options).fit(module, datamodule, ckpt_path=ckpt_path)
-        return module
 
-    return run
+@pytest.fixture(scope="module")
+def fit_once(tmp_path_factory):
+    """Return the function of ``fit`` for a run that several tests of a module read."""
+    return functools.partial(train, trainers_in(tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
 from ppo_lightning.utils.finite import first_nonfinite
+from ppo_lightning.utils.overrides import warn_of_lost_hooks
 from ppo_lightning.utils.seeding import one_thread
 
 RETURNED = "returned"  # key in the state that a started process returns to its parent, beside the weights
@@ -60,7 +61,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     ``fit``, ``validate`` and ``test`` build the agent from the specs of the data module.
     ``load_from_checkpoint(path)`` and ``predict`` build it from the checkpoint, without an environment. A
     subclass adds ``training_step`` and hyperparameters. It calls ``run_log.log`` once per rollout; the steps
-    and episodes of the rollout are counted already.
+    and episodes of the rollout are counted by :meth:`begin_iteration`.
 
     Args:
         agent: Makes the agent from the specs of observations and actions.
@@ -82,6 +83,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.agent = None  # type: ignore[assignment]
         self.reward_scaler = None
         self.env_steps = 0  # of all ranks
+        self.extra_steps = 0  # those outside of rollouts
         self.episode_returns: deque[float] = deque(maxlen=100)
         self.episode_lengths: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
@@ -142,17 +144,12 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()
         if stage != "fit":
             return
+        warn_of_lost_hooks(self.data)
         private.replace_defaults(self.trainer)
-        present = self.trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, ExceptionGuard) for callback in present):
-            rank_zero_warn(
-                f"{type(self).__name__}.configure_callbacks does not call super().configure_callbacks(): the"
-                " run has no guards, does not save at SIGTERM and Ctrl+C, and uses all threads."
-            )
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             private.remove_step_limit(self.trainer)
         if self.trainer.ckpt_path is None:
-            self.env_steps = 0
+            self.env_steps = self.extra_steps = 0
             self.episode_returns.clear()
             self.episode_lengths.clear()
             self._evaluated_at = None
@@ -164,25 +161,25 @@ class AgentModule(NamedArguments, L.LightningModule):
             return
         # Lightning's default device in this hook is the GPU, whose generator would draw other weights.
         with torch.device("cpu"), one_thread():
-            observation_spec, action_spec = data.specs
             if self.agent is None:
-                self.agent = make_agent(self.make_agent, observation_spec, action_spec)
-                self._recipe = agent_to_plain(self.agent, observation_spec, action_spec)
+                self.agent = make_agent(self.make_agent, *data.specs)
+                self._recipe = agent_to_plain(self.agent, *data.specs)
                 self.check_agent()
                 self.add_networks(data.specs)
             else:
-                check_same_agent(self._recipe, agent_to_plain(self.agent, observation_spec, action_spec))
+                check_same_agent(self._recipe, agent_to_plain(self.agent, *data.specs))
                 self.check_agent()
 
     def check_agent(self) -> None:
-        """Raise a ConfigError if the algorithm cannot train the agent. By default, it can."""
+        """Raise a ConfigError if the algorithm cannot train the agent: by default, one with a memory."""
+        if self.agent.memory is not None:
+            raise ConfigError(
+                f"model.agent has a memory, which {type(self).__name__} cannot train: use"
+                " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."
+            )
 
     def add_networks(self, specs: Specs) -> None:
-        """Build the networks of a variant beside the agent, which exists. By default, there are none.
-
-        A variant returns their parameters in :meth:`trainable_parameters`. ``specs`` describe one
-        environment.
-        """
+        """Build the networks of a variant, whose parameters it adds to :meth:`trainable_parameters`."""
 
     def _rebuild(self, checkpoint: dict[str, Any]) -> None:
         """Build the agent that a checkpoint describes, and the networks of the variant."""
@@ -211,28 +208,22 @@ class AgentModule(NamedArguments, L.LightningModule):
             hyperparameters.setdefault("_class_path", class_path)  # as the command line does
         checkpoint["details"] = self._details
         checkpoint["seed"] = self.data.seed
-        checkpoint["evaluation"] = self._evaluation()
+        # Results of the last evaluation, if it evaluated the current weights
+        metrics = self.trainer.callback_metrics if self._evaluated_at == self.env_steps else {}
+        results = {key.removeprefix("eval/"): float(x) for key, x in metrics.items() if "eval/" in key}
+        checkpoint["evaluation"] = results or None
         checkpoint["env_steps"] = self.env_steps
+        checkpoint["extra_steps"] = self.extra_steps
         checkpoint["frames_per_rollout"] = self.data.frames_per_rollout
         checkpoint["episode_returns"] = list(self.episode_returns)
         checkpoint["episode_lengths"] = list(self.episode_lengths)
-
-    def _evaluation(self) -> dict[str, float] | None:
-        """Return the results of the last evaluation, if it evaluated the current weights."""
-        if self._evaluated_at != self.env_steps:
-            return None
-        metrics = self.trainer.callback_metrics
-        return {
-            key.removeprefix("eval/"): float(metrics[key]) for key in metrics if key.startswith("eval/")
-        } or None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the entries of :meth:`on_save_checkpoint`, and build the agent if there is none.
 
         Raises:
-            ConfigError: The checkpoint has other spaces, another agent, or settings that do not exist. To
-                resume a run, also: it holds weights only, or belongs to another environment or another size
-                of rollouts, which the schedules cannot count.
+            ConfigError: The checkpoint does not fit: its spaces, its agent, its settings or, to resume a run,
+                its environment or its size of rollouts. Or it holds weights only.
         """
         require_known_settings(checkpoint, self)
         if self.agent is None:
@@ -246,6 +237,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.data.seed = checkpoint["seed"]  # the random numbers continue
         self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
+        self.extra_steps = checkpoint.get("extra_steps", 0)
         self.episode_returns.extend(checkpoint["episode_returns"])
         self.episode_lengths.extend(checkpoint.get("episode_lengths", ()))  # since version 0.2.0
 
@@ -304,7 +296,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     @property
     def rollouts_done(self) -> int:
         """Number of rollouts that training has received, including those before a resume."""
-        return self.env_steps // self.data.frames_per_rollout
+        return (self.env_steps - self.extra_steps) // self.data.frames_per_rollout
 
     @property
     def mean_return(self) -> float | None:
@@ -314,18 +306,23 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     @property
     def tolerance(self) -> float:
-        """Largest accepted difference between two ways to compute the same numbers.
-
-        The ways differ in the order of float32 operations, in TF32 on a GPU, or in bfloat16.
-        """
+        """Largest accepted difference between two ways to compute the same numbers in the run's precision."""
         if self.trainer.precision != "32-true":
             return 0.1
         return 1e-3 if self.device.type == "cpu" else 1e-2
 
-    def on_fit_start(self) -> None:
+    # The data module calls these methods, because users override Lightning's hooks without `super()`.
+
+    def begin_run(self) -> None:
         """Start the clock and record the implementation details of the run."""
         self.run_log = RunLog(self)
         self._details = manifest(self)
+
+    def begin_iteration(self, rollout: TensorDictBase) -> None:
+        """Count the steps and episodes of a rollout [N, T]. The run stops after the last rollout."""
+        self.run_log.count(rollout)
+        if self.rollouts_done >= self.data.num_rollouts:
+            self.trainer.should_stop = True  # for any `max_epochs`; Lightning validates before it stops
 
     def on_train_start(self) -> None:
         """Stop a resumed run that is already complete."""
@@ -341,13 +338,9 @@ class AgentModule(NamedArguments, L.LightningModule):
             if isinstance(callback, Preemption):
                 callback.on_train_batch_end(self.trainer, self)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Stop after the last rollout, for any ``max_epochs``. Lightning validates before it stops."""
-        if self.rollouts_done >= self.data.num_rollouts:
-            self.trainer.should_stop = True
-
     def on_exception(self, exception: BaseException) -> None:
-        """Release what an interrupted run holds. By default, this is nothing."""
+        """Release what an interrupted run holds."""
+        self.on_train_end()
 
     def on_fit_end(self) -> None:
         """Explain why a run ended early.
@@ -355,7 +348,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         Raises:
             ConfigError: ``max_epochs`` ended a resumed run before its first rollout.
         """
-        left = self.data.num_rollouts * self.data.frames_per_rollout - self.env_steps
+        left = (self.data.num_rollouts - self.rollouts_done) * self.data.frames_per_rollout
         if self.env_steps == self.run_log.steps_before and left > 0:
             raise ConfigError(
                 f"trainer.max_epochs ended the run with {left} steps left: set it to -1 to train them."

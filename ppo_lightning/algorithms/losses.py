@@ -142,17 +142,9 @@ def diagnostics(
 
 
 def explained_variance(value: Tensor, value_target: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Return the fraction of the targets' variance that the values explain.
+    """Return the fraction of the targets' variance that the values explain, NaN if all targets are equal.
 
-    1 is perfect, 0 is no better than a constant.
-
-    Args:
-        value: V(s), any shape.
-        value_target: Value targets, of the same shape.
-        valid: Steps to include, of the same shape, bool. None: all.
-
-    Returns:
-        A scalar, NaN if all targets are equal.
+    1 is perfect, 0 is no better than a constant. ``valid`` flags the steps to include. None: all.
     """
     if valid is not None:
         value, value_target = value[valid], value_target[valid]

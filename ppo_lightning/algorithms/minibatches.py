@@ -56,9 +56,6 @@ def deal_sequences(keys: Tensor, count: int) -> Tensor:
         keys: Independent random numbers, [N].
         count: Number of minibatches, a divisor of N.
 
-    Returns:
-        Indices of the sequences of the first minibatch, of the second, and so on, [N].
-
     Example:
         >>> deal_sequences(torch.tensor([0.1, 0.2, 0.9, 0.8]), count=2).tolist()
         [0, 3, 1, 2]

@@ -94,14 +94,12 @@ class PPG(PPO):
         """Add ``advantage``, normalized over all ranks, and ``value_target``. Store a copy for the phase."""
         rollout = super().advantages(rollout)
         if self.hparams.norm_adv:
-            flat = rollout["advantage"].reshape(1, -1)
-            valid = rollout.get("valid", None)
+            advantage, valid = rollout["advantage"], rollout.get("valid", None)
+            flat = advantage.reshape(1, -1)
             weight = None if valid is None else all_ranks(valid.reshape(1, -1).float())
-            rollout["advantage"] = losses.normalize(flat, all_ranks(flat), weight).view_as(
-                rollout["advantage"]
-            )
-        stored_keys = with_valid(rollout, STORED)
-        self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in stored_keys})
+            rollout["advantage"] = losses.normalize(flat, all_ranks(flat), weight).view_as(advantage)
+        keys = with_valid(rollout, STORED)
+        self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in keys})
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -93,6 +94,7 @@ class PPO(AgentModule):
         "advantage",
         "value_target",
     )
+    draws_by_epoch: ClassVar[bool] = False  # whether minibatches depend on the weights before their epoch
     fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
 
     def __init__(
@@ -135,12 +137,7 @@ class PPO(AgentModule):
         self._draws: Counter[Stream] = Counter()  # of the iteration
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
-        """Run one PPO iteration.
-
-        Args:
-            rollout: From a collector, batch size [N, T].
-            batch_idx: Lightning's count of rollouts in this epoch.
-        """
+        """Run one PPO iteration on a rollout [N, T]."""
         profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
         with profile("advantages"):
             rollout = self.advantages(rollout)
@@ -148,7 +145,8 @@ class PPO(AgentModule):
         epochs = (self.minibatches(rollout) for _ in range(self.hparams.update_epochs))
         with profile("update"):
             # Without an early stop, all epochs are one sequence of minibatches: one graph if compiled.
-            for minibatches in epochs if self.hparams.target_kl else [itertools.chain.from_iterable(epochs)]:
+            apart = self.hparams.target_kl or self.draws_by_epoch
+            for minibatches in epochs if apart else [itertools.chain.from_iterable(epochs)]:
                 metrics += self.update(minibatches)
                 if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                     break
@@ -189,7 +187,13 @@ class PPO(AgentModule):
         return rollout
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages."""
+        """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages.
+
+        The compiled update draws all minibatches of an iteration before its first step, so that they cannot
+        depend on the new weights. If the class attribute ``draws_by_epoch`` is true, or with ``target_kl``,
+        it draws those of an epoch before the first step of the epoch. For small networks, an iteration then
+        takes 20 % longer and more.
+        """
         yield from split_epoch(self.shuffled(rollout), self.hparams.num_minibatches, self.hparams.norm_adv)
 
     def shuffled(self, rollout: TensorDictBase) -> Minibatch:
@@ -269,9 +273,7 @@ class PPO(AgentModule):
     def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Do what follows an iteration, before the learning rate changes. By default, this is nothing.
 
-        Args:
-            rollout: Rollout of the iteration, with advantages.
-            metrics: Parts of the loss of each minibatch of the iteration.
+        ``metrics`` are the parts of the loss of each minibatch.
         """
 
     def step_schedule(self, metrics: list[dict[str, Tensor]]) -> None:
@@ -306,13 +308,6 @@ class PPO(AgentModule):
             self.check_split()
             self.check_update()
 
-    def check_agent(self) -> None:
-        """Refuse an agent with a memory, which needs whole sequences."""
-        if self.agent.memory is not None:
-            raise ConfigError(
-                "model.agent has a memory: use ppo_lightning.RecurrentPPO, or set memory to null."
-            )
-
     def on_train_start(self) -> None:
         """Override restored optimizer settings with those of this run, and create the update."""
         super().on_train_start()
@@ -322,20 +317,39 @@ class PPO(AgentModule):
         self.clip_coef = torch.tensor(float(self.hparams.clip_coef), device=self.device)
         self.optimize = make_update(self, self.total_loss)
 
-    def on_train_batch_start(self, rollout: TensorDictBase, batch_idx: int) -> None:
-        """Set the clipping range of the iteration."""
+    def begin_run(self) -> None:
+        """Start the clock, see :meth:`AgentModule.begin_run`."""
+        super().begin_run()
+        self._progress: list[tuple[int, int | None]] = []  # of the optimizer and the schedule
+
+    def begin_iteration(self, rollout: TensorDictBase) -> None:
+        """Count a rollout, set the clipping range, and name what the first iteration of the run left out."""
+        if len(self._progress) < 2:
+            schedule: Any = self.lr_schedulers()
+            self._progress.append((self.trainer.global_step, getattr(schedule, "last_epoch", None)))
+            if len(self._progress) == 2:
+                self._name_omissions()
+        super().begin_iteration(rollout)
         self._draws.clear()
         share = remaining(self.rollouts_done - 1, self.data.num_rollouts)
         # detail A1
         self.clip_coef.fill_(self.hparams.clip_coef * (share if self.hparams.anneal_clip_coef else 1.0))
 
+    def _name_omissions(self) -> None:
+        """Name what the first iteration left out, after it: a subclass may have its own ``training_step``."""
+        (steps_before, epoch_before), (steps, epoch) = self._progress
+        is_constant = epoch is not None and epoch == epoch_before
+        omissions = {
+            "step the optimizer: call self.update(minibatches)": steps == steps_before,
+            "step the learning-rate schedule: call self.step_schedule(metrics)": is_constant,
+            "log the episodes: call self.log_rollout(rollout, metrics)": self.run_log.waits,
+        }
+        if lost := ", and not ".join(what for what, is_lost in omissions.items() if is_lost):
+            rank_zero_warn(f"The first {type(self).__name__}.training_step did not {lost}.")
+
     def on_train_end(self) -> None:
         """Release compiled graphs."""
         self.optimize = EagerUpdate(self, self.total_loss)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Release compiled graphs."""
-        self.on_train_end()
 
     # For updates, variants and callbacks
 
@@ -383,12 +397,14 @@ class PPO(AgentModule):
 
     def check_optimizers(self) -> None:
         """Refuse a result of a subclass's ``configure_optimizers`` that the update cannot use."""
-        optimizer, schedule = self.optimizers(), self.lr_schedulers()
+        optimizers, schedule = self.trainer.optimizers, self.lr_schedulers()
         fits = isinstance(schedule, LRScheduler | None) and not isinstance(schedule, ReduceLROnPlateau)
-        if isinstance(optimizer, list) or not optimizer.param_groups or not fits:
+        fits = fits and len(optimizers) == 1 and bool(optimizers[0].param_groups)
+        if not fits or isinstance(optimizers[0], torch.optim.LBFGS):
             raise ConfigError(
-                "configure_optimizers must return one optimizer, with at most one LRScheduler (but not"
-                " ReduceLROnPlateau), which PPO steps once a rollout: self.data.num_rollouts times."
+                f"{type(self).__name__}.configure_optimizers must return one optimizer (but not LBFGS), with"
+                " at most one LRScheduler (but not ReduceLROnPlateau), which is stepped once a rollout:"
+                " self.data.num_rollouts times."
             )
 
     @property

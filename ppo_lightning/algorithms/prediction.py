@@ -75,9 +75,8 @@ class Predictor:
                 f" returns them, and {', '.join(missing)} is missing."
             )
         arrays = {name: _numbers(name, found[name]) for name in self._parts}
-        sizes = set.intersection(
-            *(_batch_sizes(name, arrays[name], self._parts[name], name in self._flat) for name in arrays)
-        )
+        possible = [_batch_sizes(x, arrays[x], self._parts[x], x in self._flat) for x in arrays]
+        sizes = set.intersection(*possible)
         if not sizes:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
             raise ConfigError(f"predict takes one observation or a batch, not entries of both: {shapes}.")

@@ -34,11 +34,7 @@ class RecurrentPPO(PPO):
             )
 
     def check_split(self) -> None:
-        """Check that the environments can be split into minibatches.
-
-        Raises:
-            ConfigError: Names the fields and what to change.
-        """
+        """Check that the environments can be split into minibatches."""
         num_envs = self.data.num_envs // self.trainer.world_size
         count = self.hparams.num_minibatches
         if num_envs % count:
@@ -61,9 +57,8 @@ class RecurrentPPO(PPO):
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """Evaluate the actions of whole sequences."""
-        return self.agent.evaluate(
-            *(minibatch[key] for key in ("observation", "action", "memory", "is_init"))
-        )
+        keys = ("observation", "action", "memory", "is_init")
+        return self.agent.evaluate(*(minibatch[key] for key in keys))
 
     @property
     def microbatch_size(self) -> int:

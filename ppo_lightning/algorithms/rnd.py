@@ -50,7 +50,8 @@ class RND(PPO):
         int_coef: Weight of the advantage of the intrinsic rewards.
         ext_coef: Weight of the advantage of the environment's rewards.
         int_gamma: Discount of the intrinsic rewards. ``gamma`` is that of the environment's rewards.
-        num_iterations_obs_norm_init: Rollouts of random actions with which the statistics begin.
+        num_iterations_obs_norm_init: Rollouts of random actions with which the statistics begin. The x axis
+            of metrics counts their steps, ``data.total_timesteps`` does not.
         **hyperparameters: Those of :class:`~ppo_lightning.PPO`.
 
     Raises:
@@ -106,7 +107,10 @@ class RND(PPO):
         super().on_train_start()
         if not self.curiosity.normalizer.count:
             for rollout in random_rollouts(self.data, self.agent, self.hparams.num_iterations_obs_norm_init):
-                self.curiosity.observe(self.curiosity.view(rollout["next", "observation"]))
+                observation = self.curiosity.view(rollout["next", "observation"])
+                self.curiosity.observe(observation, rollout.get("valid"))
+                self.env_steps += self.data.frames_per_rollout
+                self.extra_steps += self.data.frames_per_rollout
 
     @torch.no_grad()
     def advantages(self, rollout: TensorDictBase) -> TensorDictBase:
@@ -115,7 +119,10 @@ class RND(PPO):
         rows = min(self.minibatch_size, self.microbatch_size)
         reward = self.rewards.compute(rollout, self.curiosity, rows)
         value = in_parts(self.int_value, rows, rollout["observation"], rollout["action"])
-        last_value = self.int_value(rollout["next", "observation"][:, -1], rollout["action"][:, -1])
+        # At an episode end, the stream continues with the first observation of the next episode.
+        collector: Any = self.data.collector
+        last = torch.as_tensor(collector.observation).to(rollout["observation"])
+        last_value = self.int_value(last, rollout["action"][:, -1])
         gamma, gae_lambda = self.hparams.int_gamma, self.hparams.gae_lambda
         advantage, rollout["int_value_target"] = endless_gae(
             reward, value, last_value, gamma, gae_lambda, rollout.get("valid")
@@ -168,10 +175,6 @@ class IntrinsicRewards:
     The sums continue from one rollout to the next. Those of an episode start afresh where
     ``("next", "step_count")`` is 1, which also holds for the fresh episodes of a resumed run.
 
-    Args:
-        num_envs: Number N of environments.
-        gamma: Discount of the intrinsic rewards.
-
     Example:
         >>> rewards = IntrinsicRewards(1, gamma=0.5)
         >>> rewards.discount(torch.ones(1, 3)).tolist()
@@ -187,19 +190,11 @@ class IntrinsicRewards:
 
     @torch.no_grad()
     def compute(self, rollout: TensorDictBase, curiosity: "Curiosity", microbatch_size: int) -> Tensor:
-        """Compute the scaled rewards of a rollout, and continue the statistics.
+        """Return rewards divided by the running standard deviation of their discounted sum, [N, T].
 
         The rewards use the statistics of the observations before the rollout. Invalid steps have the reward
-        0 and enter no statistics. With several ranks this is a collective.
-
-        Args:
-            rollout: Batch size [N, T]. Receives ``novelty_input``, [N, T, ...], and ``int_reward``, the
-                rewards before scaling, [N, T].
-            curiosity: Networks and statistics.
-            microbatch_size: Number of rows that go through the networks at once.
-
-        Returns:
-            Rewards divided by the running standard deviation of their discounted sum, [N, T] float32.
+        0 and enter no statistics. The rollout receives ``novelty_input``, [N, T, ...], and ``int_reward``,
+        the rewards before scaling. With several ranks this is a collective.
         """
         valid = rollout.get("valid")
         rollout["novelty_input"] = curiosity.view(rollout["next", "observation"])
@@ -247,21 +242,11 @@ def endless_gae(
     gae_lambda: float,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute advantages of a stream of rewards that does not end with the episode.
+    """Compute advantages and value targets of a stream of rewards that does not end with the episode.
 
     At an episode end, the return continues with the first observation of the next episode. It stops before
-    invalid steps only.
-
-    Args:
-        reward: [N, T].
-        value: Values of the observations before the steps, [N, T].
-        last_value: Values of the observations after the last step, [N].
-        gamma: Discount factor.
-        gae_lambda: Weight of longer returns.
-        valid: False at steps that do not count, [N, T] bool. None: all count.
-
-    Returns:
-        Advantages and value targets, both [N, T].
+    invalid steps only. The arguments are those of :func:`~ppo_lightning.algorithms.losses.gae`, and
+    ``last_value`` are the values of the observations after the last step, [N].
     """
     next_value = torch.cat([value[:, 1:], last_value[:, None]], dim=1)
     never = torch.zeros_like(value, dtype=torch.bool)
@@ -277,11 +262,8 @@ class Curiosity(nn.Module):
     and clipped to [-5, 5]. Of a picture, the networks see the last frame: the last three channels if their
     number is a multiple of three (colours), otherwise the last one.
 
-    The networks for pictures are those of the authors, and of CleanRL's ppo_rnd_envpool.py.
-
-    Args:
-        observation_spec: Spec of one environment.
-        critic_features: Width F of the features of the agent's value function.
+    The networks for pictures are those of the authors, and of CleanRL's ppo_rnd_envpool.py. The value of
+    novelty reads the features of the agent's value function, of width ``critic_features``.
 
     Example:
         >>> curiosity = Curiosity(Unbounded((4,)), critic_features=64)
@@ -312,11 +294,7 @@ class Curiosity(nn.Module):
         return self.picture(observation, num_batch_axes=2)[:, :, -self.shape[0] :]
 
     def error(self, observation: Tensor) -> Tensor:
-        """Return the mean squared error of the predictor, [B].
-
-        Args:
-            observation: From :meth:`view`, not normalized, [B, *shape].
-        """
+        """Return the mean squared error of the predictor for raw observations of :meth:`view`, [B]."""
         normalized = self.normalizer(observation)
         # bfloat16 would round the difference away.
         return (self.predictor(normalized).float() - self.target(normalized).float()).square().mean(-1)
@@ -327,20 +305,12 @@ class Curiosity(nn.Module):
 
     @torch.no_grad()
     def observe(self, observation: Tensor, valid: Tensor | None = None) -> None:
-        """Merge the observations [N, T, *shape] of all ranks into the statistics. This is a collective.
-
-        Args:
-            observation: From :meth:`view`.
-            valid: Steps to merge, [N, T] bool. None: all.
-        """
+        """Merge the valid steps [N, T, *shape] of :meth:`view` of all ranks. This is a collective."""
         merge_rows(self.normalizer, observation.flatten(0, 1) if valid is None else observation[valid])
 
     @torch.no_grad()
     def reward_std(self, discounted: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Merge discounted sums of rewards [N, T] of all ranks, and return the deviation of all sums so far.
-
-        This is a collective. ``valid`` flags the steps to merge, as for :meth:`observe`.
-        """
+        """Merge the discounted sums of valid steps [N, T], and return the deviation of all sums so far."""
         rows = discounted.flatten() if valid is None else discounted[valid.to(discounted.device)]
         merge_rows(self.reward_moments, rows)
         return self.reward_moments.std.float()
@@ -352,30 +322,17 @@ def hidden(in_features: int, out_features: int) -> nn.Linear:
 
 
 def random_features(shape: tuple[int, ...]) -> nn.Sequential:
-    """Make the network whose output is predicted, which ends with a linear layer.
-
-    Args:
-        shape: Shape of the input, pictures [C, H, W] or numbers [D].
-    """
+    """Make the network whose output is predicted, for pictures [C, H, W] or numbers [D]."""
     if len(shape) == 1:
         layers = hidden(shape[0], HIDDEN), hidden(HIDDEN, HIDDEN)
         for layer in layers:
             nn.init.uniform_(layer.bias, -1, 1)
         return nn.Sequential(layers[0], nn.LeakyReLU(), layers[1])
-    gain = math.sqrt(2)
-    convolutions = channels_last(
-        nn.Sequential(
-            orthogonal(nn.Conv2d(shape[0], 32, 8, stride=4), gain),
-            nn.LeakyReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, stride=2), gain),
-            nn.LeakyReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3, stride=1), gain),
-            nn.LeakyReLU(),
-            nn.Flatten(),
-        )
-    )
-    size = convolutions(torch.zeros(1, *shape)).shape[1]
-    return nn.Sequential(convolutions, hidden(size, EMBEDDING))
+    sizes = ((shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+    convolutions = [orthogonal(nn.Conv2d(*size), math.sqrt(2)) for size in sizes]
+    parts = [part for convolution in convolutions for part in (convolution, nn.LeakyReLU())]
+    pictures = channels_last(nn.Sequential(*parts, nn.Flatten()))
+    return nn.Sequential(pictures, hidden(pictures(torch.zeros(1, *shape)).shape[1], EMBEDDING))
 
 
 def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> Iterator[TensorDictBase]:
@@ -385,18 +342,14 @@ def random_rollouts(data: RolloutDataModule, agent: ActorCritic, count: int) -> 
     discrete actions are uniform over the allowed ones, and continuous ones are standard normal before they
     are squashed or clipped to their bounds.
     """
-    assert data.trainer is not None
     agent = copy.deepcopy(agent)
-    with torch.no_grad():
-        for parameter in agent.head.parameters():
-            parameter.zero_()
+    for parameter in agent.head.parameters():
+        parameter.data.zero_()
     shard = dataclasses.replace(data.shard, seed=derive_seed(data.seed, "curiosity"))
     env = data.factory.make(shard.count, shard.seed, shard.first)
     precision, timeout = data.trainer.precision_plugin.forward_context, data.step_timeout
     try:
-        collector = make_collector(
-            env, agent, data.num_steps, count, shard=shard, precision=precision, step_timeout=timeout
-        )
-        yield from collector.iterator()
+        options: Any = {"shard": shard, "precision": precision, "step_timeout": timeout}
+        yield from make_collector(env, agent, data.num_steps, count, **options).iterator()
     finally:
         env.close()

@@ -4,13 +4,16 @@ Source: Rahman and Xue, "Robust Policy Optimization in Deep Reinforcement Learni
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from tensordict import TensorDictBase
+from torch import Tensor
 
+from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import Evaluation
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -21,7 +24,8 @@ class RPO(PPO):
     For each transition and epoch the noise z is drawn anew from U(-rpo_alpha, rpo_alpha), component by
     component, and the log-probability is that of the action under N(mean + z, std). That equals the
     log-probability of action - z under N(mean, std), so the actions are moved instead of the mean. The ratio
-    of the first minibatch is therefore not 1.
+    of the first minibatch is therefore not 1. The logged divergences, to which ``target_kl`` and
+    ``desired_kl`` respond, are those of the policy without the noise.
 
     Args:
         rpo_alpha: Bound of the noise; the authors recommend 0.5, and 0.01 where PPO is better than RPO with
@@ -31,6 +35,8 @@ class RPO(PPO):
     Raises:
         ConfigError: ``rpo_alpha`` is negative, or the agent has no Gaussian head.
     """
+
+    minibatch_keys: ClassVar = (*PPO.minibatch_keys, "noise")
 
     def __init__(self, rpo_alpha: Annotated[float, Range(0)] = 0.5, **hyperparameters: Any) -> None:
         check_arguments(RPO.__init__, locals(), "model")
@@ -46,9 +52,22 @@ class RPO(PPO):
             )
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
-        """Yield minibatches whose actions are shifted by the noise of this epoch."""
-        action, moved = rollout["action"], rollout.copy()
-        moved["action"] = action - self.hparams.rpo_alpha * (2 * self.uniform("mean", *action.shape) - 1).to(
-            action.device
-        )
-        yield from super().minibatches(moved)
+        """Yield minibatches with the noise of this epoch."""
+        action, noisy = rollout["action"], rollout.copy()
+        noise = self.hparams.rpo_alpha * (2 * self.uniform("mean", *action.shape) - 1)
+        noisy["noise"] = noise.to(action.device)
+        yield from super().minibatches(noisy)
+
+    def evaluate(self, minibatch: Minibatch) -> Evaluation:
+        """Evaluate the actions as if the mean were moved by the noise."""
+        return super().evaluate(minibatch | {"action": minibatch["action"] - minibatch["noise"]})
+
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of PPO, and the divergences of the policy itself, see :meth:`PPO.loss`."""
+        loss, parts = super().loss(minibatch, evaluation)
+        (mean, log_std), noise = evaluation.parameters, minibatch["noise"]
+        # log N(action | mean, std) - log N(action - noise | mean, std)
+        moved = noise * (noise - 2 * (minibatch["action"] - mean)) * (-2 * log_std).exp() / 2
+        log_ratio = evaluation.log_prob + moved.sum(-1) - minibatch["action_log_prob"]
+        own = losses.diagnostics(log_ratio, self.clip_coef, minibatch.get("valid"))
+        return loss, parts | own | {"clipfrac": parts["clipfrac"]}  # of the ratios in the loss

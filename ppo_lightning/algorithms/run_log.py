@@ -36,17 +36,20 @@ class RunLog:
         The next call of :meth:`log` logs mean return and length of the finished episodes, also by player in
         games of several, and of the last 100 episodes.
         """
-        data = self.module.data
         episodes = collectives.concatenate(finished_episodes(rollout))
         returns, lengths = self.module.episode_returns, self.module.episode_lengths
         returns.extend(episodes[:, 0].tolist())
         lengths.extend(episodes[:, 1].tolist())
-        self.module.env_steps += data.frames_per_rollout
-        zero_sum = "mover" in rollout.keys()  # noqa: SIM118
-        self.add(episode_means(episodes, zero_sum))
+        self.module.env_steps += self.module.data.frames_per_rollout
+        self.add(episode_means(episodes, zero_sum="mover" in rollout.keys()))  # noqa: SIM118
         for name, last in (("return", returns), ("length", lengths)):
             if last:
                 self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are values that no call of :meth:`log` has logged yet."""
+        return bool(self._values)
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add scalars to the next call of :meth:`log`."""
@@ -73,30 +76,28 @@ class RunLog:
         options: dict[str, Any] = {"dtype": torch.float32, "device": module.device}
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
-        step = torch.tensor(module.env_steps)  # ModelCheckpoint uses it in file names
         # Text: Rich shows three decimals of any number.
         shown = {"SPS": f"{self.steps_per_second():.0f}", "steps": str(module.env_steps)}
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
-        published = dict(zip(values, means, strict=True)) | {"step": step}
-        private.publish_metrics(trainer, published, shown)
-        if rare or module.rollouts_done % trainer.log_every_n_steps == 0:
-            for logger in trainer.loggers:
+        step = torch.tensor(module.env_steps)  # ModelCheckpoint uses it in file names
+        private.publish_metrics(trainer, dict(zip(values, means, strict=True)) | {"step": step}, shown)
+        logs = rare or module.rollouts_done % trainer.log_every_n_steps == 0
+        # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit.
+        saves = time.perf_counter() - self._saved > SAVE_EVERY
+        for logger in trainer.loggers:
+            if logs:
                 logger.log_metrics(dict(zip(values, means.tolist(), strict=True)), step=module.env_steps)
-        if time.perf_counter() - self._saved > SAVE_EVERY:
+            if saves:
+                logger.save()
+        if saves:
             self._saved = time.perf_counter()
-            for logger in trainer.loggers:
-                logger.save()  # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit
 
 
 def finished_episodes(rollout: TensorDictBase) -> Tensor:
-    """Return the episodes that finished in a rollout.
+    """Return return, length and player of the episodes that finished in a rollout [N, T], [E, 3].
 
-    Args:
-        rollout: Batch size [N, T].
-
-    Returns:
-        Return, length and player of each episode, [E, 3]. The player is -1 unless each row is a player.
+    The player is -1 unless each row is a player.
     """
     following = rollout["next"]
     done = following["episode_done"]
@@ -108,13 +109,12 @@ def finished_episodes(rollout: TensorDictBase) -> Tensor:
 def episode_means(episodes: Tensor, zero_sum: bool = False) -> dict[str, Tensor]:
     """Return the mean return and length of episodes, over all players and by player.
 
+    The keys are ``charts/episodic_return``, ``charts/episodic_length`` and, for several players, the same
+    with the suffix ``-player0`` and so on. A mean over no episode is left out.
+
     Args:
         episodes: From :func:`finished_episodes`, [E, 3].
         zero_sum: Whether the returns are those of player 0 of two-player zero-sum games.
-
-    Returns:
-        ``charts/episodic_return``, ``charts/episodic_length`` and, for several players, the same with the
-        suffix ``-player0`` and so on. A mean over no episode is left out.
 
     Example:
         >>> episodes = torch.tensor([[1.0, 5.0, 0.0], [3.0, 7.0, 1.0]])

@@ -103,11 +103,7 @@ class KLAdaptiveLR(IterationLR):
         return self.kl_factor
 
     def adapt(self, approx_kl: float) -> None:
-        """Adapt the factor after an iteration.
-
-        Args:
-            approx_kl: Mean approximate KL divergence of the iteration over all ranks.
-        """
+        """Adapt the factor to the mean approximate KL divergence of an iteration over all ranks."""
         step = 1.0
         if approx_kl < self.desired_kl / 2:
             step = KL_STEP
@@ -127,17 +123,10 @@ class KLAdaptiveLR(IterationLR):
 
 
 def override_restored_settings(optimizer: torch.optim.Optimizer) -> None:
-    """Override the settings of a restored optimizer with those of this run.
-
-    The schedule overrides the learning rate.
-
-    Args:
-        optimizer: Adam, after Lightning restored the state from a checkpoint.
-    """
+    """Override the settings of a restored Adam with those of this run. The schedule has the learning rate."""
     fused = optimizer.defaults.get("fused")
-    eps = optimizer.defaults.get("eps")
     for group in optimizer.param_groups:
-        group.update(eps=eps, fused=fused)
+        group.update(eps=optimizer.defaults.get("eps"), fused=fused)
     for parameter, state in optimizer.state.items():
         if fused and "step" in state:  # a run in another precision saves it on the CPU
             state["step"] = state["step"].to(parameter.device)

@@ -36,8 +36,7 @@ class EagerUpdate:
     Args:
         module: The module to update.
         loss: Method of the module that maps a minibatch to the loss and its detached parts.
-        compile_loss: Compile the loss. This is for several ranks and for memories, where the whole update
-            cannot be one graph.
+        compile_loss: Compile the loss, where several ranks or a memory keep the update from being one graph.
     """
 
     def __init__(self, module: Learner, loss: Loss, compile_loss: bool = False) -> None:
@@ -47,19 +46,12 @@ class EagerUpdate:
 
     @functools.cached_property
     def _loss(self) -> Loss:
-        return (
-            compile_per_instance(self.loss, self.module.agent.traceable) if self._compile_loss else self.loss
-        )
+        if not self._compile_loss:
+            return self.loss
+        return compile_per_instance(self.loss, self.module.agent.traceable)
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
-        """Update the weights with one minibatch after the other.
-
-        Args:
-            minibatches: Minibatches of tensors [B, ...].
-
-        Returns:
-            The parts of the loss of each minibatch, scalars.
-        """
+        """Take a step on one minibatch [B, ...] after the other, and return the parts of each loss."""
         return [self._update(minibatch) for minibatch in minibatches]
 
     def _update(self, minibatch: Minibatch) -> Metrics:
@@ -126,6 +118,7 @@ class CompiledUpdate:
         self._lr = torch.zeros((), device=self._params[0].device)
         self._calls = 0
         self._drift = 0.0
+        self._warned = False
         self._length: int | None = None  # number of minibatches for which the scan is compiled
         # The loop of two runs with RND compiles for 140 s in C++, and for 57 s in Python.
         cpp_loop = self._lr.device.type == "cpu" and len(self._params) <= CPP_PARAMETERS
@@ -136,24 +129,33 @@ class CompiledUpdate:
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Update the weights, see :meth:`EagerUpdate.__call__`."""
-        has_state = len(self._optimizer.state) == len(self._params)
-        if not has_state or self._drift > self.module.tolerance:
+        if self._without_state() or self._drift > self.module.tolerance:
             metrics = self.eager(minibatches)
             self._optimizer.zero_grad()
+            if metrics and (names := self._without_state()) and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"model.compile has no effect while the loss has no gradient for {names[0]}: let the loss"
+                    " use it, or freeze it with requires_grad_(False) where the agent is made.",
+                    stacklevel=2,
+                )
             return metrics
         remaining = iter(minibatches)
         first = next(remaining, None)
         if first is None:
             return []
-        if not self._is_small(first):  # several minibatches may not fit into memory
+        # The scan of convolutions would compile for more than a minute.
+        convolutions = any(parameter.ndim > 2 for parameter in self._params)
+        if convolutions or len(equal_parts(first, self.module.microbatch_size)) > 1:
+            # Several minibatches may not fit into memory.
             return [self._compiled([minibatch])[0] for minibatch in itertools.chain([first], remaining)]
         return self._compiled([first, *remaining])
 
-    def _is_small(self, minibatch: Minibatch) -> bool:
-        """Return whether the overhead of a call matters for a minibatch [B, ...]."""
-        # The scan of convolutions would also compile for more than a minute.
-        convolutions = any(parameter.ndim > 2 for parameter in self._params)
-        return not convolutions and len(equal_parts(minibatch, self.module.microbatch_size)) == 1
+    def _without_state(self) -> list[str]:
+        """Return the names of the parameters for which Adam has no state, as before the first step."""
+        state = self._optimizer.state
+        pairs = zip(self._params, self._names, strict=True)
+        return [name.removeprefix("module.") for p, name in pairs if p not in state]
 
     def _compiled(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
         self._lr.fill_(self._optimizer.param_groups[0]["lr"])
@@ -169,9 +171,8 @@ class CompiledUpdate:
             else:
                 metrics = [self._one(minibatch) for minibatch in minibatches]
         if expected is not None:
-            self._drift = max(
-                float((metrics[0][key] - value).abs() / (1 + value.abs())) for key, value in expected.items()
-            )
+            pairs = [(x, metrics[0][key]) for key, x in expected.items()]
+            self._drift = max(float((compiled - x).abs() / (1 + x.abs())) for x, compiled in pairs)
             if self._drift > self.module.tolerance:
                 warnings.warn(
                     f"The compiled loss is off by {self._drift:.2g}: the run continues without it.",
@@ -246,9 +247,8 @@ class CompiledUpdate:
 
     def _differentiate(self, params: list[Tensor], minibatch: Minibatch) -> tuple[list[Tensor], Metrics]:
         def loss(params: list[Tensor]) -> Any:
-            return torch.func.functional_call(
-                self._holder, dict(zip(self._names, params, strict=True)), (minibatch,)
-            )
+            named = dict(zip(self._names, params, strict=True))
+            return torch.func.functional_call(self._holder, named, (minibatch,))
 
         grads, (_, metrics) = torch.func.grad_and_value(loss, has_aux=True)(params)
         return grads, metrics

@@ -39,7 +39,7 @@ class RolloutProgressBar(ProgressBar):
         data = pl_module.data
         self._bar = tqdm(
             total=data.num_rollouts * data.frames_per_rollout,
-            initial=pl_module.env_steps,
+            initial=pl_module.rollouts_done * data.frames_per_rollout,
             disable=not self._enabled,
             unit_scale=True,
             mininterval=0.5,
@@ -52,7 +52,7 @@ class RolloutProgressBar(ProgressBar):
     ) -> None:
         """Advance the bar by one rollout."""
         assert self._bar is not None
-        postfix = [f"{trainer.callback_metrics['charts/SPS']:.0f} SPS"]
+        postfix = [f"{pl_module.run_log.steps_per_second():.0f} SPS"]
         if (mean := pl_module.mean_return) is not None:
             postfix.append(f"return {mean:{decimals(mean)}}")
         self._bar.set_postfix_str(", ".join(postfix), refresh=False)

@@ -143,7 +143,7 @@ class PPOCLI(LightningCLI):
             config.ckpt_path = path or (None if config.ckpt_path == "last" else config.ckpt_path)
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
-            steps = checkpoint["env_steps"]
+            steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)
             if steps + checkpoint["frames_per_rollout"] > self.datamodule.total_timesteps:
                 total = "data.total_timesteps"
                 print(f"The run is already at {total} ({steps}): raise {total} to train longer.")

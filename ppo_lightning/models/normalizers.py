@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ppo_lightning.spaces.rows import EXACT
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.scans import discounted_sum
 
 EPSILON = 1e-8  # added to a variance before the square root
 CLIP = 10.0  # as in all reference implementations
-EXACT = 2**24  # float32 has all integers up to this one
 PART = 2**20  # numbers that `merge_rows` merges at once
 
 
@@ -91,6 +91,8 @@ def summary_of(rows: Tensor, mask: Tensor | None = None) -> Tensor:
     ``mask`` selects the rows, [B] or [B, *shape] bool. None: all.
     """
     rows = rows.double()
+    if not len(rows):
+        return rows.new_zeros(3, *rows.shape[1:])
     if mask is None:
         variance, mean = torch.var_mean(rows, dim=0, correction=0)
         return torch.stack([torch.full_like(mean, len(rows)), mean, variance * len(rows)])
@@ -306,7 +308,7 @@ class ObservationNormalizer(Moments):
         # detail 28
         summaries: Sequence[Any] = [None] * len(batches)
         if update and collectives.world_size() == 1:
-            summaries = [summarize_array(batch) for batch in merged]
+            summaries = [summarize_array(batch) if len(batch) else None for batch in merged]
         elif update:
             ranks = summaries_of_ranks([torch.from_numpy(batch) for batch in merged])
             summaries = [

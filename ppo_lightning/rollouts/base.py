@@ -16,7 +16,8 @@ from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import EXACT, RewardScaler
+from ppo_lightning.models.normalizers import RewardScaler
+from ppo_lightning.spaces.rows import EXACT
 from ppo_lightning.utils.seeding import Shard
 from ppo_lightning.utils.watch import StepWatch
 
@@ -70,7 +71,7 @@ class Collector(BaseCollector):
         self.total_frames = -1 if num_rollouts is None else num_rollouts * self.requested_frames_per_batch
         self.rollouts_done = 0
         self._watch = StepWatch(step_timeout)
-        self._observation: Any = None  # normalized, of the running episodes
+        self.observation: Any = None  # normalized, of the running episodes
         self._memory: Any = self._initial_memory()
         self._rounding_known = deterministic  # an evaluation repeats what training said
         self._sums: dict[str, Any] = {}  # name -> sums along the running episodes, [N] float64
@@ -123,7 +124,7 @@ class Collector(BaseCollector):
         """Begin the run again with another seed; return the next free seed."""
         self.shard = dataclasses.replace(self.shard, seed=seed)
         self.rollouts_done = 0
-        self._observation = None
+        self.observation = None
         self._memory = self._initial_memory()
         for sums in self._sums.values():
             sums[:] = 0
@@ -131,7 +132,7 @@ class Collector(BaseCollector):
 
     def running(self) -> list[Row] | None:
         """Return the states of the N running episodes; None if unknown, or before the first rollout."""
-        states = None if self._observation is None else self._states()
+        states = None if self.observation is None else self._states()
         if states is None:
             return None
         sums = {name: values.tolist() for name, values in self._sums.items()}

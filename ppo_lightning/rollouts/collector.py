@@ -59,9 +59,7 @@ class RolloutCollector(Collector):
     Episodes continue from one rollout to the next. The storage is reused, so that the next rollout overwrites
     this one.
 
-    Args:
-        *args: As for :class:`~ppo_lightning.rollouts.base.Collector`.
-        **kwargs: As for :class:`~ppo_lightning.rollouts.base.Collector`.
+    The arguments are those of :class:`~ppo_lightning.rollouts.base.Collector`.
 
     Raises:
         ConfigError: The players of a turn-based game would share a memory.
@@ -140,7 +138,7 @@ class RolloutCollector(Collector):
                 add_evaluation(self.agent, self._rollout)
         next_observation = store["next", "observation"]
         next_observation[:-1] = store["observation"][1:]
-        next_observation[-1] = self._observation
+        next_observation[-1] = self.observation
         for end in ends:
             next_observation[end.step][end.done] = end.final_observation
         own_rewards = self._raw_rewards
@@ -157,14 +155,11 @@ class RolloutCollector(Collector):
         return self._rollout.copy().set("valid", torch.from_numpy(valid).T)
 
     def _walk(self, moments: ArrayMoments | None, valid: np.ndarray) -> list[EpisodeEnds]:
-        """Step the environments through a rollout and write the steps into the storage.
+        """Step the environments through a rollout, write the steps into the storage, and return the ends.
 
         Args:
-            moments: Statistics of the observations, updated in place; None: no statistics.
+            moments: Statistics of the observations, updated in place. None: no statistics.
             valid: Receives which steps count, [T, N] bool.
-
-        Returns:
-            The episode ends.
         """
         env = self.env
         memory = self._memory
@@ -186,7 +181,7 @@ class RolloutCollector(Collector):
         movers = store["mover"][..., 0] if env.turn_based else None
         ends: list[EpisodeEnds] = []
         # detail 1
-        observation = self._observation
+        observation = self.observation
         if observation is None:
             self._raw = env.reset_arrays().copy()
             (observation,) = self._check_and_normalize(moments, steps_before, self._raw)
@@ -237,7 +232,7 @@ class RolloutCollector(Collector):
                 (observation,) = self._check_and_normalize(moments, steps_before + t, raw, counted=counted)
             if memory is not None and env.valid is not None:
                 memory[~valid[t]] = 0
-        self._observation = observation
+        self.observation = observation
         self._evaluated = log_prob is not None
         return ends
 
@@ -250,15 +245,10 @@ class RolloutCollector(Collector):
         done: np.ndarray | None = None,
         counted: Sequence[np.ndarray] = (),
     ) -> Sequence[np.ndarray]:
-        """Check and normalize observations [N, ...] and, after resets, first observations [K, ...].
+        """Check and normalize raw observations [N, ...] and first ones [K, ...] of the environments ``done``.
 
-        Args:
-            moments: Statistics of the observations, updated in place; None: no statistics.
-            step: Number of steps that each environment made before, for messages.
-            observation: Raw.
-            fresh: Raw first observations of the environments that were reset, [K, ...].
-            done: Which environments were reset, [N] bool.
-            counted: Which of both enter the statistics, [N] and [K] bool. Empty: all.
+        ``step`` is the number of steps that each environment made before. ``moments`` are updated in place,
+        with the rows ``counted`` of both, [N] and [K] bool. Empty: all.
         """
         require_finite("observation", observation, step, self.shard.first)
         batches = [observation]
@@ -278,7 +268,7 @@ class RolloutCollector(Collector):
         states = self.env.get_state()
         if states is None:
             return None
-        arrays = {"observation": self._observation}
+        arrays = {"observation": self.observation}
         if self._memory is not None:
             arrays["memory"] = self._memory
         return [
@@ -288,7 +278,7 @@ class RolloutCollector(Collector):
 
     def _restore(self, rows: list[Row]) -> None:
         self.env.set_state(rows)
-        self._observation = np.stack([from_plain(row["observation"]) for row in rows])
+        self.observation = np.stack([from_plain(row["observation"]) for row in rows])
         if self._memory is not None:
             self._memory[:] = np.stack([from_plain(row["memory"]) for row in rows])
 

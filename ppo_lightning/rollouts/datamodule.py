@@ -25,7 +25,7 @@ from ppo_lightning.checkpoints.settings import code_in_data, data_settings, requ
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.state import pack, to_columns, to_rows, unpack
+from ppo_lightning.envs.state import to_columns, to_rows
 from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.base import Collector
@@ -35,6 +35,7 @@ from ppo_lightning.rollouts.make_collector import CollectorInputs, make_collecto
 from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
+from ppo_lightning.utils.overrides import warn_of_lost_hooks
 from ppo_lightning.utils.processors import processors
 from ppo_lightning.utils.seeding import Shard
 
@@ -46,20 +47,23 @@ IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks li
 
 
 class RolloutLoader:
-    """Loader of a run's rollouts, one epoch after the other.
+    """Loader of a run's rollouts, one epoch after the other. Episodes continue from one to the next.
 
     The length keeps Lightning from prefetching, which would collect rollout t + 1 with the policy before
-    update t. The last epoch may be shorter: PPO stops the run after its last rollout.
-
-    Args:
-        collector: Collector of all rollouts of the run. Episodes continue from one epoch to the next.
-        rollouts_per_epoch: Number of rollouts in an epoch. A shorter run is one epoch.
-        profiler: Records ``collect``: the collection of a rollout, or the wait for it.
+    update t. The last epoch may be shorter: the run stops after its last rollout. The profiler records
+    ``collect``: the collection of a rollout, or the wait for it. ``begin_iteration`` gets each rollout.
     """
 
-    def __init__(self, collector: BaseCollector, rollouts_per_epoch: int, profiler: Profiler) -> None:
-        self.collector = collector
+    def __init__(
+        self,
+        collector: BaseCollector,
+        rollouts_per_epoch: int,
+        profiler: Profiler,
+        begin_iteration: Callable[[TensorDictBase], None],
+    ) -> None:
         self.profiler = profiler
+        self.begin_iteration = begin_iteration
+        self.collector = collector
         self._rollouts = iter(collector)
         self._length = min(rollouts_per_epoch, len(collector))
 
@@ -72,14 +76,11 @@ class RolloutLoader:
                 rollout = next(self._rollouts, None)
             if rollout is None:  # the end of the run
                 return
+            self.begin_iteration(rollout)
             yield rollout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state, because the data module saves the state of the collector.
-
-        Lightning restores a loader's state in the middle of an epoch only. Without this method, Lightning
-        warns that the loader cannot be resumed.
-        """
+        """Return nothing: the data module saves the collector. Without this method, Lightning warns."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -127,6 +128,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     Example:
         >>> data = RolloutDataModule("CartPole-v1", total_timesteps=500_000)
     """
+
+    trainer: Any  # set by Lightning
 
     def __init__(
         self,
@@ -188,7 +191,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Share rank 0's seed, from which every rank draws the noise of all ranks."""
         self._close()  # after an interrupted run
-        assert self.trainer is not None
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            warn_of_lost_hooks(self.trainer.lightning_module)
         self._rollouts_per_epoch = self.hparams["rollouts_per_epoch"]
         self.seed = self.trainer.strategy.broadcast(torch.initial_seed() % 2**32)
 
@@ -210,7 +214,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     @property
     def eval_episodes(self) -> int:
         """Episodes in each evaluation, of all ranks together."""
-        assert self.trainer is not None
         episodes = self.hparams["eval_episodes"]
         if episodes is not None or self.trainer.state.fn != TrainerFn.FITTING:
             return episodes or EVAL_EPISODES
@@ -248,7 +251,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         Raises:
             ConfigError: ``num_envs`` cannot be divided among the ranks.
         """
-        assert self.trainer is not None
         count, rest = divmod(self.num_envs, self.trainer.world_size)
         if rest:
             raise ConfigError(
@@ -260,20 +262,16 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     @property
     def specs(self) -> Specs:
         """Specs of one environment: of the training environments in ``fit``, otherwise of a temporary one."""
-        assert self.trainer is not None
         if self._specs is None:
             self._specs = specs_of(self.env) if self.trainer.training else self.factory.specs()
         return self._specs
 
-    def _collector_inputs(self) -> CollectorInputs:
-        assert self.trainer is not None
-        return self.trainer.lightning_module.collector_inputs()  # type: ignore[operator]
-
     def train_dataloader(self) -> RolloutLoader:
         """Return the loader of the run, which collects each rollout on demand."""
-        assert self.trainer is not None
+        module = self.trainer.lightning_module
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
-            inputs = self._collector_inputs()
+            module.begin_run()
+            inputs: CollectorInputs = module.collector_inputs()
             acting = behavior_copy(inputs) if self.overlap else inputs
             collector = make_collector(
                 self.env,
@@ -291,22 +289,15 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 collector.clock = self._clock = StepClock()
             if self.trainer.ckpt_path is not None:
                 self._resume()
-        profiler = self.trainer.profiler  # type: ignore[attr-defined]
-        return RolloutLoader(self.collector, self.rollouts_per_epoch, profiler)
-
-    def on_before_batch_transfer(self, batch: TensorDictBase, dataloader_idx: int) -> TensorDictBase:
-        """Count the steps and episodes of a rollout that training receives."""
-        assert self.trainer is not None
-        if self.trainer.training:
-            self.trainer.lightning_module.run_log.count(batch)  # type: ignore[union-attr, operator]
-        return batch
+        return RolloutLoader(
+            self.collector, self.rollouts_per_epoch, self.trainer.profiler, module.begin_iteration
+        )
 
     def slow_steps(self) -> str:
         """Return the setting that helps if the environments took most of the first seconds, once in a run."""
         clock = self._clock
         if clock is None or time.perf_counter() - clock.started < MEASURED:
             return ""
-        assert self.trainer is not None
         cores = max(1, processors() // self.trainer.num_devices)
         self._clock = None
         collector: Any = self.collector
@@ -319,15 +310,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             self.collector.wait()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the collector and, if they can be resumed, the running episodes of all ranks.
-
-        This is a collective.
-        """
+        """Return the state of the collector and the running episodes, if known. This is a collective."""
         state = {"backend": self.backend, "rollouts_per_epoch": self._rollouts_per_epoch}
         if self.collector is None:  # before or after a fit
             return state | {"collector": None, "running": None}
-        packed = collectives.chain([pack(self.collector.running() or [])])
-        rows = [row for part in packed for row in unpack(part) or []]
+        rows = collectives.chain(self.collector.running() or [])
         running = to_columns(rows) if rows else None
         return state | {"collector": self.collector.state_dict(), "running": running}
 
@@ -338,7 +325,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             self._rollouts_per_epoch = state_dict.get("rollouts_per_epoch")
 
     def _resume(self) -> None:
-        assert self.trainer is not None
         assert self.collector is not None
         saved = self._saved
         self._saved = {}
@@ -355,10 +341,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")
 
     def require_same_rollouts(self, checkpoint: dict[str, Any]) -> None:
-        """Check that a run can be resumed with these settings.
-
-        Args:
-            checkpoint: Checkpoint of that run.
+        """Check that the run of a checkpoint can be resumed with these settings.
 
         Raises:
             ConfigError: The environment or the size of a rollout differs (the schedules count rollouts), or
@@ -380,13 +363,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one batch: this rank's share of ``eval_episodes`` whole episodes."""
-        assert self.trainer is not None
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
         shard = Shard(self.seed, int(mine[0]) if len(mine) else 0, len(mine), self.eval_episodes)
-        agent = self._collector_inputs().agent
-        profiler = self.trainer.profiler  # type: ignore[attr-defined]
-        return EvaluationLoader(self.factory, agent, shard, self.step_timeout, profiler)
+        agent = self.trainer.lightning_module.collector_inputs().agent
+        return EvaluationLoader(self.factory, agent, shard, self.step_timeout, self.trainer.profiler)
 
     test_dataloader = val_dataloader
 
@@ -395,15 +376,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the training environments when a run is interrupted.
-
-        Lightning calls this hook after those of all callbacks, and then ``sys.exit(1)`` for an interrupt.
-
-        Raises:
-            KeyboardInterrupt: For an interrupt in a notebook.
-            SystemExit: For an interrupt elsewhere, with code 130.
-        """
+        """Close the training environments when a run is interrupted."""
         self._close()
+        # Lightning calls this hook after those of all callbacks, and then `sys.exit(1)` for an interrupt.
         if isinstance(exception, KeyboardInterrupt) and self.trainer is not None:
             end = exception if private.INTERACTIVE else SystemExit(128 + signal.SIGINT)
             private.end_interrupted(self.trainer, end)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
@@ -63,21 +64,21 @@ def evaluate(
 
 
 def episode_statistics(prefix: str, episodes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return mean, population std, min and max of return and length of episodes [E].
+    """Return mean, standard deviation, min and max of return and length of episodes [E], float64 on the CPU.
 
-    The keys are ``prefix/episodic_return``, ``prefix/episodic_return_std`` and so on. The values are float64
-    on the CPU, whatever device the episodes are on.
+    The keys are ``prefix/episodic_return``, ``prefix/episodic_return_std`` and so on.
     """
     results = {}
     for name, key in (("episodic_return", "episode_reward"), ("episodic_length", "step_count")):
         values = episodes[key].cpu().double()
         results[f"{prefix}/{name}"] = values.mean()
-        results[f"{prefix}/{name}_std"] = values.std(correction=0)
+        results[f"{prefix}/{name}_std"] = values.std() if len(values) > 1 else torch.zeros_like(values.sum())
         results[f"{prefix}/{name}_min"] = values.min()
         results[f"{prefix}/{name}_max"] = values.max()
     return results
 
 
+@dataclass(eq=False)
 class EvaluationLoader:
     """Loader of one batch for ``validate`` and ``test``: the episodes of :func:`evaluate`.
 
@@ -86,22 +87,14 @@ class EvaluationLoader:
         agent: The agent.
         shard: The episodes of this rank, one in each environment.
         step_timeout: As for :func:`evaluate`.
-        profiler: Records ``evaluate``. None: records nothing.
+        profiler: Records ``evaluate``.
     """
 
-    def __init__(
-        self,
-        factory: EnvFactory,
-        agent: ActorCritic,
-        shard: Shard,
-        step_timeout: float | None = None,
-        profiler: Profiler | None = None,
-    ) -> None:
-        self.factory = factory
-        self.agent = agent
-        self.shard = shard
-        self.step_timeout = step_timeout
-        self.profiler = profiler or PassThroughProfiler()
+    factory: EnvFactory
+    agent: ActorCritic
+    shard: Shard
+    step_timeout: float | None = None
+    profiler: Profiler = field(default_factory=PassThroughProfiler)
 
     def __len__(self) -> int:
         return 1

@@ -27,6 +27,7 @@ class Learner(Protocol):
 
     env_steps: int
     episode_returns: deque[float]
+    run_log: Any
     episode_lengths: deque[float]
 
     @property

@@ -17,17 +17,11 @@ from ppo_lightning.utils import collectives
 
 
 class CollectorInputs(NamedTuple):
-    """Inputs of a collector, which the LightningModule's method ``collector_inputs`` returns.
-
-    Attributes:
-        agent: The agent.
-        reward_scaler: Scales the rewards. None: no scaling.
-        compile: Compile rollouts of environments that are functions of tensors.
-    """
+    """Inputs of a collector, which the LightningModule's method ``collector_inputs`` returns."""
 
     agent: ActorCritic
     reward_scaler: RewardScaler | None
-    compile: bool = False
+    compile: bool = False  # rollouts of environments that are functions of tensors
 
 
 def make_collector(

@@ -66,10 +66,14 @@ class OverlappedCollector(BaseCollector):
         acting = CollectorInputs(collector.agent, collector.reward_scaler)
         self._moments = list(zip(_moments(inputs), _moments(acting), strict=True))
         self._rollouts = iter(collector)
+        self.observation: Any = None  # after the rollout that was handed out
         self._pending: Future[TensorDictBase | None] | None = None
         self._before: tuple[OrderedDict, list[Row] | None] | None = None  # state before the pending rollout
-        settings = torch.get_num_threads(), collectives.new_group()
-        self._thread = ThreadPoolExecutor(1, "rollouts", initializer=_begin_thread, initargs=settings)
+        # PyTorch's number of threads and the process group belong to a thread.
+        num_threads, group = torch.get_num_threads(), collectives.new_group()
+        self._thread = ThreadPoolExecutor(1, "rollouts")
+        self._thread.submit(torch.set_num_threads, num_threads)
+        self._thread.submit(collectives.use_group, group)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield the remaining rollouts of the run. An exception of the thread is raised here."""
@@ -77,6 +81,7 @@ class OverlappedCollector(BaseCollector):
         if self._pending is None:
             self._pending = self._thread.submit(self._collect)
         while (rollout := self._pending.result()) is not None:
+            self.observation = copy.copy(self.collector.observation)
             self._hand_over()
             self._pending = self._thread.submit(self._collect)
             if is_first:
@@ -108,7 +113,7 @@ class OverlappedCollector(BaseCollector):
         return self.collector.set_seed(seed, static_seed)
 
     def running(self) -> list[Row] | None:
-        """Return the episodes that ran before the pending rollout, see :meth:`Collector.running`."""
+        """Return the episodes that ran before the pending rollout."""
         self.wait()
         return self.collector.running() if self._before is None else self._before[1]
 
@@ -150,9 +155,3 @@ def _moments(inputs: CollectorInputs) -> list[Moments]:
     """Return the running statistics that a collector updates."""
     parts = [part for part in (inputs.agent, inputs.reward_scaler) if part is not None]
     return [module for part in parts for module in part.modules() if isinstance(module, Moments)]
-
-
-def _begin_thread(num_threads: int, group: Any) -> None:
-    """Prepare the thread: PyTorch's number of threads and the process group belong to a thread."""
-    torch.set_num_threads(num_threads)
-    collectives.use_group(group)

@@ -50,17 +50,17 @@ class ScanCollector(TensorCollector):
         statistics: tuple[Tensor, ...] = ()
         if self.agent.normalizer is not None and not self.deterministic:
             statistics = (self.agent.normalizer.summary,)
-        if self._observation is None:
+        if self.observation is None:
             first = env.rows(env.reset_tensors(None))
             statistics = tuple(merged(old, summary_of(first)) for old in statistics)
-            self._observation = self._normalized(first, statistics)
+            self.observation = self._normalized(first, statistics)
         noise = self.draw_noise()
         if self.deterministic:
             noise.zero_()  # zero noise selects the mode
         memory = () if self._memory is None else (self._memory,)
         with self.precision():
-            (env.state, self._observation, memory, statistics), steps = self._scan(
-                (env.state, self._observation, memory, statistics), noise.to(self.agent.device)
+            (env.state, self.observation, memory, statistics), steps = self._scan(
+                (env.state, self.observation, memory, statistics), noise.to(self.agent.device)
             )
         self._memory = memory[0] if memory else None
         steps = tree_map(lambda values: values.transpose(0, 1), steps)
@@ -68,7 +68,7 @@ class ScanCollector(TensorCollector):
         shape = (env.num_envs, self.num_steps)
         steps["next"] = TensorDict(steps["next"], shape)
         rollout = TensorDict(steps, shape, device=self.agent.device)
-        self._require_finite(rollout, self._observation)
+        self._require_finite(rollout, self.observation)
         if normalized is not None:
             rollout["next", "observation"] = normalized
         if self.agent.normalizer is not None and statistics:
@@ -79,7 +79,7 @@ class ScanCollector(TensorCollector):
 
     def _states(self) -> list[Row]:
         memory = () if self._memory is None else (self._memory,)
-        tensors = {"state": self.env.state, "observation": (self._observation,), "memory": memory}
+        tensors = {"state": self.env.state, "observation": (self.observation,), "memory": memory}
         return [
             {key: tuple(x[i].cpu() for x in values) for key, values in tensors.items()}
             for i in range(self.shard.count)
@@ -91,7 +91,7 @@ class ScanCollector(TensorCollector):
             for key in ("state", "observation", "memory")
         )
         self.env.state = tuple(x.to(self.env.device) for x in state)
-        self._observation = observation[0].to(self.agent.device)
+        self.observation = observation[0].to(self.agent.device)
         self._memory = memory[0].to(self.agent.device) if memory else None
 
     def _step(self, carry: Carry, noise: Tensor) -> Step:
@@ -102,14 +102,13 @@ class ScanCollector(TensorCollector):
         state, step, after = self.env.transition(state, self._for_environment(action))
         raw, begun = self.env.rows(step.observation), self.env.rows(after)
         done = step.terminated | step.truncated
-        columns = {
-            "reward": step.reward,
-            "terminated": step.terminated,
-            "truncated": step.truncated,
-            "done": done,
+        following: dict[str, Tensor] = {
+            "reward": step.reward.unsqueeze(-1),
+            "terminated": step.terminated.unsqueeze(-1),
+            "truncated": step.truncated.unsqueeze(-1),
+            "done": done.unsqueeze(-1),
+            "observation": raw.clone(),
         }
-        following: dict[str, Tensor] = {key: values.unsqueeze(-1) for key, values in columns.items()}
-        following["observation"] = raw.clone()
         output: dict[str, Any] = {
             "observation": observation.clone(),
             "action": action,

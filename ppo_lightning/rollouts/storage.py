@@ -88,13 +88,7 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
 def check_memory(steps: int, bytes_per_step: int, settings: str = "data.num_envs * data.num_steps") -> None:
     """Refuse steps that take more than the machine's memory, if the operating system reports this size.
 
-    Args:
-        steps: Number of steps.
-        bytes_per_step: Size of a step.
-        settings: Settings whose product is the number of steps, for the message.
-
-    Raises:
-        ConfigError: Names the settings and both numbers of gigabytes.
+    ``settings`` are those whose product is the number of steps, for the message.
     """
     needed = steps * bytes_per_step
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf

@@ -87,28 +87,24 @@ class TensorCollector(Collector):
         return rollout
 
     def _walk(self, moments: TensorMoments | None, steps: list[TensorDictBase]) -> list[dict[Any, Tensor]]:
-        """Step the environments through a rollout.
+        """Step the environments through a rollout, and return what the agent adds to each step, by key.
 
         Args:
-            moments: Statistics of the observations, updated in place; None: observations are normalized by
-                the agent's statistics.
+            moments: Statistics of the observations, updated in place. None: those of the agent.
             steps: Receives each step of the environment, batch size [N].
-
-        Returns:
-            What the agent adds to each step, by key, each [N, ...].
         """
         agent = self.agent
         outputs: list[dict[Any, Tensor]] = []
-        if self._observation is None:
+        if self.observation is None:
             self._carrier = self.env.reset()
             first = self._carrier["observation"]
-            (self._observation,) = self._update_and_normalize(moments, [first])
+            (self.observation,) = self._update_and_normalize(moments, [first])
         noise = None if self.deterministic else self.draw_noise().to(agent.device)
         for t in range(self.num_steps):
             self._watch.step_begins()
             with self.precision():
                 action, log_prob, value, memory = agent.act(
-                    self._observation, None if noise is None else noise[t], self._memory
+                    self.observation, None if noise is None else noise[t], self._memory
                 )
             output: dict[Any, Tensor] = {
                 "action": action,
@@ -118,7 +114,7 @@ class TensorCollector(Collector):
             if self._memory is not None and memory is not None:
                 output |= {"memory": self._memory, ("next", "memory"): memory}
             if moments is not None:
-                output["observation"] = self._observation
+                output["observation"] = self.observation
             outputs.append(output)
             self._carrier["action"] = self._for_environment(action)
             try:
@@ -130,17 +126,17 @@ class TensorCollector(Collector):
             done = step["next", "done"].reshape(-1)
             fresh = self._carrier["observation"]
             if moments is None:
-                self._observation = self._normalize(fresh)
+                self.observation = self._normalize(fresh)
             else:
                 # First the statistics of all observations, then of those after resets, as in
                 # `RolloutCollector`.
                 raw = step["next", "observation"]
                 batches = [raw, fresh[done]] if done.any() else [raw]
                 following, *begun = self._update_and_normalize(moments, batches)
-                output["next", "observation"] = self._observation = following
+                output["next", "observation"] = self.observation = following
                 if begun:
-                    self._observation = following.clone()
-                    self._observation[done.to(following.device)] = begun[0]
+                    self.observation = following.clone()
+                    self.observation[done.to(following.device)] = begun[0]
             if memory is not None:
                 self._memory = memory.masked_fill(done[:, None].to(memory.device), 0)
         return outputs
@@ -159,21 +155,14 @@ class TensorCollector(Collector):
         return action if self._bounds is None else action.clamp(*self._bounds)
 
     def _require_finite(self, rollout: TensorDictBase, fresh: Tensor) -> None:
-        """Check a rollout [N, T] on its device; only a failure is located step by step.
-
-        Args:
-            rollout: Steps, with raw observations.
-            fresh: Observations after the rollout, [N, ...].
-        """
-        observation = rollout["observation"]
-        following = rollout["next", "observation"]
-        reward = rollout["next", "reward"]
-        if all(_is_finite(values) for values in (observation, following, reward, fresh)):
+        """Check a raw rollout [N, T] and the observations after it. A failure is located step by step."""
+        keys = ("observation", ("next", "observation"), ("next", "reward"))
+        if all(_is_finite(values) for values in (*(rollout[key] for key in keys), fresh)):
             return
         step = self.rollouts_done * self.num_steps
         for t in range(rollout.shape[1]):
-            for key, values in (("observation", observation), ("observation", following), ("reward", reward)):
-                require_finite(key, values[:, t].numpy(force=True), step + t, self.shard.first)
+            for key, name in zip(keys, ("observation", "observation", "reward"), strict=True):
+                require_finite(name, rollout[key][:, t].numpy(force=True), step + t, self.shard.first)
         require_finite("observation", fresh.numpy(force=True), step + rollout.shape[1], self.shard.first)
 
     def _add_episodes(self, following: TensorDictBase) -> None:

@@ -18,9 +18,6 @@ _LARGE = re.compile(r"(\d+(?:\.\d+)?)(e\d{1,2}|k|M)")
 def as_integer(value: Any) -> Any:
     """Return the integer that ``1e4``, ``500k`` or ``1.5M`` means, and any other value as it is.
 
-    Args:
-        value: Value of an integer option, as a command line or YAML has it.
-
     Example:
         >>> as_integer("500k"), as_integer(1e4), as_integer("1.5")
         (500000, 10000, '1.5')

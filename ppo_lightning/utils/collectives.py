@@ -1,6 +1,7 @@
 """Collectives between ranks; no-ops on a single rank."""
 
 import functools
+import io
 import itertools
 import threading
 from typing import Any
@@ -20,35 +21,24 @@ def world_size() -> int:
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Return the tensors of all ranks, stacked in the order of ranks.
+    """Return tensors of the same shape of all ranks, stacked in the order of ranks, on their device.
 
     This is a collective: every rank must call it. Unlike Lightning's ``all_gather``, it accepts tensors
     on the CPU if the backend of the process group is NCCL.
-
-    Args:
-        tensor: Tensor of the same shape on every rank.
-
-    Returns:
-        Tensor [world size, ...] on the device of ``tensor``.
     """
     ranks = world_size()
     if ranks == 1:
         return tensor.unsqueeze(0)
     local = tensor.detach().cpu().contiguous()
-    parts = [torch.empty_like(local) for _ in range(ranks)]
-    dist.all_gather(parts, local, group=cpu_group())
-    return torch.stack(parts).to(tensor.device)
+    parts = torch.empty(ranks, *local.shape, dtype=local.dtype)
+    # As bytes: Gloo does not exchange all dtypes, such as uint16.
+    rows = [part.reshape(-1).view(torch.uint8) for part in parts]
+    dist.all_gather(rows, local.reshape(-1).view(torch.uint8), group=cpu_group())
+    return parts.to(tensor.device)
 
 
 def concatenate(rows: Tensor) -> Tensor:
-    """Concatenate the rows of all ranks in the order of ranks.
-
-    Args:
-        rows: Tensor [K, ...]; K may differ between ranks.
-
-    Returns:
-        Tensor [sum of K over ranks, ...].
-    """
+    """Concatenate the rows of all ranks in the order of ranks. Their number may differ between ranks."""
     if world_size() == 1:
         return rows
     counts = gather(torch.tensor(len(rows))).tolist()
@@ -58,15 +48,15 @@ def concatenate(rows: Tensor) -> Tensor:
 
 
 def chain(items: list[Any]) -> list[Any]:
-    """Concatenate the lists of all ranks.
-
-    Args:
-        items: Plain types, or tensors on the CPU of a dtype that pickles can read (not uint16 to uint64).
-    """
-    lists: list[Any] = [items] * world_size()
-    if world_size() > 1:
-        dist.all_gather_object(lists, items, group=cpu_group())
-    return list(itertools.chain.from_iterable(lists))
+    """Concatenate the lists of all ranks, of plain types and tensors on the CPU."""
+    if world_size() == 1:
+        return items
+    buffer = io.BytesIO()
+    torch.save(items, buffer)  # a plain pickle fails for some dtypes (uint64 of MuJoCo)
+    parts: list[Any] = [None] * world_size()
+    dist.all_gather_object(parts, buffer.getvalue(), group=cpu_group())
+    loaded = (torch.load(io.BytesIO(part), weights_only=False) for part in parts)
+    return list(itertools.chain.from_iterable(loaded))
 
 
 def cpu_group() -> Any:

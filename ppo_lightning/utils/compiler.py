@@ -48,16 +48,7 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
 
 
 def scan_in_python(step: Callable[..., Any], carry: Any, rows: Any) -> tuple[Any, Any]:
-    """Return what PyTorch's ``scan`` returns, by a loop in Python.
-
-    Args:
-        step: Function of the carry and a row, which returns the next carry and an output.
-        carry: Initial carry, nested tensors.
-        rows: Nested tensors [T, ...].
-
-    Returns:
-        The last carry, and the outputs, nested tensors [T, ...].
-    """
+    """Return what PyTorch's ``scan`` returns for nested tensors [T, ...], by a loop in Python."""
     outputs = []
     for i in range(len(tree_leaves(rows)[0])):
         carry, output = step(carry, tree_map(lambda values, i=i: values[i], rows))

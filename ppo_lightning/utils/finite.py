@@ -15,7 +15,7 @@ def require_finite(
     """Raise an error if an output of the environments is non-finite.
 
     Args:
-        key: Name of the values, for example ``reward``.
+        key: Name of the values.
         values: Values of one step [N, ...], or rewards of a rollout [N, T].
         step: Number of steps that each environment made before.
         first_env: Global index of the first environment.
@@ -40,11 +40,6 @@ def first_nonfinite(checkpoint: dict[str, Any]) -> str | None:
     """Return the name of the first non-finite weight, statistic or optimizer state, if any."""
     tensors = dict(checkpoint["state_dict"])
     for optimizer in checkpoint.get("optimizer_states", []):
-        for number, entries in optimizer["state"].items():
-            tensors |= {
-                f"{name} of parameter {number} in the optimizer": value for name, value in entries.items()
-            }
-    for name, value in tensors.items():
-        if torch.is_tensor(value) and not value.isfinite().all():
-            return name
-    return None
+        for number, state in optimizer["state"].items():
+            tensors |= {f"{name} of parameter {number} in the optimizer": x for name, x in state.items()}
+    return next((name for name, x in tensors.items() if torch.is_tensor(x) and not x.isfinite().all()), None)

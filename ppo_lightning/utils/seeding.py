@@ -24,18 +24,11 @@ Stream = Literal[
 
 
 def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
-    """Derive the seed of an environment, or of a run within the run.
+    """Derive the seed of an environment, or of a run within the run, below 2^31.
 
     Two environments share a seed only with a probability of 2^-31. With ``seed + index`` instead, environment
-    1 of seed 1 would repeat the episodes of environment 0 of seed 2.
-
-    Args:
-        seed: Seed of the run.
-        stream: Use of the seed.
-        index: Global index of the environment, the same on any number of ranks.
-
-    Returns:
-        Seed below 2^31.
+    1 of seed 1 would repeat the episodes of environment 0 of seed 2. ``index`` is the global index of the
+    environment, the same on any number of ranks.
     """
     entropy = (seed, get_args(Stream).index(stream), index)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
@@ -71,12 +64,7 @@ class Shard:
 
     @classmethod
     def whole(cls, count: int, seed: int = 0) -> Self:
-        """Return the only shard of a run.
-
-        Args:
-            count: Number of environments.
-            seed: Seed of the run.
-        """
+        """Return the only shard of a run."""
         return cls(seed, 0, count, count)
 
     @property

@@ -104,10 +104,6 @@ def end_with_the_launcher() -> None:
 
 
 def end_with_the_parent(number: int) -> None:
-    """Let the kernel send a signal to this process when its parent process ends; on Linux only.
-
-    Args:
-        number: Number of the signal.
-    """
+    """Let the kernel send a signal to this process when its parent process ends; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG

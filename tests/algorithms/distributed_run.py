@@ -30,6 +30,7 @@ options = {
     "algorithm": "PPO",
     "model": {},
     "agent": {},
+    "agent_class": "MLPAgent",
     "data": {},
     "transforms": False,
     "rollouts": 3,
@@ -144,7 +145,7 @@ def train(settings):
     if options["nccl"]:
         refuse_cpu_tensors()
     EqualRanksGuard.every = options["check_every"]
-    agent = functools.partial(ppo_lightning.MLPAgent, **options["agent"])
+    agent = functools.partial(getattr(ppo_lightning, options["agent_class"]), **options["agent"])
     algorithm = getattr(ppo_lightning, options["algorithm"])
     module = type("Run", (Recorded, algorithm), {})(**{"learning_rate": 1e-3} | options["model"], agent=agent)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
@@ -186,14 +187,53 @@ def train(settings):
     torch.save(result, f"{options['folder']}/rank{trainer.global_rank}.pt")
 
 
+DTYPES = (
+    *(
+        "bool",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+    ),
+    *("float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
+)
+
+
+def every_dtype(rank):
+    """Return one tensor of each dtype that a state or an observation may have, other ones on each rank."""
+    flags = (torch.arange(32, dtype=torch.uint8) + rank) % 2
+    return {name: flags.view(getattr(torch, name)).clone() for name in DTYPES}
+
+
+def exchange(settings):
+    """Exchange tensors of every dtype between two ranks, in both ways in which ranks exchange them."""
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    mine = every_dtype(rank)
+    gathered = {name: collectives.gather(tensor) for name, tensor in mine.items()}
+    chained = collectives.chain([mine])
+    for other in range(2):
+        for name, tensor in every_dtype(other).items():
+            for found in (gathered[name][other], chained[other][name]):
+                assert found.dtype == tensor.dtype, name
+                assert found.view(torch.uint8).tolist() == tensor.view(torch.uint8).tolist(), name
+    torch.save({}, f"{settings['folder']}/rank{rank}.pt")
+
+
 def train_forked(settings, rank, port):
-    """Train one rank. Another process starts all of them, as torchrun does."""
+    """Train one rank, or exchange tensors. Another process starts all ranks, as torchrun does."""
     folder = settings["folder"]
     with open(f"{folder}/errors{rank}.txt", "w") as errors:
         os.dup2(errors.fileno(), 2)
     if settings["devices"] > 1:
         os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    train(settings)
+    (exchange if settings.get("exchanges") else train)(settings)
 
 
 if __name__ == "__main__":

@@ -126,13 +126,58 @@ def test_ranks_of_a_variant_do_what_one_rank_does(tmp_path, variant):
         assert one["statistics"]["agent.normalizer.count"] > 4 * (16 * 3 + 1), "environments were reset"
 
 
-def test_ranks_on_mujoco_save_and_resume(tmp_path):
-    """The states of MuJoCo hold uint64, which plain pickles between ranks cannot read."""
-    options = HOPPER | {"model": {"norm_reward": True}, "rollouts": 12}
+STATISTICS = {"agent": {"norm_obs": True}, "model": {"norm_reward": True}}
+
+
+def group(env_id, backend="gymnasium", algorithm="PPO", agent=(), **model):
+    """Return a run on the environment of a group of recipes, with statistics."""
+    agent = STATISTICS["agent"] | dict(agent)
+    model = STATISTICS["model"] | model
+    return {
+        "data": {"env_id": env_id, "backend": backend},
+        "algorithm": algorithm,
+        "agent": agent,
+        "model": model,
+    }
+
+
+PPG = {"n_iteration": 4, "e_auxiliary": 2, "num_aux_rollouts": 2}
+LSTM = {"memory": "lstm", "memory_size": 16, "shared": True}
+TICTACTOE = group(
+    "TicTacToe-v1", "envpool", "SelfPlay", {"norm_obs": False}, norm_reward=False, rating_games=4
+)
+GROUPS = {
+    "classic": group("CartPole-v1"),
+    "mujoco": group("Hopper-v5"),  # whose states hold uint64, which plain pickles cannot read
+    "classic, continuous": group("Pendulum-v1"),
+    "mujoco, envpool": group("Hopper-v4", "envpool"),
+    "atari": group("ALE/Breakout-v5", "envpool", agent={"norm_obs": False}) | {"agent_class": "CNNAgent"},
+    "tensors": group("CartPole-v1", "torch"),
+    "tensors, continuous": group("Pendulum-v1", "torch"),
+    "self-play": TICTACTOE | {"validations": 1},
+    "ppg": group("CartPole-v1", algorithm="PPG", **PPG),
+    "rnd": group("MountainCar-v0", algorithm="RND", num_iterations_obs_norm_init=3),
+    "rpo": group("Pendulum-v1", algorithm="RPO"),
+    "lstm": group("CartPole-v1", algorithm="RecurrentPPO", agent=LSTM, num_minibatches=2),
+}
+FRESH = ("mujoco, envpool", "atari", "self-play", "tensors", "tensors, continuous")  # episodes after a resume
+
+
+FAST, SLOW = list(GROUPS)[:2], list(GROUPS)[2:]
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_ranks_on_a_group_of_recipes_save_and_resume(tmp_path, name):
+    options = GROUPS[name] | {"rollouts": 12, "check_every": 1}
     (one,) = run(tmp_path / "one", 1, **options)
     two = run(tmp_path / "two", 2, **options, save_after=6)
+    require_same_end(two, one, tolerance=0.05, metrics=1e-2, statistics=1e-3)
     checkpoint = str(tmp_path / "two" / "middle.ckpt")
     resumed = run(tmp_path / "resumed", 2, **options, ckpt_path=checkpoint)
+    assert resumed[0]["env_steps"] == one["env_steps"]
+    assert torch.equal(resumed[0]["weights"], resumed[1]["weights"])
+    if name in FRESH:
+        return
     (alone,) = run(tmp_path / "alone", 1, **options, ckpt_path=checkpoint)
     require_same_end(two, one)
     assert max(difference(two, one), difference([alone], one)) < 0.001
@@ -218,6 +263,11 @@ def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path
     first, second = run(tmp_path / "run", 2, **options)
     assert first["metrics"]["eval/episodic_return"] == second["metrics"]["eval/episodic_return"] > 0
     assert first["timeout"] == second["timeout"] == 77
+
+
+def test_ranks_exchange_tensors_of_every_dtype(tmp_path):
+    """Gloo refuses uint16, and a plain pickle of uint16 to uint64 or float8 cannot be read."""
+    run(tmp_path / "run", 2, exchanges=True)
 
 
 def test_the_group_for_the_cpu_is_another_one_where_the_default_has_none():

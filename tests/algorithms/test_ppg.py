@@ -157,6 +157,7 @@ def test_value_gradients_do_not_reach_the_body_of_the_policy(shared):
     module = PPG()
     module.agent = MLPAgent(Unbounded((3,)), Categorical(2, shape=()), shared=shared)
     module.add_networks(None)
+    assert module.auxiliary_critic.weight.norm().item() == pytest.approx(0.1)
     torch.nn.init.normal_(module.agent.critic.weight)
     minibatch = {"observation": torch.randn(8, 3), "action": torch.zeros(8, dtype=torch.int64)}
     module.evaluate(minibatch).value.sum().backward()
@@ -267,9 +268,14 @@ def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
     torch.testing.assert_close(weighted, alone, atol=1e-12, rtol=0)
 
 
-def test_steps_that_only_reset_do_not_enter_the_auxiliary_phase(fit):
+def test_steps_that_only_reset_enter_neither_the_normalization_nor_the_auxiliary_phase(fit):
     data = DATA | {"env_id": "tests.environments.NextStepVector", "env_kwargs": {"env_id": "Hopper-v5"}}
-    module = fit(data, MODEL, ppo=Traced)
+    module = fit(data, MODEL | {"num_minibatches": 1}, ppo=Traced)
+    for phase, *_, minibatch in module.updates:
+        valid = minibatch["valid"].flatten() > 0
+        if phase == "policy":  # whose minibatch is the rollout
+            advantage = minibatch["advantage"].flatten()[valid]
+            assert advantage.mean().abs() < 1e-5 and advantage.std().item() == pytest.approx(1, abs=1e-3)
     weights = [m["valid"] for phase, *_, m in module.updates if phase == "auxiliary"]
     assert any((weight == 0).any() for weight in weights)
     for weight in weights:

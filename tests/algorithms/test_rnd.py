@@ -54,30 +54,22 @@ def constant_novelty(monkeypatch):
 # Two streams
 
 
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 1.0])
-def test_a_constant_intrinsic_reward_is_worth_its_geometric_series(gae_lambda):
-    """1 + 0.9 + 0.81 + ... = 10, in float64."""
-    reward, value = torch.ones(2, 7, dtype=torch.float64), torch.full((2, 7), 10.0, dtype=torch.float64)
-    last = torch.full((2,), 10.0, dtype=torch.float64)
-    advantage, target = endless_gae(reward, value, last, 0.9, gae_lambda)
-    torch.testing.assert_close(advantage, torch.zeros_like(advantage), atol=1e-12, rtol=0)
-    torch.testing.assert_close(target, value)
-
-
-def test_the_value_after_the_rollout_counts_as_much_as_its_distance():
-    reward = torch.zeros(1, 4, dtype=torch.float64)
-    last = torch.tensor([1.0], dtype=torch.float64)
-    _, target = endless_gae(reward, reward.clone(), last, 0.5, 1.0)
-    assert target.tolist() == [[0.0625, 0.125, 0.25, 0.5]]
-
-
-def test_the_intrinsic_stream_stops_before_invalid_steps_only():
-    reward = torch.ones(1, 5, dtype=torch.float64)
-    value = torch.tensor([[0, 0, 7, 0, 0]], dtype=torch.float64)
-    valid = torch.tensor([[True, True, False, True, True]])
-    last = torch.zeros(1, dtype=torch.float64)
-    _, target = endless_gae(reward, value, last, 1.0, 1.0, valid)
-    assert target[0, [0, 1, 3, 4]].tolist() == [9, 8, 2, 1], "the value of the invalid step, not its return"
+@pytest.mark.parametrize(
+    ("reward", "values", "gammas", "valid", "expected"),
+    [
+        *(([1] * 7, [10] * 8, (0.9, each), None, [10] * 7) for each in (0, 0.5, 1)),  # 1 + 0.9 + 0.81 + ...
+        ([0] * 4, [0] * 4 + [1], (0.5, 1), None, [0.0625, 0.125, 0.25, 0.5]),  # the value after the rollout
+        # The stream stops before an invalid step: its value counts, and its return does not.
+        ([1] * 5, [0, 0, 7, 0, 0, 0], (1, 1), [True, True, False, True, True], [9, 8, None, 2, 1]),
+    ],
+)
+def test_the_targets_of_the_stream_without_ends(reward, values, gammas, valid, expected):
+    reward, values = (torch.tensor([numbers], dtype=torch.float64) for numbers in (reward, values))
+    valid = None if valid is None else torch.tensor([valid])
+    advantage, target = endless_gae(reward, values[:, :-1], values[:, -1], *gammas, valid)
+    counts = [number is not None for number in expected]
+    assert target[0, counts].tolist() == pytest.approx([x for x in expected if x is not None], abs=1e-12)
+    torch.testing.assert_close(advantage, target - values[:, :-1])
 
 
 def test_the_extrinsic_stream_ends_with_the_episode_and_the_intrinsic_one_does_not(fit, constant_novelty):
@@ -107,8 +99,10 @@ def test_the_advantage_is_the_weighted_sum_of_both(fit, monkeypatch):
     torch.testing.assert_close(module.rollouts[0]["value_target"], expected, atol=0.1, rtol=0.1)
 
 
-def test_intrinsic_values_are_those_of_the_weights_that_collected_the_rollout(fit):
-    """The head reads the features of the value function; at the last step, of the next observation."""
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("num_steps", "last_time"), [(15, 2.0), (16, 0.0)])
+def test_intrinsic_values_are_of_the_observations_on_which_the_agent_acts(fit, overlap, num_steps, last_time):
+    """The head reads the features of the value function. After the rollout, a new episode may have begun."""
     seen = []
 
     class Values(RND):
@@ -116,17 +110,23 @@ def test_intrinsic_values_are_those_of_the_weights_that_collected_the_rollout(fi
             seen.append(observation.clone())
             return super().int_value(observation, action)
 
-    module = fit(SMALL | {"total_timesteps": 32}, MODEL | {"learning_rate": 1e-12}, ppo=Values)
-    *parts, last = seen
-    assert torch.cat(parts).shape == (32, 4)
-    assert last.shape == (2, 4)
+    data = COUNTER | {"env_kwargs": {"terminate_at": 4}, "num_steps": num_steps, "overlap": overlap}
+    module = fit(data | {"total_timesteps": 4 * num_steps}, MODEL | {"learning_rate": 1e-12}, ppo=Values)
+    *_, stored, last = seen
+    assert stored[:, 0].max() == 3.0
+    assert last.flatten().tolist() == [last_time] * 2
     features = module.agent.critic_body(last)
     value = module.int_value(last, torch.zeros(2, dtype=torch.int64))
     torch.testing.assert_close(value, module.curiosity.critic(features).squeeze(-1))
 
 
-def test_the_first_ratio_is_1_and_every_parameter_has_a_gradient(fit):
-    module = fit(SMALL, MODEL, ppo=RecordedRND)
+@pytest.fixture(scope="module")
+def module(fit_once):
+    """Return the module of a finished run, which tests leave as it is."""
+    return fit_once(SMALL, MODEL | {"vf_coef": 0.25}, ppo=RecordedRND)
+
+
+def test_the_first_ratio_is_1_and_every_parameter_has_a_gradient(module):
     for first in module.metrics[:: 2 * 2]:
         assert abs(first["approx_kl"]) < 1e-6
         assert first["clipfrac"] == 0
@@ -137,8 +137,7 @@ def test_the_first_ratio_is_1_and_every_parameter_has_a_gradient(fit):
     assert optimized == {id(p) for p in module.parameters() if p.requires_grad}
 
 
-def test_the_total_loss_is_that_of_ppo_and_two_more_and_the_intrinsic_value_is_not_clipped(fit):
-    module = fit(SMALL, MODEL | {"vf_coef": 0.25}, ppo=RecordedRND)
+def test_the_total_loss_is_that_of_ppo_and_two_more_and_the_intrinsic_value_is_not_clipped(module):
     minibatch = module.epochs[-1][0]
     evaluation = module.evaluate(minibatch)
     loss, parts = module.loss(minibatch, evaluation)
@@ -151,6 +150,12 @@ def test_the_total_loss_is_that_of_ppo_and_two_more_and_the_intrinsic_value_is_n
 
 
 # Intrinsic rewards
+
+
+@pytest.fixture
+def curiosity():
+    torch.manual_seed(0)
+    return Curiosity(Unbounded((3,)), critic_features=4)
 
 
 def test_the_reward_filter_runs_over_time_in_each_environment():
@@ -176,10 +181,8 @@ def fake_rollout(observations, step_count=None, valid=None):
     return TensorDict({**keys, "next": TensorDict(following, shape)}, shape)
 
 
-def test_rewards_are_divided_by_the_deviation_of_all_their_sums_so_far():
+def test_rewards_are_divided_by_the_deviation_of_all_their_sums_so_far(curiosity):
     """Over two rollouts, against a loop over the steps of each environment."""
-    torch.manual_seed(0)
-    curiosity = Curiosity(Unbounded((3,)), critic_features=4)
     rewards = IntrinsicRewards(2, gamma=0.9)
     sums, total = [], np.zeros(2)
     for _ in range(2):
@@ -193,9 +196,7 @@ def test_rewards_are_divided_by_the_deviation_of_all_their_sums_so_far():
     assert rollout["int_reward"].min() > 0
 
 
-def test_rewards_use_the_statistics_before_the_rollout():
-    torch.manual_seed(0)
-    curiosity = Curiosity(Unbounded((3,)), critic_features=4)
+def test_rewards_use_the_statistics_before_the_rollout(curiosity):
     observation = 3 + 10 * torch.randn(2, 5, 3)
     before = curiosity.error(observation.flatten(0, 1)).view(2, 5)
     rollout = fake_rollout(observation)
@@ -207,9 +208,7 @@ def test_rewards_use_the_statistics_before_the_rollout():
     assert (curiosity.error(observation.flatten(0, 1)) - before.flatten()).abs().max() > 0.1
 
 
-def test_invalid_steps_have_no_reward_and_enter_no_statistics():
-    torch.manual_seed(0)
-    curiosity = Curiosity(Unbounded((3,)), critic_features=4)
+def test_invalid_steps_have_no_reward_and_enter_no_statistics(curiosity):
     valid = torch.tensor([[True, True, False, True]])
     observation = torch.randn(1, 4, 3)
     observation[0, 2] = 1e6
@@ -241,11 +240,10 @@ def test_the_episode_reward_is_the_sum_along_the_episode(fit, constant_novelty):
 # Statistics and networks
 
 
-def test_the_statistics_begin_with_random_steps_in_environments_of_their_own(fit):
-    module = fit(SMALL, MODEL, ppo=RecordedRND)
+def test_the_statistics_begin_with_random_steps_in_environments_of_their_own(fit, module):
     assert module.count == 2 * 32
     assert module.curiosity.normalizer.count == (2 + 3) * 32
-    assert module.env_steps == 3 * 32, "random steps do not count"
+    assert (module.rollouts_done, module.env_steps) == (3, (2 + 3) * 32)
     without = fit(SMALL, MODEL | {"num_iterations_obs_norm_init": 0}, ppo=RecordedRND)
     assert without.count == 0
     assert torch.equal(without.rollouts[0]["observation"], module.rollouts[0]["observation"])
@@ -283,8 +281,7 @@ def test_observations_are_clipped_to_5_deviations():
     assert errors[0] == errors[1] != errors[2]
 
 
-def test_the_target_never_changes_and_the_predictor_does(fit):
-    module = fit(SMALL, MODEL, ppo=RecordedRND)
+def test_the_target_never_changes_and_the_predictor_does(module):
     now = module.state_dict()
     changed = {name for name, value in module.before.items() if not torch.equal(value, now[name])}
     for part, changes in (("target", False), ("predictor", True), ("critic", True)):
@@ -342,17 +339,11 @@ def test_rnd_trains_each_kind_of_agent(fit, data, agent, precision):
     assert abs(module.metrics[0]["approx_kl"]) < 1e-6
     assert all(value.isfinite() for metrics in module.metrics for value in metrics.values())
     assert module.rollouts[0]["int_reward"].min() > 0
-
-
-@pytest.mark.integration
-def test_pictures_are_seen_as_their_last_frame_and_stay_bytes(fit):
-    model = MODEL | {"agent": CNNAgent}
-    module = fit(SMALL | {"total_timesteps": 32} | PIXELS, model, ppo=RecordedRND)
-    rollout = module.rollouts[0]
-    assert module.curiosity.shape == (1, 36, 36)
-    assert torch.equal(rollout["novelty_input"], rollout["next", "observation"][:, :, 3:])
-    assert module.epochs[0][0]["novelty_input"].dtype == torch.uint8
-    assert module.curiosity.normalizer.mean.shape == (1, 36, 36)
+    if data == PIXELS:  # seen as their last frame, as bytes
+        rollout = module.rollouts[0]
+        assert torch.equal(rollout["novelty_input"], rollout["next", "observation"][:, :, 3:])
+        assert module.epochs[0][0]["novelty_input"].dtype == torch.uint8
+        assert module.curiosity.shape == module.curiosity.normalizer.mean.shape == (1, 36, 36)
 
 
 def test_the_steps_of_environments_that_failed_do_not_count(fit):
@@ -422,9 +413,9 @@ def test_a_second_fit_keeps_the_networks_and_starts_with_sums_of_zero(fit, tmp_p
     assert module.curiosity.normalizer.count == count + 3 * 32
 
 
-def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path):
+def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path, make_trainer):
     path = tmp_path / "end.ckpt"
-    module = fit(SMALL, MODEL, ppo=RND, callbacks=[SaveAfter(path, 3)])
+    module = fit(SMALL | {"eval_episodes": 2}, MODEL, ppo=RND, callbacks=[SaveAfter(path, 3)])
     checkpoint = torch.load(path, weights_only=True)
     state = checkpoint["state_dict"]
     assert state["curiosity.normalizer.m2"].dtype == torch.float64
@@ -436,27 +427,20 @@ def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path):
     observation = torch.randn(3, 4)
     assert torch.equal(loaded.predict(observation), module.predict(observation))
     assert loaded.hparams.int_gamma == 0.99 and loaded.hparams.update_epochs == 2
-
-
-def test_validation_and_prediction_need_no_random_steps(fit, tmp_path, make_trainer):
-    path = tmp_path / "end.ckpt"
-    module = fit(SMALL | {"eval_episodes": 2}, MODEL, ppo=RND, callbacks=[SaveAfter(path, 3)])
-    before = {name: value.clone() for name, value in module.state_dict().items()}
     trainer = make_trainer(limit_val_batches=1)
     trainer.validate(RND(**MODEL), module.trainer.datamodule, ckpt_path=path)
     assert "eval/episodic_return" in trainer.callback_metrics
     for name, value in trainer.lightning_module.state_dict().items():
-        assert torch.equal(before[name], value), name
+        assert torch.equal(state[name], value), f"{name}: validation needs no random steps"
 
 
 def test_a_checkpoint_of_another_algorithm_is_refused(fit, tmp_path):
     path = tmp_path / "ppo.ckpt"
     ppo = {key: value for key, value in MODEL.items() if key != "num_iterations_obs_norm_init"}
     fit(SMALL, ppo, callbacks=[SaveAfter(path, 3)])
-    with pytest.raises(ConfigError, match="where the module has shape"):
-        RND.load_from_checkpoint(path)
-    with pytest.raises(ConfigError, match="where the module has shape"):
-        fit(SMALL, MODEL, ppo=RND, ckpt_path=path)
+    for load in (RND.load_from_checkpoint, lambda path: fit(SMALL, MODEL, ppo=RND, ckpt_path=path)):
+        with pytest.raises(ConfigError, match="where the module has shape"):
+            load(path)
 
 
 @pytest.mark.parametrize(

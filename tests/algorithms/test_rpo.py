@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchrl.data import Bounded, Unbounded
 
-from ppo_lightning import RPO, ConfigError, MLPAgent
+from ppo_lightning import PPO, RPO, ConfigError, MLPAgent
 from tests.helpers import REACH, Recorder, weights
 
 REACH = REACH | {"num_steps": 16}
@@ -36,7 +36,7 @@ def test_the_noise_is_uniform_new_in_each_epoch_and_not_in_the_rollout(fit):
     model = MODEL | {"rpo_alpha": 0.4, "learning_rate": 1e-9, "agent": nearly_deterministic}
     module = fit(data, model, ppo=RecordedRPO)
     assert module.rollouts[0]["action"].abs().max() < 0.01
-    epochs = [torch.cat([minibatch["action"] for minibatch in epoch]) for epoch in module.epochs]
+    epochs = [torch.cat([minibatch["noise"] for minibatch in epoch]) for epoch in module.epochs]
     for epoch in epochs:
         assert 0.39 < epoch.abs().max() < 0.41
         assert epoch.mean().item() == pytest.approx(0, abs=0.02)
@@ -45,6 +45,36 @@ def test_the_noise_is_uniform_new_in_each_epoch_and_not_in_the_rollout(fit):
     values = torch.stack([epoch.flatten().sort().values for epoch in epochs])
     assert (values[0] - values[1]).abs().max() > 1e-3
     assert (values[1] - values[2]).abs().max() > 1e-3
+
+
+def narrow(observation_spec, action_spec):
+    agent = MLPAgent(observation_spec, action_spec)
+    torch.nn.init.constant_(agent.head.log_std, -1.0)
+    return agent
+
+
+@pytest.mark.parametrize("limit", [{"target_kl": 0.01}, {"desired_kl": 0.01, "anneal_lr": False}])
+def test_the_divergence_is_that_of_the_policy_without_the_noise(fit, limit):
+    """Without an update, it is 0: the epochs go on, and the adapted learning rate rises."""
+    model = MODEL | limit | {"learning_rate": 1e-8, "agent": narrow, "norm_reward": False}
+    module = fit(REACH, model, ppo=RecordedRPO)
+    assert len(module.metrics) == 6 * 3 * 2, "no epoch is left out"
+    assert max(metrics["approx_kl"].abs() for metrics in module.metrics) < 1e-3
+    assert module.metrics[0]["old_approx_kl"].abs() < 1e-5
+    assert min(metrics["clipfrac"] for metrics in module.metrics) > 0.1, (
+        "the ratios of the loss have the noise"
+    )
+    if "desired_kl" in limit:
+        assert module.learning_rates[-1] > module.learning_rates[0]
+
+
+def test_the_divergence_is_that_of_ppo_for_the_same_weights(fit):
+    module = fit(REACH, MODEL | {"learning_rate": 0.01}, ppo=RecordedRPO)
+    minibatch = module.epochs[-1][-1]
+    parts = module.total_loss(minibatch)[1]
+    plain = PPO.loss(module, minibatch, PPO.evaluate(module, minibatch))[1]
+    for name in ("approx_kl", "old_approx_kl"):
+        torch.testing.assert_close(parts[name], plain[name], atol=1e-5, rtol=1e-4)
 
 
 def test_moving_the_action_is_moving_the_mean():

@@ -45,19 +45,16 @@ def test_the_remaining_share_of_a_run_falls_linearly_to_zero(rollouts_done, shar
     assert remaining(rollouts_done, 4) == share
 
 
-def test_iteration_lr_is_constant_and_counts_iterations():
+@pytest.mark.parametrize(
+    ("make_schedule", "shares"),
+    [(IterationLR, [1] * 6), (lambda o: LinearAnnealing(o, num_rollouts=4), [1, 3 / 4, 1 / 2, 1 / 4, 0, 0])],
+    ids=["constant", "annealed"],
+)
+def test_every_group_has_the_share_of_the_iteration(make_schedule, shares):
     optimizer = make_optimizer(0.1, 0.3)
-    schedule = IterationLR(optimizer)
-    for iteration in range(1, 4):
-        step(schedule)
-        assert learning_rates(optimizer) == schedule.get_last_lr() == [0.1, 0.3]
+    schedule = make_schedule(optimizer)
+    for iteration, share in enumerate(shares):
         assert schedule.state_dict() == {"last_epoch": iteration}
-
-
-def test_linear_annealing_multiplies_every_group_with_the_remaining_share():
-    optimizer = make_optimizer(0.1, 0.3)
-    schedule = LinearAnnealing(optimizer, num_rollouts=4)
-    for share in (1, 3 / 4, 1 / 2, 1 / 4, 0, 0):
         assert learning_rates(optimizer) == pytest.approx([0.1 * share, 0.3 * share])
         assert schedule.get_last_lr() == learning_rates(optimizer)
         step(schedule)

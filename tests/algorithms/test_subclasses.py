@@ -2,8 +2,10 @@
 
 import copy
 import itertools
+import signal
 from typing import ClassVar
 
+import lightning as L
 import pytest
 import torch
 
@@ -34,31 +36,186 @@ class NoSchedule(Recorded):
         return torch.optim.SGD(self.trainable_parameters(), lr=0.1)
 
 
-def test_a_subclass_uses_its_own_optimizer_and_schedule(fit):
-    module = fit(DATA, MODEL, ppo=OwnSchedule)
-    assert type(module.trainer.optimizers[0]) is torch.optim.SGD
-    assert module.learning_rates == pytest.approx([0.1, 0.05, 0.025]), "one step of the schedule an iteration"
-    assert module.trainer.global_step == ROLLOUTS * 2 * 2
-    assert module.moved > 1e-3
-
-
-def test_a_resumed_run_leaves_an_own_schedule_to_lightning(fit_and_resume):
+def test_a_resumed_run_leaves_an_own_optimizer_and_schedule_to_lightning(fit_and_resume):
     whole, resumed = fit_and_resume(1, DATA, MODEL, ppo=OwnSchedule)
+    assert type(whole.trainer.optimizers[0]) is torch.optim.SGD
+    assert whole.learning_rates == pytest.approx([0.1, 0.05, 0.025]), "one step of the schedule an iteration"
+    assert whole.trainer.global_step == ROLLOUTS * 2 * 2
+    assert whole.moved > 1e-3
     assert resumed.learning_rates == whole.learning_rates[1:]
     settings = torch.optim.SGD([torch.zeros(1)]).param_groups[0].keys() | {"initial_lr"}
     assert resumed.trainer.optimizers[0].param_groups[0].keys() == settings, "no setting of Adam is added"
 
 
-def test_without_a_schedule_the_learning_rate_is_constant(fit):
+def test_without_a_schedule_the_learning_rate_is_constant_in_a_resumed_run_too(fit_and_resume):
     """``anneal_lr`` is on: it is a setting of PPO's own ``configure_optimizers``."""
-    module = fit(DATA, MODEL | {"anneal_lr": True}, ppo=NoSchedule)
+    module, _ = fit_and_resume(1, DATA, MODEL | {"anneal_lr": True}, ppo=NoSchedule)
     assert module.lr_schedulers() is None
     assert module.learning_rates == [0.1] * ROLLOUTS
     assert module.moved > 1e-3
 
 
-def test_a_run_without_a_schedule_is_resumed(fit_and_resume):
-    fit_and_resume(1, DATA, MODEL, ppo=NoSchedule)
+def form(*schedules, optimizers=1, kind=torch.optim.SGD, wrap=lambda found, schedules: (found, schedules)):
+    """Return a method ``configure_optimizers`` with optimizers and schedules in a form of Lightning."""
+
+    def configure_optimizers(self):
+        found = [kind(self.trainable_parameters(), lr=0.1) for _ in range(optimizers)]
+        return wrap(found, [make(found[0], self.data.num_rollouts) for make in schedules])
+
+    return configure_optimizers
+
+
+def halved(optimizer, num_rollouts):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+
+
+def one_cycle(optimizer, num_rollouts):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=num_rollouts)
+
+
+def plateau(optimizer, num_rollouts):
+    return {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "charts/SPS"}
+
+
+FORMS = {
+    "optimizer": form(wrap=lambda found, _: found[0]),
+    "list": form(wrap=lambda found, _: found),
+    "two lists": form(halved),
+    "dictionary": form(wrap=lambda found, _: {"optimizer": found[0]}),
+    "dictionary, schedule": form(halved, wrap=lambda found, s: {"optimizer": found[0], "lr_scheduler": s[0]}),
+    "length of the run": form(
+        one_cycle, wrap=lambda found, s: {"optimizer": found[0], "lr_scheduler": {"scheduler": s[0]}}
+    ),
+}
+REFUSED = {
+    "nothing": lambda self: None,
+    "empty list": form(optimizers=0, wrap=lambda found, _: []),
+    "two optimizers": form(optimizers=2, wrap=lambda found, _: found),
+    "two dictionaries": form(
+        optimizers=2, wrap=lambda found, _: tuple({"optimizer": each} for each in found)
+    ),
+    "two schedules": form(halved, halved),
+    "plateau": form(plateau),
+    "closures": form(kind=torch.optim.LBFGS, wrap=lambda found, _: found),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_optimizer_may_have_any_form_of_lightning(fit, name):
+    module = fit(DATA, MODEL, ppo=type("Own", (Recorded,), {"configure_optimizers": FORMS[name]}))
+    assert module.moved > 1e-3
+    has_schedule = module.lr_schedulers() is not None
+    assert len(set(module.learning_rates)) == (ROLLOUTS if has_schedule else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*configure_optimizers. returned .None")
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_optimizer_that_the_update_cannot_use_is_refused(fit, name):
+    own = type("Own", (PPO,), {"configure_optimizers": REFUSED[name]})
+    with pytest.raises(
+        ConfigError, match=r"^Own.configure_optimizers must return one optimizer .*num_rollouts"
+    ):
+        fit(DATA, MODEL, ppo=own)
+
+
+# Overrides without `super()`
+
+
+class Counts(L.Callback):
+    """Recorder of the steps that a callback of the user sees after each rollout."""
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.seen = [*getattr(self, "seen", []), pl_module.env_steps]
+
+
+def fit_in_time(fit, ppo, **options):
+    """Train a run that an own hook could keep from ending, and require its end and its counts."""
+    counts = Counts()
+    signal.alarm(60)
+    try:
+        module = fit(DATA, MODEL, ppo=ppo, callbacks=[counts], max_epochs=-1, **options)
+    finally:
+        signal.alarm(0)
+    assert counts.seen == [64 * rollouts for rollouts in range(1, ROLLOUTS + 1)]
+    return module
+
+
+class OwnStep(PPO):
+    def training_step(self, rollout, batch_idx):
+        for minibatch in self.minibatches(self.advantages(rollout)):
+            metrics = self.update([minibatch])
+        self.log("my/kl", metrics[-1]["approx_kl"])
+
+
+class ReturnsALoss(PPO):
+    def training_step(self, rollout, batch_idx):
+        (minibatch, *_) = self.minibatches(self.advantages(rollout))
+        return self.total_loss(minibatch)[0]
+
+
+class OwnLog(PPO):
+    def log_rollout(self, rollout, metrics):
+        self.log("my/value", rollout["state_value"].mean())
+
+
+@pytest.mark.parametrize(
+    ("ppo", "lost"),
+    [
+        (OwnStep, r"step the learning-rate schedule: call self.step_schedule.*, and not log the episodes"),
+        (ReturnsALoss, r"step the optimizer: call self.update.*, and not step the learning-rate"),
+        (OwnLog, r"log the episodes: call self.log_rollout\(rollout, metrics\)"),
+    ],
+)
+def test_an_own_training_step_ends_in_time_and_is_told_what_it_lost(fit, ppo, lost):
+    with pytest.warns(UserWarning, match=rf"^The first {ppo.__name__}.training_step did not .*{lost}"):
+        fit_in_time(fit, ppo)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_start", "on_train_batch_end", "on_fit_end"])
+def test_hooks_of_lightning_are_free(fit, hook):
+    plain = fit(DATA, MODEL)
+    module = fit_in_time(fit, type("Own", (PPO,), {hook: lambda self, *args: None}))
+    assert torch.equal(weights(module), weights(plain))
+
+
+@pytest.mark.parametrize(
+    ("hook", "purpose"),
+    [
+        ("on_train_start", "Override restored optimizer settings"),
+        ("on_save_checkpoint", "Add agent, details, seed"),
+        ("on_load_checkpoint", "Restore the entries"),
+        ("setup", "Check, before any environment"),
+        ("configure_callbacks", "Add the guards"),
+        ("teardown", "In a process that Lightning started"),
+    ],
+)
+def test_an_override_that_loses_what_the_package_does_is_named(fit, hook, purpose):
+    class Own(PPO):
+        pass
+
+    setattr(Own, hook, lambda self, *args, **kwargs: [])
+    sentence = (
+        rf"Own.{hook} does not call super\(\).{hook}\(\), so that the run lacks what it does: {purpose}"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        fit(DATA, MODEL, ppo=Own, max_epochs=1)
+
+
+def test_overrides_that_call_super_are_not_named(fit, recwarn):
+    class Mixin:
+        def on_train_start(self):
+            super().on_train_start()
+
+    class Own(Mixin, Recorded):
+        def setup(self, stage):
+            PPO.setup(self, stage)
+
+        def on_save_checkpoint(self, checkpoint):
+            super().on_save_checkpoint(checkpoint)
+
+    fit(DATA, MODEL, ppo=Own)
+    assert not [str(w.message) for w in recwarn if "super()" in str(w.message)]
 
 
 class ConstantAdvantages(Recorded):

@@ -297,6 +297,47 @@ def test_an_optimizer_that_the_graph_does_not_support_is_refused(fit, optimizer)
         fit(CARTPOLE, MODEL | {"compile": True, "make": optimizer}, ppo=Other)
 
 
+class Unused(PPO):
+    """PPO with parameters that the optimizer updates and the loss does not use."""
+
+    def add_networks(self, specs):
+        self.unused = torch.nn.Linear(1, 1)
+
+    def trainable_parameters(self):
+        return [*super().trainable_parameters(), *self.unused.parameters()]
+
+
+@pytest.mark.integration
+def test_a_parameter_without_a_gradient_keeps_the_update_eager_and_is_named_once(fit, calls):
+    with pytest.warns(
+        UserWarning, match=r"model.compile has no effect .* for unused.weight: .*freeze"
+    ) as caught:
+        fit(CARTPOLE, MODEL | {"compile": True}, ppo=Unused)
+    assert not calls
+    assert sum("has no effect" in str(w.message) for w in caught) == 1
+
+
+class Watching(Tracing):
+    """Recorder of the weights with which the minibatches of each epoch are drawn."""
+
+    def minibatches(self, rollout):
+        self.drawn = [*getattr(self, "drawn", []), weights(self)]
+        yield from super().minibatches(rollout)
+
+
+class ByEpoch(Watching):
+    draws_by_epoch = True
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("ppo", "fresh"), [(Watching, False), (ByEpoch, True)])
+def test_the_compiled_update_draws_all_minibatches_before_its_first_step(fit, ppo, fresh):
+    """A variant whose minibatches depend on the weights asks for one call an epoch."""
+    eager, compiled = (fit(CARTPOLE, MODEL | {"compile": on}, ppo=ppo).drawn for on in (False, True))
+    for drawn, changes in ((eager, True), (compiled, fresh)):
+        assert torch.equal(drawn[2], drawn[3]) != changes, "two epochs of the second iteration"
+
+
 def frozen(observation_spec, action_spec):
     agent = MLPAgent(observation_spec, action_spec)
     agent.actor_body.requires_grad_(False)

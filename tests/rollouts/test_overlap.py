@@ -10,7 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from torchrl.envs import InitTracker
+from torchrl.envs import InitTracker, VecNormV2
 
 from ppo_lightning import PPG, PPO, RND, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
 from ppo_lightning.callbacks import CaptureVideo, Doctor
@@ -218,6 +218,20 @@ def test_a_run_may_be_resumed_with_another_setting(fit, tmp_path, capsys, saved)
     first = recorders[1].rollouts[0]
     assert torch.equal(first["observation"][:, 0], recorders[0].rollouts[3]["observation"][:, 0])
     assert drift(first, recorders[1].agents[0]) < 1e-4
+
+
+def test_a_checkpoint_has_the_buffers_of_transforms_before_the_pending_rollout(fit, tmp_path):
+    paths = tmp_path / "overlap.ckpt", tmp_path / "plain.ckpt"
+    for path, overlap in zip(paths, (True, False), strict=True):
+        data = DATA | {
+            "transforms": [VecNormV2(["observation"])],
+            "overlap": overlap,
+        }
+        model = MODEL | {"agent": MLPAgent, "learning_rate": 1e-15}
+        fit(data, model, callbacks=[SaveAfter(path, 3)])
+    states = [torch.load(path, weights_only=True)["RolloutDataModule"]["collector"]["env"] for path in paths]
+    for key, value in states[0].items():
+        torch.testing.assert_close(value, states[1][key], msg=key)
 
 
 def test_environments_without_a_state_start_fresh_episodes(fit, tmp_path, capsys):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torchrl.envs import StepCounter
 
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
@@ -103,6 +104,7 @@ def distinct(module):
         *[{"env_id": Clock, "env_kwargs": {"kind": kind, "masked": True}} for kind in ("double", "floats")],
         {"env_id": lambda num_envs: gym.vector.SyncVectorEnv([lambda: Clock("choice")] * num_envs)},
         {"env_id": TensorClock},
+        {"env_id": Clock, "transforms": [StepCounter(50)]},
         pytest.param(
             {"env_id": Clock, "env_kwargs": {"kind": "choice"}, "num_workers": 2},
             marks=pytest.mark.integration,
@@ -115,7 +117,7 @@ def test_statistics_see_the_exact_values(fit, data):
     assert module.seen.dtype == torch.float32
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        evaluate(module.agent, RolloutDataModule(**DATA | data).factory.make(1), num_steps=50)
+        evaluate(module.agent, RolloutDataModule(**DATA | data).factory.make(2), num_steps=50)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""Overrides of hooks without ``super()``."""
+
+import inspect
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+# Prefixes of the methods in which this package's modules and data modules do something for the run
+HOOKS = ("on_", "begin_", "setup", "teardown", "train_dataloader", "configure_callbacks", "configure_model")
+
+
+def warn_of_lost_hooks(instance: Any) -> None:
+    """Name each method of a user's subclass that replaces a hook of this package without calling it."""
+    classes = type(instance).__mro__
+    base = next(cls for cls in classes if cls.__module__.startswith("ppo_lightning."))
+    for cls in classes[: classes.index(base)]:
+        for name, method in vars(cls).items():
+            ours = getattr(base, name, None)
+            is_ours = getattr(ours, "__module__", "").startswith("ppo_lightning.")
+            code = getattr(inspect.unwrap(method), "__code__", None)
+            if name.startswith(HOOKS) and is_ours and code is not None and name not in code.co_names:
+                purpose = (ours.__doc__ or "").partition("\n")[0].replace("`", "")
+                rank_zero_warn(
+                    f"{cls.__qualname__}.{name} does not call super().{name}(), so that the run lacks what it"
+                    f" does: {purpose}"
+                )
