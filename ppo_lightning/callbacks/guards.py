@@ -75,8 +75,7 @@ class RolloutGuard(Guard):
 def _print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
     if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
         return
-    flags_time_limits = getattr(data.env, "flags_time_limits", True)
-    for finding in check_rollout(rollout, data.specs.action, flags_time_limits):
+    for finding in check_rollout(rollout, data.env):
         if finding.severity != "note":
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 

@@ -31,7 +31,7 @@ def bundled_recipes() -> dict[str, Path]:
 
 def recipe_path(value: str) -> str:
     """Return the file of a recipe by its name; a file that exists, or YAML text, is returned as it is."""
-    if Path(value).exists() or not NAME.fullmatch(value):
+    if not NAME.fullmatch(value) or Path(value).exists():  # YAML text may be longer than a name of a file
         return value
     recipes = bundled_recipes()
     if value in recipes:

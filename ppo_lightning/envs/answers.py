@@ -1,5 +1,7 @@
 """Validate the return values of ``reset`` and ``step``, and add context to their errors."""
 
+import reprlib
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,6 +14,7 @@ CONTRACT = {
     "reset": "take seed and options and return (observation, info)",
     "step": "take an action and return (observation, reward, terminated, truncated, info)",
 }
+NUMBERS = {bool, int, float} | {np.dtype(code).type for code in "?efd" + np.typecodes["AllInteger"]}
 
 
 def check_parts(answer: Any, call: str, count: int) -> Any:
@@ -32,7 +35,7 @@ def check_parts(answer: Any, call: str, count: int) -> Any:
 
 
 def check_step(answer: Any, num_envs: int | None = None) -> None:
-    """Check that the return value of ``step`` has five parts, including numbers and flags.
+    """Check that the return value of ``step`` has five parts: also numbers, flags and a dictionary.
 
     Args:
         answer: Return value of ``step``.
@@ -41,21 +44,22 @@ def check_step(answer: Any, num_envs: int | None = None) -> None:
     Raises:
         ConfigError: A part has the wrong type or shape. The message names the part.
     """
-    _, reward, terminated, truncated, _ = check_parts(answer, "step", 5)
-    for name, value, kind in (
+    _, reward, terminated, truncated, info = check_parts(answer, "step", 5)
+    flag = "True or False"
+    parts = (
         ("the reward", reward, "a number"),
-        ("terminated", terminated, "True or False"),
-        ("truncated", truncated, "True or False"),
-    ):
-        array = np.asarray(value)
-        is_number = array.dtype.kind in "biuf"
-        if num_envs is None and not (is_number and array.shape == ()):
-            raise ConfigError(f"{name} is {value!r}: step() must return {kind} there.")
-        if num_envs is not None and not (is_number and array.shape == (num_envs,)):
-            raise ConfigError(
-                f"{name} has shape {array.shape} and dtype {array.dtype}: step() must return {num_envs}"
-                " numbers or flags there."
-            )
+        ("terminated", terminated, flag),
+        ("truncated", truncated, flag),
+    )
+    for name, value, kind in parts:
+        if num_envs is None and type(value) in NUMBERS:
+            continue
+        array = _as_array(value)
+        if array.dtype.kind not in "biuf" or array.shape != (() if num_envs is None else (num_envs,)):
+            kind = kind if num_envs is None else f"{num_envs} numbers or flags"
+            raise ConfigError(f"{name} is {describe(value)}: step() must return {kind} there.")
+    if not isinstance(info, Mapping):
+        raise ConfigError(f"the info is {describe(info)}: step() must return a dictionary there.")
 
 
 def check_observation(value: Any, space: spaces.Space, name: str = "observation") -> None:
@@ -72,42 +76,57 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
     Raises:
         ConfigError: A part does not match its space. The message names the part.
     """
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, dict):
-            raise ConfigError(f"the {name} is {value!r} and must be a dictionary, as in observation_space.")
-        for key, part in entries(space):
-            if key not in value:
-                raise ConfigError(f"the {name} has no entry {key!r}, which observation_space has.")
-            check_observation(value[key], part, f"{name}[{key!r}]")
-    elif isinstance(space, spaces.Tuple):
-        if len(value) != len(space.spaces):
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        is_dict = isinstance(space, spaces.Dict)
+        if not isinstance(value, Mapping if is_dict else (tuple, list, np.ndarray)):
+            kind = "dictionary" if is_dict else "tuple"
+            raise ConfigError(
+                f"the {name} is {describe(value)} and must be a {kind}, as in observation_space."
+            )
+        if not is_dict and len(value) != len(space.spaces):
             raise ConfigError(
                 f"the {name} has {len(value)} entries, and observation_space has {len(space.spaces)}."
             )
         for key, part in entries(space):
-            check_observation(value[int(key)], part, f"{name}[{key}]")
-    else:
-        array = np.asarray(value)
-        shape = space.shape or ()
-        if array.dtype.kind not in "biuf":
-            raise ConfigError(f"the {name} is {value!r} and must consist of numbers.")
-        if array.shape != shape and _without_ones(array.shape) != _without_ones(shape):
-            raise ConfigError(
-                f"the {name} has shape {array.shape} and must have shape {shape}, as in observation_space."
-            )
-        has_integers = array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer)
-        if has_integers and (array != np.trunc(array)).any():
-            raise ConfigError(
-                f"the {name} has fractions, and its space has the dtype {space.dtype}: declare a Box of dtype"
-                " float32."
-            )
+            if is_dict and key not in value:
+                raise ConfigError(f"the {name} has no entry {key!r}, which observation_space has.")
+            place: Any = key if is_dict else int(key)
+            check_observation(value[place], part, f"{name}[{place!r}]")
+        return
+    array = _as_array(value)
+    shape = space.shape or ()
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(f"the {name} is {describe(value)} and must consist of numbers.")
+    if array.shape != shape and _without_ones(array.shape) != _without_ones(shape):
+        raise ConfigError(
+            f"the {name} has shape {array.shape} and must have shape {shape}, as in observation_space."
+        )
+    has_integers = array.dtype.kind == "f" and np.issubdtype(space.dtype, np.integer)
+    if has_integers and (array != np.trunc(array)).any():
+        raise ConfigError(
+            f"the {name} has fractions, and its space has the dtype {space.dtype}: declare a Box of dtype"
+            " float32."
+        )
+
+
+def _as_array(value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):  # a nested list of unequal lengths, or a tensor on another device
+        return np.empty((), object)
+
+
+def describe(value: Any) -> str:
+    """Return a value in one short line."""
+    shape = getattr(value, "shape", None)
+    return f"an array of shape {tuple(shape)}" if shape else " ".join(reprlib.repr(value).split())
 
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [length for length in shape if length != 1]
 
 
-def reraise(error: BaseException, where: str, call: str) -> NoReturn:
+def reraise(error: BaseException, where: str, call: str, step: int = 0, answer: Any = ...) -> NoReturn:
     """Re-raise an error of ``reset`` or ``step`` with the name of the environment.
 
     The error keeps its type and its traceback, and gets a note. ``SystemExit`` becomes a ``RuntimeError``:
@@ -117,14 +136,22 @@ def reraise(error: BaseException, where: str, call: str) -> NoReturn:
         error: The error.
         where: Id and index of the environment.
         call: ``reset`` or ``step``.
+        step: Number of the step.
+        answer: What ``step`` returned, if it did. A fault in it may be the reason of the error.
 
     Raises:
         ConfigError: A check of the return value failed.
         RuntimeError: The environment raised ``SystemExit`` or ``StopIteration``, which callers would
             misinterpret.
     """
+    try:
+        if answer is not ...:
+            check_step(answer)
+    except ConfigError as fault:
+        error = fault
     if isinstance(error, ConfigError):
-        raise ConfigError(f"{where}: {error}") from error.__cause__
+        place = f"{where}, step {step}" if step else where
+        raise ConfigError(f"{place}: {error}") from error.__cause__
     if isinstance(error, SystemExit | StopIteration):
         raise RuntimeError(f"{where}: {call}() raised {error!r}.") from error
     note = f"{where}: {call}() raised this."

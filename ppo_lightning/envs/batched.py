@@ -2,7 +2,8 @@
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import gymnasium
@@ -20,11 +21,14 @@ from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
     MASK,
     choice_counts,
+    columns,
     join_vectors,
     mask_columns,
     row_spec,
     spec_from_space,
     stored,
+    with_axis,
+    without_text,
 )
 from ppo_lightning.utils.seeding import derive_seed
 
@@ -63,7 +67,6 @@ class BatchedEnv(EnvBase):
     num_players = 1
     # Turn-based games: index of the player who acts next, [N]. None: all players act at once.
     mover: np.ndarray | None = None
-    render_fps = 30.0  # frame rate of a video in real time, frames per second
     # True where the last step ended the episode, [N]. This differs from `done` if the loss of a life
     # terminates learning while the game continues. None: equal to `done`.
     episode_done: np.ndarray | None = None
@@ -74,22 +77,33 @@ class BatchedEnv(EnvBase):
     valid: np.ndarray | None = None
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
+        if not without_text(action_space):
+            raise ConfigError(
+                f"The actions {action_space} have text, for which there is no distribution: remove the text"
+                " by a wrapper."
+            )
         super().__init__(device="cpu", batch_size=[len(seeds)])
         # Space of an observation as the environment returns it, and spaces of its row and of the actions.
         self.unjoined_space: Any = cells_as_choices(observation_space)
-        self.spaces = join_vectors(self.unjoined_space), action_space
+        self.spaces = join_vectors(self.unjoined_space), with_axis(action_space)
         # TorchRL sets this flag only at the first reset, and `close` skips a closed environment.
         self.is_closed = False
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         observation_spec, action_spec = self.agent_specs
-        self.observation_spec_unbatched = Composite(observation=stored(observation_spec))
+        row = stored(observation_spec)
+        if row.dtype.is_floating_point:  # without bounds, because many environments declare rough ones
+            row = Unbounded(row.shape, dtype=row.dtype)
+        self.observation_spec_unbatched = Composite(observation=row)
+        if not list(columns(action_spec)):
+            raise ConfigError(f"The actions {action_space} have no numbers.")
         self.action_spec_unbatched = (
             row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec
         )
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
-        if isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating):
-            self._bounds = action_space.low, action_space.high
+        space: Any = self.spaces[1]
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+            self._bounds = space.low, space.high
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
         self._seeds_to_use: Sequence[int | None] = list(seeds)
@@ -97,9 +111,9 @@ class BatchedEnv(EnvBase):
         self._observation = self.empty_rows()
         self._results = np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         # Conversions from observations and to actions of an environment. None: rows are used as they are.
-        is_box = isinstance(self.unjoined_space, spaces.Box)
+        is_box = isinstance(self.unjoined_space, spaces.Box) and self.unjoined_space is self.spaces[0]
         self._to_row = None if is_box else functools.partial(to_row, self.unjoined_space)
-        is_simple = isinstance(action_space, spaces.Box | spaces.Discrete)
+        is_simple = isinstance(space, spaces.Box | spaces.Discrete) and space is action_space
         self._from_row = None if is_simple else functools.partial(from_row, action_space)
         # Columns of the masks in a row, and where the masks of the components of an action begin.
         self._mask = mask_columns(observation_spec)
@@ -172,6 +186,11 @@ class BatchedEnv(EnvBase):
             action = np.minimum(np.maximum(action, low), high)
         return self._step_arrays(action)
 
+    @functools.cached_property
+    def render_fps(self) -> float:
+        """Frame rate of a video in real time, frames per second, read only for a video."""
+        return frame_rate(self.envs[0] if isinstance(self.envs, list) else self.envs)
+
     def episodes_over(self, done: np.ndarray) -> np.ndarray:
         """Return where the last step ended the episode, [N] bool.
 
@@ -206,10 +225,11 @@ class BatchedEnv(EnvBase):
         return seeds
 
     def _single_actions(self, action: np.ndarray) -> Any:
-        """Return actions [N, ...] as the single environments take them."""
+        """Return actions [N, ...] as the single environments take them: of the type of their space."""
         if self._from_row is not None:
             return [self._from_row(row) for row in action]
-        return action.tolist() if action.ndim == 1 else action  # Python numbers are faster than NumPy's
+        dtype = self.spaces[1].dtype
+        return action if action.dtype is dtype else action.astype(dtype)
 
     def _write(
         self, target: np.ndarray, i: int, observation: Any, over: bool = False, check: bool = False
@@ -226,9 +246,15 @@ class BatchedEnv(EnvBase):
         Raises:
             ConfigError: The observation is invalid, or the mask allows no action.
         """
-        if check:
+        try:
+            row = observation if self._to_row is None else self._to_row(observation)
+            if check or np.shape(row) != target.shape[1:]:  # NumPy would broadcast some of them
+                check_observation(observation, self.unjoined_space)
+                row = np.reshape(row, target.shape[1:])
+            target[i] = row
+        except Exception:
             check_observation(observation, self.unjoined_space)
-        target[i] = observation if self._to_row is None else self._to_row(observation)
+            raise
         if self._mask is not None and not over and self._forbids_all(target[i : i + 1])[0]:
             raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
 
@@ -301,16 +327,26 @@ class BatchedEnv(EnvBase):
 
 def name_of(env: Any) -> str:
     """Return the id or name of an environment of Gymnasium or PettingZoo, or the name of its class."""
-    if spec := getattr(env, "spec", None):
-        return spec.id
-    return env.metadata.get("name", type(env.unwrapped).__name__)
+    name = getattr(getattr(env, "spec", None), "id", None) or metadata_of(env).get("name")
+    return name if isinstance(name, str) else type(env.unwrapped).__name__
 
 
 def frame_rate(env: Any) -> float:
     """Return the frames per second of a video of an environment in real time, 60 at most."""
     # Seconds per step. The metadata of dm_control environments is wrong.
-    dt = getattr(env.unwrapped, "dt", None)
-    return min(1 / dt if dt else env.metadata.get("render_fps", 30), 60)
+    dt: Any = getattr(getattr(env, "unwrapped", env), "dt", None)
+    fps: Any = 1 / dt if _is_positive(dt) else metadata_of(env).get("render_fps")
+    return min(float(fps), 60.0) if _is_positive(fps) else 30.0
+
+
+def metadata_of(env: Any) -> Mapping[str, Any]:
+    """Return the metadata of an environment, which may be of any kind."""
+    metadata = getattr(env, "metadata", None)
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, Real) and 0 < float(value) < float("inf")
 
 
 def require_distinct(envs: Iterable[Any], name: str) -> None:
@@ -324,7 +360,7 @@ def require_distinct(envs: Iterable[Any], name: str) -> None:
         raise ConfigError(f"env_id makes the same {name} at each call: it must make a new one.")
 
 
-def actions_of(env: Any, attribute: str = "action_space") -> spaces.Space:
+def actions_of(env: Any, attribute: str = "action_space") -> Any:
     """Return the action space of an environment, with the bounds that a ``ClipAction`` around it hides.
 
     Gymnasium's ``ClipAction`` declares infinite bounds. This package clips actions itself, and needs them.
@@ -332,10 +368,10 @@ def actions_of(env: Any, attribute: str = "action_space") -> spaces.Space:
     inner = env
     while isinstance(inner, gymnasium.Wrapper | gymnasium.vector.VectorWrapper):
         if type(inner).__name__ == "ClipAction":
-            return getattr(inner.env, attribute)
+            return getattr(inner.env, attribute, None)
         if getattr(inner, attribute) is not getattr(inner.env, attribute):
             break
         inner = inner.env
     if isinstance(inner, gymnasium.vector.SyncVectorEnv):
         return actions_of(inner.envs[0])
-    return getattr(env, attribute)
+    return getattr(env, attribute, None)

@@ -19,15 +19,18 @@ from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs.normalizers import normalizers
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
-from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns
+from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns, stored
 from ppo_lightning.utils.watch import StepWatch
 
 LARGE_REWARD = 100.0  # root mean square; the value function would dominate the loss
 REACHED = 10.0  # largest bound that a policy with standard deviation 1 may reach
 NARROW_ACTION = 0.1  # width of a range that a policy with standard deviation 1 nearly always leaves
 SHORT_EPISODE = 10  # steps; shorter tasks often have a fixed length
+AT_LIMIT = 4  # episodes that end at a time limit, at least, and their ratio to those of any other length
+DENSE = 10  # number of lengths from which on the lengths of natural ends are dense
 REPLAYED_STEPS = 100  # steps that are repeated with the same seed, with other actions and another seed
 SEVERITIES = ("error", "warning", "note")
 
@@ -35,12 +38,8 @@ SEVERITIES = ("error", "warning", "note")
 class Finding(NamedTuple):
     """Something in an environment that a user should know.
 
-    Attributes:
-        severity: An ``error`` would break training. A ``warning`` would bias or waste it. A ``note`` is
-            normal for some environments.
-        check: Short name of the check.
-        what: What was seen.
-        remedy: What to do.
+    An ``error`` would break training. A ``warning`` would bias or waste it. A ``note`` is normal for some
+    environments.
 
     Example:
         >>> print(Finding("note", "reward", "All rewards are 0.", "Play longer."))
@@ -91,7 +90,9 @@ def check_environment(
         >>> check_environment(EnvFactory("CartPole-v1"), num_steps=100).findings
         []
     """
-    env = factory.make(num_envs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env = factory.make(num_envs)
     watch = StepWatch(factory.step_timeout)
 
     def play(num_steps: int, seconds: float, seed: int = 1, action_seed: int = 0) -> TensorDictBase:
@@ -105,12 +106,14 @@ def check_environment(
             rollout, step_seconds = random_play(env, num_steps, 0, seconds, watch)
             replay = functools.partial(play, min(REPLAYED_STEPS, rollout.shape[1]), seconds / 10)
             limit = factory.time_limit(env) if rollout.shape[1] == num_steps else math.inf
-            flags_time_limits = getattr(env, "flags_time_limits", True)
             findings = [
                 *check_finite(rollout),
                 *check_space(rollout, env),
+                *check_observations(rollout),
+                *check_resets(rollout),
+                *check_normalizers(env),
                 *check_episode_ends(rollout, limit),
-                *check_rollout(rollout, specs_of(env).action, flags_time_limits),
+                *check_rollout(rollout, env),
                 *check_replays(rollout, replay),
                 *check_interface(env),
             ]
@@ -225,20 +228,17 @@ def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
     return env[whole], start[whole], end[whole]
 
 
-def check_rollout(
-    rollout: TensorDictBase, action_spec: TensorSpec, flags_time_limits: bool = True
-) -> Findings:
+def check_rollout(rollout: TensorDictBase, env: EnvBase) -> Findings:
     """Run the checks that need no more than the first rollout of a run.
 
     Args:
         rollout: The rollout [N, T], whose episodes all begin in it.
-        action_spec: Action spec of one environment.
-        flags_time_limits: Whether the environments can tell time limits from terminations.
+        env: The environments.
     """
-    yield from check_action_bounds(action_spec)
+    yield from check_action_bounds(specs_of(env).action)
     yield from check_rewards(rollout)
     yield from check_autoreset(rollout)
-    if flags_time_limits:
+    if getattr(env, "flags_time_limits", True):
         yield from check_time_limits(rollout)
 
 
@@ -275,7 +275,8 @@ def check_finite(rollout: TensorDictBase) -> Findings:
 
 def check_space(rollout: TensorDictBase, env: EnvBase) -> Findings:
     """Check that observations lie in the declared space of the environments."""
-    spec = env.observation_spec_unbatched["observation"]
+    parts = specs_of(env).observation
+    spec = stored(parts)
     observation = rollout["observation"]
     if not isinstance(spec, Bounded):
         return
@@ -285,11 +286,46 @@ def check_space(rollout: TensorDictBase, env: EnvBase) -> Findings:
     value = observation[outside][0].item()
     what = f"The observation leaves the bounds of its space, for example with {value:g}."
     by_column = outside.reshape(-1, spec.shape.numel()).any(dim=0)
-    parts = columns(specs_of(env).observation)
-    if any(isinstance(part, Categorical) and by_column[place].any() for _, part, place in parts):
+    discrete = [place for _, part, place in columns(parts) if isinstance(part, Categorical)]
+    if any(by_column[place].any() for place in discrete):
         yield Finding("error", "space", what, "Discrete observations select a weight: correct the space.")
     else:
         yield Finding("note", "space", what, "This package ignores these bounds. Other libraries do not.")
+
+
+def check_observations(rollout: TensorDictBase) -> Findings:
+    """Check that observations change within episodes."""
+    if (rollout["next", "observation"] == rollout["observation"]).all() and not rollout["next", "done"].all():
+        what = "The observation never changes during an episode."
+        yield Finding(
+            "warning", "observation", what, "Check that step() returns the observation of its state."
+        )
+
+
+def check_resets(rollout: TensorDictBase) -> Findings:
+    """Check whether each environment begins all its episodes in one state, unlike the other environments."""
+    env, start, _ = episodes_of(rollout)
+    if not len(env):
+        return
+    starts = rollout["observation"][env, start].flatten(1)
+    first = starts[(env[:, None] == env).int().argmax(dim=1)]  # of the same environment
+    kinds = len(starts.unique(dim=0))
+    repeats = len(env) - len(env.unique())
+    # The chance of so many repeats, if each episode began in one of these states at random.
+    if kinds > 1 and (starts == first).all() and kinds**repeats > 1000:
+        yield Finding(
+            "warning",
+            "seed",
+            "All episodes of an environment begin with one observation, and environments differ.",
+            "reset() seems to seed its generator again. Pass its seed to super().reset(seed=seed) as it is.",
+        )
+
+
+def check_normalizers(env: EnvBase) -> Findings:
+    """Check whether running statistics are outside of the agent."""
+    for name, setting in normalizers(env).items():
+        what = f"{name} normalizes in the environment: evaluation and exports lack its statistics."
+        yield Finding("warning", "normalization", what, f"Remove it, and set {setting} to true.")
 
 
 def check_rewards(rollout: TensorDictBase) -> Findings:
@@ -323,22 +359,26 @@ def check_episode_ends(rollout: TensorDictBase, limit: float | None) -> Findings
 def check_time_limits(rollout: TensorDictBase) -> Findings:
     """Check whether a time limit is flagged as a termination.
 
-    The finding requires that all of the longest episodes have the same length and terminate. It is omitted
-    if the observation has a clock, from which the agent can predict the end.
+    Most episodes that last as long as any other end together at a time limit, while random ends have lengths
+    that are nearly as frequent. The finding is omitted if the observation has a clock, from which the agent
+    can predict the end.
     """
     env, start, end = episodes_of(rollout)
     # The players of a game end together: such an end counts once.
-    game = env // (1 + rollout.get("player", env.new_zeros(())).amax())
-    _, once = np.unique(torch.stack([game, end]), axis=1, return_index=True)
+    players = 1 + int(rollout.get("player", env.new_zeros(())).amax())
+    _, once = np.unique(torch.stack([env // players, end]), axis=1, return_index=True)
     env, start, end = env[once], start[once], end[once]
     length = end - start + 1
-    if len(length) < 3:
+    if not len(length) or (limit := int(length.max())) < SHORT_EPISODE:
         return
-    at_limit = length == length.max()
+    counts = length.bincount()
+    # Early ends may be frequent. If ends are possible at a few steps only, all of them count.
+    others = counts[limit // 2 if counts.count_nonzero() > DENSE else 0 : limit].max()
+    at_limit = length == limit
     env, end = env[at_limit], end[at_limit]
-    few = len(env) < max(3, 0.1 * len(length))
     terminated = rollout["next"].get("terminated", rollout["next", "done"])[env, end]
-    if few or length.max() < SHORT_EPISODE or not terminated.all():
+    is_one_game = len((env // players).unique()) < min(2, len(rollout) // players)
+    if is_one_game or len(env) < AT_LIMIT * max(1, int(others)) or not terminated.all():
         return
     last, final = rollout["observation"][env, end], rollout["next", "observation"][env, end]
     same = (last == last[0]).all(dim=0) & (final == final[0]).all(dim=0)
@@ -347,7 +387,7 @@ def check_time_limits(rollout: TensorDictBase) -> Findings:
     yield Finding(
         "warning",
         "time limit",
-        f"{len(env)} of {len(length)} episodes terminate at exactly step {length.max()}, and none is longer.",
+        f"{len(env)} of {len(length)} episodes terminate at exactly step {limit}, and none is longer.",
         "If this is a time limit, return truncated=True instead of terminated=True: otherwise the update"
         " takes the value of the final state as 0. If the task ends there, let observations show the time.",
     )

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -16,7 +17,11 @@ from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from ppo_lightning.envs.atari import ATARI_ID, check_options, full_id
 from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from ppo_lightning.envs.normalizers import normalizers
 from ppo_lightning.envs.specs import Specs, specs_of
+from ppo_lightning.envs.vector import GymnasiumVectorEnv
+from ppo_lightning.envs.workers import WorkerEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
@@ -46,6 +51,16 @@ BACKENDS: dict[str, Adapter] = {
     "procgen": Adapter("procgen:ProcgenEnv", "procgen"),
     "pettingzoo": Adapter("games:make_games", "pettingzoo"),
 }
+
+
+class Batch(NamedTuple):
+    """Environments that step together, see :meth:`EnvFactory.make`."""
+
+    seeds: list[int]
+    first_env: int
+    stream: Stream
+    render: bool
+    num_workers: int
 
 
 @dataclass(frozen=True)
@@ -119,20 +134,32 @@ class EnvFactory:
         if stream == "eval":  # matches begin at the first position
             env_kwargs.pop("opening_moves", None)
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
+        batch = Batch(seeds, first_env, stream, render, num_workers)
         if self.backend == "pettingzoo":
-            self._refuse_workers("games of PettingZoo")
             make_games = _import_class("games:make_games")
             env: EnvBase = make_games(self.env_id, seeds, stream == "eval", render, **env_kwargs)
         elif isinstance(self.env_id, str):
-            env = self._from_id(self.env_id, env_kwargs, seeds, first_env, render, num_workers)
+            env = self._from_id(self.env_id, env_kwargs, batch)
         else:
-            env = self._from_function(self.env_id, env_kwargs, seeds, first_env, stream, render, num_workers)
-        if not self.transforms:
-            return env
-        transforms = [*_single(self.transforms)]
-        if stream == "train" and isinstance(env, BatchedEnv) and not env.untransformable:
-            self._try(transforms)
-        return TransformedEnv(env, Compose(*map(copy_of, transforms)))
+            env = self._from_function(self.env_id, env_kwargs, batch)
+        if self.num_workers and not isinstance(env, GymnasiumEnv | WorkerEnv):
+            env.close()
+            raise ConfigError(
+                f"data.num_workers is {self.num_workers} and must be 0 for {type(env).__name__}: workers step"
+                " single environments of the backend 'gymnasium'."
+            )
+        if self.transforms:
+            transforms = [*_single(self.transforms)]
+            if stream == "train" and isinstance(env, BatchedEnv) and not env.untransformable:
+                self._try(transforms)
+            env = TransformedEnv(env, Compose(*map(copy_of, transforms)))
+        for name, setting in normalizers(env).items() if stream == "train" and not first_env else ():
+            warnings.warn(
+                f"{name} normalizes in the environment: checkpoints and evaluation lack its statistics."
+                f" Remove it, and set {setting} to true.",
+                stacklevel=2,
+            )
+        return env
 
     def _try(self, transforms: list[Transform]) -> None:
         """Step two other environments with one transform more at a time.
@@ -182,46 +209,28 @@ class EnvFactory:
             spec = gymnasium.registry.get(self.env_id)
         limit = getattr(env, "max_episode_steps", None)  # of an environment of tensors
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
-        return limit if isinstance(limit, int) and limit < NO_LIMIT else None
+        return limit if isinstance(limit, int) and 0 < limit < NO_LIMIT else None
 
-    def _from_id(
-        self,
-        env_id: str,
-        env_kwargs: dict[str, Any],
-        seeds: list[int],
-        first_env: int,
-        render: bool,
-        num_workers: int,
-    ) -> EnvBase:
+    def _from_id(self, env_id: str, env_kwargs: dict[str, Any], batch: Batch) -> EnvBase:
         env_id = full_id(env_id)
-        adapter = BACKENDS[BACKENDS[self.backend].render if render else self.backend]
+        adapter = BACKENDS[BACKENDS[self.backend].render if batch.render else self.backend]
         if ATARI_ID.fullmatch(env_id):
             if adapter.atari is None:
                 raise ConfigError(
                     f"env_id {env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
                 )
-            self._refuse_workers("Atari games")
             check_options(env_kwargs)
-            return _import_class(adapter.atari)(env_id, seeds, **env_kwargs)
-        if self.backend != "gymnasium":
-            self._refuse_workers(f"the backend {self.backend!r}")
+            return _import_class(adapter.atari)(env_id, batch.seeds, **env_kwargs)
         if self.backend == "envpool" and _import_class("envpool:is_board_game")(env_id):
-            return _import_class("turn_based:BoardGameEnv")(env_id, seeds, **env_kwargs)
-        if render:
+            return _import_class("turn_based:BoardGameEnv")(env_id, batch.seeds, **env_kwargs)
+        if batch.render:
             env_kwargs["render_mode"] = "rgb_array"
         if adapter is BACKENDS["gymnasium"]:
-            return self._of_singles(env_id, env_kwargs, seeds, first_env, num_workers)
-        return _import_class(adapter.path)(env_id, seeds, **env_kwargs)
+            return self._of_singles(env_id, env_kwargs, batch)
+        return _import_class(adapter.path)(env_id, batch.seeds, **env_kwargs)
 
     def _from_function(
-        self,
-        function: Callable[..., Any],
-        env_kwargs: dict[str, Any],
-        seeds: list[int],
-        first_env: int,
-        stream: Stream,
-        render: bool,
-        num_workers: int,
+        self, function: Callable[..., Any], env_kwargs: dict[str, Any], batch: Batch
     ) -> EnvBase:
         if isinstance(function, ModuleType):
             raise ConfigError(
@@ -232,13 +241,15 @@ class EnvFactory:
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
             )
-        batch = {"num_envs": len(seeds), "seed": seeds[0], "seeds": seeds, "first_env": first_env}
+        seeds = batch.seeds
+        num_envs = len(seeds)
+        known = {"num_envs": num_envs, "seed": seeds[0], "seeds": seeds, "first_env": batch.first_env}
         parameters = _parameters(function)
         bound = getattr(function, "keywords", {})  # of a functools.partial
-        wanted = {name: batch[name] for name in batch if name in parameters and name not in bound}
+        wanted = {name: known[name] for name in known if name in parameters and name not in bound}
         env_kwargs = wanted | env_kwargs
         restarts = {} if "max_restarts" in parameters else {"max_restarts": env_kwargs.pop("max_restarts", 0)}
-        if render and "render_mode" in parameters:
+        if batch.render and "render_mode" in parameters:
             env_kwargs["render_mode"] = "rgb_array"
         make = functools.partial(_call, function, env_kwargs)
         env = make()
@@ -248,20 +259,16 @@ class EnvFactory:
                 " environments that are stepped one by one."
             )
         if isinstance(env, gymnasium.vector.VectorEnv):
-            self._refuse_workers("vectorized environments")
-            any_number = stream == "eval" and not render
-            return _import_class("vector:GymnasiumVectorEnv")(env, seeds, any_number)
+            return GymnasiumVectorEnv(env, seeds, any_number=batch.stream == "eval" and not batch.render)
         if _import_class("games:is_game")(env):
-            self._refuse_workers("games of PettingZoo")
-            return _import_class("games:make_games")(begin_with(env, make), seeds, stream == "eval")
+            make_games = _import_class("games:make_games")
+            return make_games(begin_with(env, make), seeds, batch.stream == "eval")
         if not isinstance(env, EnvBase):
-            return self._of_singles(begin_with(env, make), restarts, seeds, first_env, num_workers)
-        self._refuse_workers("TorchRL environments")
-        num_envs = len(seeds)
+            return self._of_singles(begin_with(env, make), restarts, batch)
         if env.batch_size == torch.Size([]):
             env.close()
             env = SerialEnv(num_envs, make)
-        if stream == "train" and env.batch_size != torch.Size([num_envs]):
+        if batch.stream == "train" and env.batch_size != torch.Size([num_envs]):
             raise ConfigError(
                 f"env_id makes an environment of batch size {list(env.batch_size)}: it must be [] or"
                 f" [{num_envs}]."
@@ -270,20 +277,11 @@ class EnvFactory:
             env.set_seed(seeds[0])
         return env
 
-    def _of_singles(
-        self, env_id: Any, env_kwargs: dict[str, Any], seeds: list[int], first_env: int, num_workers: int
-    ) -> BatchedEnv:
-        if num_workers:
-            worker_env = _import_class("workers:WorkerEnv")
-            return worker_env(num_workers, env_id, seeds, first_env, self.step_timeout, **env_kwargs)
-        return _import_class("gymnasium:GymnasiumEnv")(env_id, seeds, first_env, **env_kwargs)
-
-    def _refuse_workers(self, kind: str) -> None:
-        if self.num_workers:
-            raise ConfigError(
-                f"data.num_workers is {self.num_workers} and must be 0 for {kind}: workers step Gymnasium"
-                " environments of the backend 'gymnasium'."
-            )
+    def _of_singles(self, env_id: Any, env_kwargs: dict[str, Any], batch: Batch) -> BatchedEnv:
+        rows = env_id, batch.seeds, batch.first_env
+        if batch.num_workers:
+            return WorkerEnv(batch.num_workers, *rows, self.step_timeout, **env_kwargs)
+        return GymnasiumEnv(*rows, **env_kwargs)
 
 
 def make_env(
@@ -295,16 +293,7 @@ def make_env(
     stream: Stream = "train",
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> BatchedEnv:
-    """Make N copies of a Gymnasium environment, see :class:`EnvFactory`.
-
-    Args:
-        env_id: Id of the environment, or a function that creates a Gymnasium environment or a VectorEnv.
-        num_envs: Number of environments N.
-        backend: A key of ``BACKENDS``.
-        seed: Seed of the run.
-        first_env: Global index of the first environment.
-        stream: ``train`` or ``eval``.
-        env_kwargs: Arguments of the backend's own ``make``, or of the function.
+    """Make N copies of an environment. The arguments are those of :class:`EnvFactory` and its ``make``.
 
     Returns:
         An environment with the keys ``observation``, ``action``, ``reward``, ``done``, ``terminated`` and

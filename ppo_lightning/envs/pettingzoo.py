@@ -162,8 +162,7 @@ class ParallelGamesEnv(BatchedEnv):
                 if player not in terminated:
                     raise ConfigError(f"the player {player!r} left the game without a termination.")
                 step = rewards[player], terminated[player], truncated[player]
-                if not self._checked:
-                    check_step((None, *step, None))
+                check_step((None, *step, {}))
                 for values, value in zip(self._results, step, strict=True):
                     values[row] = value
                 over = bool(terminated[player] or truncated[player])

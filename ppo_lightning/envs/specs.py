@@ -57,25 +57,7 @@ def specs_of(env: EnvBase) -> Specs:
         )
     if "observation" not in spec:
         raise ConfigError(
-            f"env_id makes an environment with the keys {list(spec.keys())}: it needs the key 'observation'"
-            f"{suggest_transforms(spec)}"
+            f"env_id makes an environment with the keys {list(spec.keys())}: it needs the key 'observation',"
+            " which data.transforms can make, as CatTensors(keys, 'observation', del_keys=False) does."
         )
     return Specs(spec["observation"], env.action_spec_unbatched)
-
-
-def suggest_transforms(spec: Composite) -> str:
-    """Return the end of an error message: transforms that join the floats of a spec as ``observation``."""
-    leaves = {key: part for key, part in spec.items() if not isinstance(part, Composite)}
-    floats = {key: part for key, part in leaves.items() if part.dtype.is_floating_point and part.ndim < 2}
-    if not floats:
-        return "."
-    scalars = [key for key, part in floats.items() if part.ndim == 0]
-    vectors = [f"{key}_1" if key in scalars else key for key in floats]
-    lines = [
-        f"UnsqueezeTransform(-1, in_keys={scalars}, out_keys={[f'{key}_1' for key in scalars]})"
-        if scalars
-        else "",
-        f"CatTensors({vectors}, 'observation', del_keys=False)",
-        "StepCounter(200)  # an episode's time limit",
-    ]
-    return ". These data.transforms make it:" + "".join(f"\n    {line}" for line in lines if line)

@@ -1,7 +1,9 @@
 """Vectorized environments of Gymnasium's interface, in any autoreset mode."""
 
+import itertools
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -13,14 +15,15 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv, actions_of, frame_rate, name_of
+from ppo_lightning.envs.batched import BatchedEnv, actions_of, metadata_of, name_of
 from ppo_lightning.errors import ConfigError, first_line, nearest
-from ppo_lightning.spaces.rows import from_row, to_row
+from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts
 from ppo_lightning.utils.seeding import extend_seeds
 
 MODE = "autoreset_mode"  # key of the metadata
-FINAL_KEYS = ("final_obs", "final_observation")  # the second one is Gymnasium's key before version 1.0
+FINAL = "final_obs"  # key of the info
+BATCH = "batch of observations"
 _adapted: weakref.WeakSet[VectorEnv] = weakref.WeakSet()
 
 
@@ -76,8 +79,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
         self.valid = ~self._done if self.resets_late else None
         self._fresh = self._observation  # with SAME_STEP: observations after the resets of the last step
-        self._checked = False  # whether the first step was validated
-        self.render_fps = frame_rate(envs)
+        self._step_numbers = itertools.count(1)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset and validate, see :meth:`BatchedEnv.reset_arrays`.
@@ -91,7 +93,8 @@ class GymnasiumVectorEnv(BatchedEnv):
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
             self._done = np.zeros(self.num_envs, bool)
-            if self._mask is None and MASK in info and choice_counts(self.agent_specs[1]):
+            has_mask = isinstance(info, Mapping) and MASK in info
+            if has_mask and self._mask is None and choice_counts(self.agent_specs[1]):
                 warnings.warn(
                     f"{self._name}: the {MASK} of the info is ignored. A vectorized environment needs it as"
                     " an entry of the observations.",
@@ -125,7 +128,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         previous = self._observation[~mask]
         try:
             # Gymnasium removes the mask from the options.
-            observation, _ = self.envs.reset(options={"reset_mask": np.array(mask)})
+            answer = self.envs.reset(options={"reset_mask": np.array(mask)})
+            observation, _ = check_parts(answer, "reset", 2)
             self._store(observation, check=True)
         except (Exception, SystemExit) as error:
             reraise(error, self._name, "reset")
@@ -139,13 +143,11 @@ class GymnasiumVectorEnv(BatchedEnv):
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all environments."""
-        space = self.spaces[1]
-        is_simple = self._from_row is None
-        actions: Any = action.astype(space.dtype, copy=False) if is_simple else from_row(space, action)
+        convert = self._single_actions if self._from_row is None else self._from_row
+        number = next(self._step_numbers)
         try:
-            answer = self.envs.step(actions)
-            if not self._checked:
-                check_step(answer, self.num_envs)
+            answer = self.envs.step(convert(action))
+            check_step(answer, self.num_envs)
             observation, reward, terminated, truncated, info = answer
             reward = np.asarray(reward)
             terminated = np.asarray(terminated, bool)
@@ -160,13 +162,12 @@ class GymnasiumVectorEnv(BatchedEnv):
                     )
                 reward = np.where(self.valid, reward, 0)
             resets_now = self._mode is AutoresetMode.SAME_STEP
-            self._store(observation, None if resets_now else done, check=not self._checked)
-            self._checked = True
+            self._store(observation, None if resets_now else done, check=number == 1)
             if resets_now and done.any():
                 self._fresh = self._observation.copy()
                 self._store_final(info, done)
         except (Exception, SystemExit) as error:
-            reraise(error, self._name, "step")
+            reraise(error, self._name, "step", number)
         self._done = done
         return self._observation, reward, terminated, truncated
 
@@ -182,7 +183,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             ConfigError: The observations are invalid, or a mask allows no action.
         """
         if check:
-            check_observation(observation, self._batched_space, "batch of observations")
+            check_observation(observation, self._batched_space, BATCH)
         self._observation[:] = self._rows(observation)
         if self._mask is not None:
             useless = self._forbids_all(self._observation)
@@ -193,32 +194,40 @@ class GymnasiumVectorEnv(BatchedEnv):
 
     def _rows(self, observation: Any) -> np.ndarray:
         """Return observations of all environments as rows [N, ...]."""
-        if self._to_row is not None:
-            return to_row(self.unjoined_space, observation, (self.num_envs,))
-        return np.asarray(observation).reshape(self._observation.shape)
+        try:
+            if self._to_row is not None:
+                return to_row(self.unjoined_space, observation, (self.num_envs,))
+            rows = np.asarray(observation)
+            if rows.shape != self._observation.shape or rows.dtype.kind not in "biuf":
+                check_observation(observation, self._batched_space, BATCH)
+            return rows.reshape(self._observation.shape)
+        except Exception:
+            check_observation(observation, self._batched_space, BATCH)
+            raise
 
     def _store_final(self, info: Any, done: np.ndarray) -> None:
         """Write the final observations of the info to the rows of finished environments."""
-        key = next((key for key in FINAL_KEYS if isinstance(info, dict) and key in info), None)
-        if key is None:
+        if FINAL not in info:
             raise ConfigError(
-                "the info has no 'final_obs' at an episode end, which AutoresetMode.SAME_STEP needs: without"
+                f"the info has no {FINAL!r} at an episode end, which AutoresetMode.SAME_STEP needs: without"
                 " it the final observation is lost."
             )
-        finals = info[key]
-        present = np.asarray(info.get(f"_{key}", done), bool)
+        finals = info[FINAL]
+        present = np.asarray(info.get(f"_{FINAL}", done), bool)
         by_env = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
         missing = done & ~present
         if by_env:
             missing |= done & np.array([final is None for final in finals])
         if missing.any():
-            raise ConfigError(f"info[{key!r}] lacks the environment {missing.argmax()}, which has finished.")
+            raise ConfigError(
+                f"info[{FINAL!r}] lacks the environment {missing.argmax()}, which has finished."
+            )
         if by_env:
             for i in np.flatnonzero(done).tolist():
-                check_observation(finals[i], self.unjoined_space, f"info[{key!r}][{i}]")
+                check_observation(finals[i], self.unjoined_space, f"info[{FINAL!r}][{i}]")
                 self._write(self._observation, i, finals[i], over=True)
             return
-        check_observation(finals, self._batched_space, f"info[{key!r}]")
+        check_observation(finals, self._batched_space, f"info[{FINAL!r}]")
         self._observation[done] = self._rows(finals)[done]
 
     def render(self) -> np.ndarray | None:
@@ -237,12 +246,13 @@ class GymnasiumVectorEnv(BatchedEnv):
 
 def _mode(envs: VectorEnv, name: str) -> AutoresetMode:
     """Return how the adapter resets finished environments: DISABLED means by mask."""
-    modes = ", ".join(mode.name for mode in AutoresetMode)
+    mode = metadata_of(envs).get(MODE)
     try:
-        mode = AutoresetMode(envs.metadata[MODE])
-    except (KeyError, ValueError):
+        mode = AutoresetMode(mode)
+    except ValueError:
+        modes = ", ".join(known.name for known in AutoresetMode)
         raise ConfigError(
-            f"{name} has the metadata[{MODE!r}] {envs.metadata.get(MODE)!r}: set it to"
+            f"{name} has the metadata[{MODE!r}] {mode!r}: set it to"
             f" gymnasium.vector.AutoresetMode ({modes}), which says when finished environments reset."
         ) from None
     # Wrappers and subclasses may keep a state of their own, which a reset by mask does not reach. Workers

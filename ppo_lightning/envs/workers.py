@@ -41,15 +41,8 @@ CLOSE_SECONDS = 5.0  # for the `close` methods of the environments, before the w
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
-class Request(NamedTuple):
-    """A message to a worker: a method of its environments, and the arguments."""
-
-    method: str
-    args: tuple[Any, ...] = ()
-
-
 class Reply(NamedTuple):
-    """The answer of a worker: what the method returned and which steps count, or its error."""
+    """What the method of a request returned and which steps count, or its error."""
 
     value: Any = None
     valid: np.ndarray | None = None
@@ -60,8 +53,8 @@ class WorkerEnv(BatchedEnv):
     """N copies of a Gymnasium environment in W worker processes.
 
     Each worker steps N / W copies as :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv` does. For each
-    :class:`Request` it sends one :class:`Reply`. The episodes are the same as in one process, to the bit, for
-    any number of workers.
+    request, the name of a method and its arguments, it sends one :class:`Reply`. The episodes are the same as
+    in one process, to the bit, for any number of workers.
 
     On Linux, the workers end with the process that made them, even if that process is killed. They ignore
     SIGINT and SIGTERM, which schedulers send to all processes of a run: a run stops its own workers.
@@ -105,8 +98,8 @@ class WorkerEnv(BatchedEnv):
         sample = GymnasiumEnv(env_id, seeds[:1], first_env, **env_kwargs)
         sample.close()
         super().__init__(*sample.spaces, seeds)
+        self.samples = sample.envs
         self.step_timeout = step_timeout
-        self.render_fps = sample.render_fps
         self._bounds = None  # the workers clip actions
         self._first_env = first_env
         if sample.valid is not None:
@@ -122,7 +115,7 @@ class WorkerEnv(BatchedEnv):
         multiprocessing.util.Finalize(self, _kill, [self.workers], exitpriority=100)
         try:
             # The first request creates the environments, whatever its method.
-            self._ask({worker: Request("numel") for worker in self.workers}, loading=True)
+            self._ask(dict.fromkeys(self.workers, ("numel",)), loading=True)
         except BaseException:
             self.close()
             raise
@@ -130,10 +123,9 @@ class WorkerEnv(BatchedEnv):
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset in the workers."""
-        requests = {}
-        for worker in self.workers:  # those without a finished episode get no message
-            if mask is None or mask[worker.rows].any():
-                requests[worker] = Request("reset_arrays", (None if mask is None else mask[worker.rows],))
+        parts = ((worker, None if mask is None else mask[worker.rows]) for worker in self.workers)
+        # Workers without a finished episode get no message.
+        requests = {worker: ("reset_arrays", part) for worker, part in parts if part is None or part.any()}
         # The first reset may load a simulator.
         for worker, reply in self._ask(requests, loading=mask is None).items():
             self._observation[worker.rows] = reply.value
@@ -141,7 +133,7 @@ class WorkerEnv(BatchedEnv):
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step in the workers."""
-        requests = {worker: Request("step_arrays", (action[worker.rows],)) for worker in self.workers}
+        requests = {worker: ("step_arrays", action[worker.rows]) for worker in self.workers}
         for worker, reply in self._ask(requests).items():
             arrays = self._observation, *self._results
             for array, part in zip(arrays, reply.value, strict=True):
@@ -152,30 +144,23 @@ class WorkerEnv(BatchedEnv):
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset."""
-        self._ask({worker: Request("reseed", (seeds[worker.rows],)) for worker in self.workers})
+        self._ask({worker: ("reseed", seeds[worker.rows]) for worker in self.workers})
 
     def get_state(self) -> list[Row] | None:
         """Return states as :class:`GymnasiumEnv` does."""
-        replies = self._ask({worker: Request("packed_state") for worker in self.workers})
+        replies = self._ask(dict.fromkeys(self.workers, ("packed_state",)))
         groups = [unpack(reply.value) for reply in replies.values()]
         return None if None in groups else [row for rows in groups if rows for row in rows]
 
     def set_state(self, states: list[Row]) -> None:
         """Restore the environments."""
-        packed = {worker: pack(states[worker.rows]) for worker in self.workers}
-        requests = {worker: Request("set_packed_state", (data,)) for worker, data in packed.items()}
+        requests = {worker: ("set_packed_state", pack(states[worker.rows])) for worker in self.workers}
         self._ask(requests, loading=True)
 
-    def _ask(self, requests: Mapping["Worker", Request], loading: bool = False) -> dict["Worker", Reply]:
-        """Send requests, and return the replies.
+    def _ask(self, requests: Mapping["Worker", tuple], loading: bool = False) -> dict["Worker", Reply]:
+        """Send requests, and return the replies, or raise the first error among them.
 
-        Args:
-            requests: One request per worker.
-            loading: Whether the workers may load environments, which takes longer than a step.
-
-        Raises:
-            RuntimeError: A worker ended, or did not answer in time.
-            Exception: The first error that a worker replied.
+        While environments are ``loading``, workers have more time for an answer.
         """
         self._waiting = True
         share = LOADING_SHARE if loading else TIMEOUT_SHARE
@@ -193,11 +178,7 @@ class WorkerEnv(BatchedEnv):
         return replies
 
     def _raise_death(self, share: float) -> NoReturn:
-        """Raise an error that names a worker that ended.
-
-        Args:
-            share: Share of ``step_timeout`` that the workers had.
-        """
+        """Raise an error that names a worker that ended, or had a share of ``step_timeout`` in vain."""
         timeout = self.step_timeout or 0.0
         limit = f"{share:g} * data.step_timeout = {share * timeout:g} s"
         late = [worker for worker in self.workers if worker.transport.late]
@@ -237,7 +218,7 @@ class WorkerEnv(BatchedEnv):
         if not self._waiting:
             for worker in self.workers:
                 with contextlib.suppress(OSError):
-                    worker.transport.send(Request("close"))
+                    worker.transport.send(("close",))
             deadline = time.monotonic() + CLOSE_SECONDS
             for worker in self.workers:
                 worker.process.join(max(0, deadline - time.monotonic()))
@@ -286,12 +267,7 @@ class Transport(multiprocessing.connection.Connection):
 
 
 class Worker:
-    """A worker process.
-
-    Args:
-        rows: Rows of its environments among all.
-        make: Creates its environments.
-    """
+    """A worker process, whose environments ``make`` creates, and their rows among all."""
 
     def __init__(self, rows: slice, make: Callable[[], "Members"]) -> None:
         self.rows = rows
@@ -331,12 +307,7 @@ class Members(GymnasiumEnv):
 
 
 def serve(pipe: multiprocessing.connection.Connection, make: Callable[[], Members]) -> None:
-    """Reply to requests in a worker process, until one says ``close``.
-
-    Args:
-        pipe: The worker's end of the pipe.
-        make: Creates the environments.
-    """
+    """Reply to requests in a worker process, until one says ``close``."""
     transport = Transport(os.dup(pipe.fileno()))
     if sys.platform == "linux":
         end_with_the_parent(signal.SIGKILL)
@@ -349,12 +320,12 @@ def serve(pipe: multiprocessing.connection.Connection, make: Callable[[], Member
     gc.freeze()  # objects of the main process, whose finalizers would act on its pipes
     torch.set_num_threads(1)
     members: Any = None
-    while (request := transport.receive()).method != "close":
+    while (request := transport.receive())[0] != "close":
         try:
             if members is None:
                 members = make()
-            value = getattr(members, request.method)(*request.args)
-            reply = Reply(value, members.valid)
+            method, *arguments = request
+            reply = Reply(getattr(members, method)(*arguments), members.valid)
         except (Exception, SystemExit) as error:
             reply = Reply(error=portable(error))
         transport.send(reply)

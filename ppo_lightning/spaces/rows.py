@@ -47,7 +47,7 @@ def from_row(space: spaces.Space, row: np.ndarray) -> Any:
 
     Example:
         >>> from_row(spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2)]), np.array([2.0, 1.0]))
-        (2, 1)
+        (np.int64(2), np.int64(1))
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = {}
@@ -58,9 +58,9 @@ def from_row(space: spaces.Space, row: np.ndarray) -> Any:
             start = end
         return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
     if isinstance(space, spaces.Discrete) and row.ndim == 1:
-        return int(row[0])
-    value = row.reshape(*row.shape[:-1], *(space.shape or ())).astype(space.dtype)
-    return np.clip(value, space.low, space.high) if isinstance(space, spaces.Box) else value
+        return space.dtype.type(row[0])
+    value = row.reshape((*row.shape[:-1], *(space.shape or ()))).astype(space.dtype)
+    return np.asarray(np.clip(value, space.low, space.high)) if isinstance(space, spaces.Box) else value
 
 
 def _size(space: spaces.Space) -> int:

@@ -17,8 +17,13 @@ MASK = "action_mask"  # observation entry that marks the allowed discrete action
 LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
 
 
+def with_axis(space: spaces.Space) -> spaces.Space:
+    """Return a ``Box`` of shape () as a vector of one number, and other spaces unchanged."""
+    return spaces.flatten_space(space) if isinstance(space, spaces.Box) and space.shape == () else space
+
+
 def join_vectors(space: spaces.Space) -> spaces.Space:
-    """Join a dictionary or tuple of float vectors to one vector, and return other spaces unchanged.
+    """Join a dictionary or tuple of float vectors, or a number, to one vector; keep any other space.
 
     The vector has the attribute ``entry_sizes`` (name -> number of columns), which :func:`spec_from_space`
     copies to the spec. A space with text is not joined. A single number becomes a vector of one number.
@@ -37,11 +42,9 @@ def join_vectors(space: spaces.Space) -> spaces.Space:
             f"env_id has observations without numbers, {space}: add a constant one by"
             " gymnasium.wrappers.TransformObservation."
         )
-    if isinstance(space, spaces.Box) and space.shape == ():
-        return spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)
     has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
     if not has_parts or not without_text(space) or not is_vector(spec):
-        return space
+        return with_axis(space)
     box: Any = spaces.flatten_space(space)
     box.entry_sizes = {name: size for name, size in sizes.items() if size}
     return box

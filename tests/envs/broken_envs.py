@@ -72,6 +72,29 @@ class Unseeded(Walk):
         return random.uniform(-1, 1)
 
 
+class Reseeded(Walk):
+    """Each reset seeds the generator again."""
+
+    first = None
+
+    def reset(self, *, seed=None, options=None):
+        self.first = self.first if seed is None else seed
+        return super().reset(seed=self.first)
+
+
+class Frozen(Walk):
+    """Each step returns the first observation."""
+
+    def reset(self, *, seed=None, options=None):
+        self.first = None
+        return super().reset(seed=seed)
+
+    def observation(self):
+        if self.first is None:
+            self.first = super().observation()
+        return self.first
+
+
 class SameSeed(Walk):
     """All environments have the same episodes."""
 
@@ -156,6 +179,8 @@ BROKEN = {
     Terminating: ("warning", "time limit"),
     Unseeded: ("warning", "seed"),
     SameSeed: ("warning", "seed"),
+    Reseeded: ("warning", "seed"),
+    Frozen: ("warning", "observation"),
     Autoreset: ("warning", "autoreset"),
     LargeRewards: ("warning", "reward"),
     Ignored: ("warning", "action"),

@@ -1,5 +1,6 @@
 """The checks of environments: each fault is named, and correct environments have none."""
 
+import functools
 import random
 import subprocess
 import sys
@@ -9,11 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.envs import CatTensors, StepCounter, UnsqueezeTransform
 from torchrl.envs.custom import PendulumEnv
 
 from ppo_lightning.envs import EnvFactory
-from ppo_lightning.envs.conformance import check_environment, check_rollout, episodes_of, random_play
+from ppo_lightning.envs.conformance import (
+    check_environment,
+    check_rollout,
+    check_time_limits,
+    episodes_of,
+    random_play,
+)
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import mask_columns
 from tests.envs import broken_envs
@@ -173,12 +181,63 @@ def test_an_environment_that_does_not_exist_is_a_setting_error():
         examine("CartPol-v1")
 
 
-def test_procgens_time_limit_is_no_finding():
+def test_procgens_time_limit_is_no_finding(monkeypatch):
     env = EnvFactory(broken_envs.Terminating).make(4)
     rollout, _ = random_play(env, 400)
-    (warning,) = check_rollout(rollout, env.agent_specs[1])
+    (warning,) = check_rollout(rollout, env)
     assert warning.check == "time limit"
-    assert [*check_rollout(rollout, env.agent_specs[1], flags_time_limits=False)] == []
+    monkeypatch.setattr(env, "flags_time_limits", False)
+    assert [*check_rollout(rollout, env)] == []
+
+
+def rollout_of(lengths, num_steps, generator):
+    """Return a rollout of environments with random observations, and episodes of the given lengths."""
+    over = torch.zeros(4, num_steps, dtype=torch.bool)
+    for row in over:
+        end = next(lengths) - 1
+        while end < num_steps:
+            row[end] = True
+            end += next(lengths)
+    values = torch.from_numpy(generator.normal(size=(2, 4, num_steps, 3)))
+    following = {"observation": values[1], "done": over, "terminated": over}
+    return TensorDict({"observation": values[0], "next": following}, [4, num_steps])
+
+
+def random_lengths(generator):
+    """Yield lengths of one of seven kinds of random episodes."""
+    kind, size = generator.integers(7), int(generator.integers(2, 60))
+    start, chance = int(generator.integers(1, 60)), generator.uniform(0.01, 0.5)
+    few = generator.integers(1, 60, int(generator.integers(2, 6)))
+    draws = (
+        lambda: generator.integers(start, start + size),
+        lambda: generator.geometric(chance),
+        lambda: start + generator.binomial(size, chance),
+        lambda: start + generator.poisson(size),
+        lambda: start + max(generator.integers(0, size, 3)),
+        lambda: generator.choice(few),
+        lambda: 5 * generator.integers(1, size + 1),
+    )
+    while True:
+        yield int(draws[kind]())
+
+
+def limited(lengths, limit):
+    return (min(length, limit) for length in lengths)
+
+
+def test_random_ends_are_no_time_limit_and_planted_time_limits_are_found():
+    alarms = 0
+    for seed in range(400):
+        generator = np.random.default_rng(seed)
+        rollout = rollout_of(random_lengths(generator), int(generator.integers(100, 1200)), generator)
+        alarms += bool([*check_time_limits(rollout)])
+    assert alarms <= 2
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        limit = int(generator.integers(20, 200))
+        chance = generator.uniform(0, 2 / limit)  # of a natural end at each step
+        natural = iter(functools.partial(generator.geometric, chance), None)
+        assert [*check_time_limits(rollout_of(limited(natural, limit), 1200, generator))], seed
 
 
 CLEAN = [

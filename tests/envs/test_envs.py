@@ -10,7 +10,6 @@ import torch
 from gymnasium import spaces
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import check_env_specs
-from torchrl.envs.utils import step_mdp
 
 from ppo_lightning import ConfigError, make_env
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
@@ -165,24 +164,6 @@ def test_other_spaces_are_refused(space):
         spec_from_space(space)
 
 
-def test_stepping_as_an_envbase_gives_the_arrays(env):
-    one, two = (env("Script-v0", 3, seed=4) for _ in range(2))
-    two.reset_arrays()
-    td = one.reset()
-    for t in range(6):
-        action = torch.tensor([t % 3, 1, 2])
-        td = one.step(td.set("action", action))
-        observation, reward, terminated, truncated = two.step_arrays(action.numpy())
-        following = td["next"]
-        np.testing.assert_array_equal(following["observation"], observation)
-        np.testing.assert_array_equal(following["reward"].squeeze(-1), reward)
-        np.testing.assert_array_equal(following["terminated"].squeeze(-1), terminated)
-        done = terminated | truncated
-        td = one.maybe_reset(step_mdp(td))
-        if done.any():
-            np.testing.assert_array_equal(td["observation"], two.reset_arrays(done))
-
-
 # MuJoCo and dm_control
 
 
@@ -258,7 +239,7 @@ def many_seeds(seed, count):
 def test_a_wrong_action_is_refused_by_the_environment(env):
     batch = env("CartPole-v1", 2)
     batch.reset_arrays()
-    with pytest.raises(AssertionError, match=r"2 .* invalid"):
+    with pytest.raises(AssertionError, match=r"2.* invalid"):
         batch.step_arrays(np.array([0, 2]))
 
 

@@ -1,5 +1,6 @@
 """Environments of users: they train, or one sentence explains why not."""
 
+import contextlib
 import functools
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import lightning as L
@@ -14,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torchrl.envs import CatTensors, StepCounter, TransformedEnv, UnsqueezeTransform
+from torchrl.envs import CatTensors, StepCounter, TransformedEnv, UnsqueezeTransform, VecNorm, VecNormV2
 from torchrl.envs.custom import PendulumEnv
 from torchrl.envs.libs.gym import GymWrapper
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
 from ppo_lightning.commands import cli
+from ppo_lightning.envs import EnvFactory, check_environment
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.entries import entry_columns
 from ppo_lightning.spaces.specs import mask_columns
@@ -52,16 +55,16 @@ class Plain(gym.Env):
         return self.see(), 1.0, self.time % 50 == 0, False, {}
 
 
-def changed(space=None, late=False, **methods):
-    """Return a subclass of Plain with other methods; with ``late``, ``step`` differs only from step 20 on."""
-    wrong = methods.get("step")
+def changed(space=None, late=False, **attributes):
+    """Return a subclass of Plain with other attributes; with ``late``, ``step`` differs from step 20 on."""
+    wrong = attributes.get("step")
     if late:
-        methods["step"] = lambda self, action: (
+        attributes["step"] = lambda self, action: (
             Plain.step(self, action) if self.time < 19 else wrong(self, action)
         )
     if space is not None:
-        methods["observation_space"] = space
-    return type("Changed", (Plain,), methods)
+        attributes["observation_space"] = space
+    return type("Changed", (Plain,), attributes)
 
 
 def steps(*answer, **options):
@@ -89,49 +92,52 @@ PAIR = spaces.Tuple((spaces.Discrete(2),) * 2)
 PARTS = spaces.Dict(place=spaces.Discrete(3), speed=spaces.Box(-1, 1, (2,), np.float32))
 FINE = {"place": 1, "speed": np.zeros(2, np.float32)}
 PICTURE = spaces.Dict(it=spaces.Box(0, 1, (3, 8, 4)))
+WHOLE = spaces.Box(-9, 9, (3,), np.int64)
 STEP = r"step\(\) must take an action and return \(observation, reward, terminated, truncated, info\), and "
 RESET = r"reset\(\) must take seed and options and return \(observation, info\), and "
-# Defect -> environment, and the sentence after the environment's id and number.
-WRONG = {
-    "shape": (steps(np.zeros(4), *OK), r"the observation has shape \(4,\) and must have shape \(3,\)"),
-    "shape at reset": (resets((np.zeros(4), {})), r"the observation has shape \(4,\)"),
-    "scalar": (steps(0.5, *OK), r"the observation has shape \(\) and must have shape \(3,\)"),
-    "scalar at reset": (resets((0.5, {})), r"the observation has shape \(\)"),
-    "no observation": (steps(None, *OK), "the observation is None and must consist of numbers"),
-    "text": (steps(["1", "2", "3"], *OK), "the observation is .* numbers"),
-    "4-tuple": (steps(ZEROS, 1.0, False, {}), STEP + "returned 4 values"),
-    "nothing": (changed(step=lambda self, action: None), STEP + "returned NoneType"),
-    "array reward": (steps(ZEROS, np.array([1.0]), *OK[1:]), r"the reward is array\(\[1.\]\): .* a number"),
-    "text reward": (steps(ZEROS, "1.0", *OK[1:]), "the reward is '1.0': .* a number"),
-    "no reward": (steps(ZEROS, None, *OK[1:]), "the reward is None: .* a number"),
-    "text flag": (steps(ZEROS, 1.0, "no", False, {}), "terminated is 'no': .* True or False"),
-    "no flag": (steps(ZEROS, 1.0, False, None, {}), "truncated is None: .* True or False"),
-    "old reset": (resets(ZEROS), RESET + "returned ndarray"),
-    "old reset of 2": (resets(np.zeros(2), space=spaces.Box(-1, 1, (2,))), RESET + "returned ndarray"),
-    "no dictionary": (sees(ZEROS, PARTS), "the observation is array.* a dictionary"),
-    "entry missing": (sees({"place": 1}, PARTS), "the observation has no entry 'speed'"),
-    "entry's shape": (
-        sees(FINE | {"speed": ZEROS}, PARTS),
-        r"the observation\['speed'\] has shape \(3,\).* \(2,\)",
+# Defect of a step -> what it returns, the sentence after the step, and a space with an observation.
+WRONG_STEPS = {
+    "shape": ((np.zeros(4), *OK), r"the observation has shape \(4,\) and must have shape \(3,\)"),
+    "scalar": ((0.5, *OK), r"the observation has shape \(\) and must have shape \(3,\)"),
+    "one number": ((np.zeros(1, np.float32), *OK), r"the observation has shape \(1,\)"),  # NumPy broadcasts
+    "no observation": ((None, *OK), "the observation is None and must consist of numbers"),
+    "text": ((np.array(["1", "2", "3"]), *OK), "the observation is .* numbers"),
+    "fractions": ((np.full(3, 0.5), *OK), "the observation has fractions", WHOLE, np.zeros(3, np.int64)),
+    "4-tuple": ((ZEROS, 1.0, False, {}), STEP + "returned 4 values"),
+    "nothing": (None, STEP + "returned NoneType"),
+    "array reward": (
+        (ZEROS, np.array([1.0]), *OK[1:]),
+        r"the reward is an array of shape \(1,\): .* a number",
     ),
+    "two rewards": ((ZEROS, np.ones(2), *OK[1:]), r"the reward is an array of shape \(2,\): .* a number"),
+    "nested reward": ((ZEROS, [1, [2, 3]], *OK[1:]), r"the reward is \[1, \[2, 3\]\]: .* a number"),
+    "text reward": ((ZEROS, "1.0", *OK[1:]), "the reward is '1.0': .* a number"),
+    "no reward": ((ZEROS, None, *OK[1:]), "the reward is None: .* a number"),
+    "text flag": ((ZEROS, 1.0, "no", False, {}), "terminated is 'no': .* True or False"),
+    "no flag": ((ZEROS, 1.0, False, None, {}), "truncated is None: .* True or False"),
+    "array flag": ((ZEROS, 1.0, np.array([True]), False, {}), r"terminated is an array of shape \(1,\): "),
+    "no info": ((ZEROS, 1.0, True, False, None), "the info is None: .* a dictionary"),
+    "no dictionary": ((ZEROS, *OK), "the observation is an array.* a dictionary", PARTS, FINE),
+    "entry missing": (({"place": 1}, *OK), "the observation has no entry 'speed'", PARTS, FINE),
+    "entry's shape": (
+        (FINE | {"speed": ZEROS}, *OK),
+        r"the observation\['speed'\] has shape \(3,\).* \(2,\)",
+        PARTS,
+        FINE,
+    ),
+    "no tuple": ((None, *OK), "the observation is None and must be a tuple", PAIR, (1, 1)),
+}
+# Defect of a reset -> environment, and the sentence after the environment's id and number.
+WRONG_RESETS = {
+    "shape": (resets((np.zeros(4), {})), r"the observation has shape \(4,\)"),
+    "scalar": (resets((0.5, {})), r"the observation has shape \(\)"),
+    "4 values": (resets(ZEROS), RESET + "returned ndarray"),
+    "2 values": (resets(np.zeros(2), space=spaces.Box(-1, 1, (2,))), RESET + "returned ndarray"),
     "picture's axes": (
         sees({"it": np.zeros((8, 4, 3))}, PICTURE),
         r"the observation\['it'\] has shape \(8, 4, 3\)",
     ),
     "length of a tuple": (sees((1,), PAIR), "the observation has 1 entries, .* 2"),
-}
-# Defect that the checks do not see -> environment, error and text of its note.
-LATE = {
-    "no action": (changed(step=lambda self: (ZEROS, *OK)), TypeError, "step() raised this. It must take an"),
-    "no seed": (changed(reset=lambda self: (ZEROS, {})), TypeError, "reset() raised this. It must take seed"),
-    "4-tuple": (steps(ZEROS, 1.0, False, {}, late=True), ValueError, "step() raised this. It must take"),
-    "shape": (steps(np.zeros(4), *OK, late=True), ValueError, "step() raised this. It must take an action"),
-    "reward": (steps(ZEROS, np.ones(2), *OK[1:], late=True), ValueError, "step() raised this. It must"),
-    "entry": (
-        changed(PARTS, late=True, step=lambda self, action: ({"place": 1}, *OK), see=lambda self: FINE),
-        KeyError,
-        "step() raised this.",
-    ),
 }
 RIGHT = {
     "lists": changed(see=lambda self: [0.0, 0.0, 0.0]),
@@ -141,6 +147,7 @@ RIGHT = {
     "an array without axes": steps(ZEROS, np.array(1.0), *OK[1:]),
     "tensors": steps(torch.zeros(3), torch.tensor(1.0), torch.tensor(False), False, {}),
     "parts": sees(FINE | {"place": np.array([1])}, PARTS),
+    "integers for a late float": steps([0, 0, 0], 1, False, False, {}, late=True),
 }
 
 
@@ -168,27 +175,44 @@ def registry():
     gym.registry.update(before)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_answer_ends_in_one_sentence_that_names_the_environment(name):
-    cls, said = WRONG[name]
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", WRONG_STEPS)
+def test_a_wrong_step_ends_in_one_sentence_that_names_environment_and_step(name, late):
+    answer, said, *rest = WRONG_STEPS[name]
+    space, good = rest or (None, ZEROS)
+    methods = {"see": lambda self: good, "step": lambda self, action: answer}
+    where = f"^Brought-v0, environment 5, step {20 if late else 1}: "
+    with pytest.raises(ConfigError, match=where + said) as raised:
+        make_and_collect(changed(space, late, **methods))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", WRONG_RESETS)
+def test_a_wrong_reset_ends_in_one_sentence_that_names_the_environment(name):
+    cls, said = WRONG_RESETS[name]
     with pytest.raises(ConfigError, match=f"^Brought-v0, environment 5: {said}") as raised:
         make_and_collect(cls)
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", LATE)
-def test_a_later_error_keeps_its_type_and_gets_a_note_that_names_the_environment(name):
-    cls, kind, note = LATE[name]
-    with pytest.raises(kind) as raised:
+@pytest.mark.parametrize(
+    ("cls", "note"),
+    [
+        (changed(step=lambda self: (ZEROS, *OK)), "step() raised this. It must take an"),
+        (changed(reset=lambda self: (ZEROS, {})), "reset() raised this. It must take seed"),
+    ],
+)
+def test_a_wrong_signature_is_an_error_whose_note_names_the_environment(cls, note):
+    with pytest.raises(TypeError) as raised:
         make_and_collect(cls)
     assert raised.value.__notes__[-1].startswith(f"Brought-v0, environment 5: {note}")
 
 
-@pytest.mark.parametrize("name", ["shape", "array reward"])
 @pytest.mark.parametrize("through", ["a time limit", "TorchRL's collector", "Gymnasium's checker"])
-def test_the_sentence_is_the_same_through_wrappers_and_transforms(name, through):
-    cls, said = WRONG[name]
-    with pytest.raises(ConfigError, match=f"environment 0: {said}"):
+def test_the_sentence_is_the_same_through_wrappers_and_transforms(through):
+    answer, said = WRONG_STEPS["two rewards"]
+    cls = steps(*answer)
+    with pytest.raises(ConfigError, match=f"environment 0, step 1: {said}"):
         if through == "Gymnasium's checker":
             registered(cls)
             env = make_env(lambda: gym.make("Brought-v0", disable_env_checker=False), 2)
@@ -202,6 +226,164 @@ def test_the_sentence_is_the_same_through_wrappers_and_transforms(name, through)
 @pytest.mark.parametrize("name", RIGHT)
 def test_equivalent_answers_train(name):
     make_and_collect(RIGHT[name])
+
+
+ATTRIBUTES = [
+    {name: value}
+    for name, values in {
+        "metadata": [None, "30", {"render_fps": None}, {"render_fps": "30"}, {"name": 3}],
+        "dt": ["fast", 0, np.zeros(2), lambda self: 0.1, property(lambda self: 1 / 0)],
+        "spec": ["Plain-v0", {}, np.zeros(2)],
+        "action_masks": [None, "01", np.ones(2)],
+        "render_mode": [3],
+    }.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
+def test_attributes_of_any_kind_do_not_matter_for_training(fit, attributes):
+    fit(SMALL | {"env_id": changed(**attributes), "eval_episodes": 1}, limit_val_batches=1)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "fps"),
+    [
+        ({"metadata": {"render_fps": "30"}}, 30),
+        ({"metadata": {"render_fps": np.float32(20)}}, 20),
+        ({"metadata": {"render_fps": 200}, "dt": float("nan")}, 60),
+        ({"metadata": None, "dt": np.float64(0.05)}, 20),
+    ],
+)
+def test_a_video_has_the_frame_rate_of_the_environment(attributes, fps):
+    assert make_env(changed(**attributes)).render_fps == pytest.approx(fps)
+
+
+BOX = spaces.Box(-1, 1, (2,))
+DEEP_TEXT = spaces.Tuple([spaces.Discrete(2), spaces.Dict(note=spaces.Text(3))])
+SEQUENCE = spaces.Tuple([spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2))])
+# Unusual observations or actions -> the sentence, or None if they train.
+ODD_OBSERVATIONS = [
+    (spaces.Box(-1, 1, ()), None),
+    (spaces.Dict(a=spaces.Box(-1, 1, ()), b=spaces.Discrete(2)), None),
+    (spaces.Box(0, 9, (), np.int64), None),
+    (spaces.Box(0, np.inf, (2,)), None),
+    (spaces.Box(-1, 1, (2,), np.float16), None),
+    (spaces.Dict({"a.b": BOX, "c": spaces.Discrete(2)}), None),
+    (spaces.Dict(a=spaces.Box(-1, 1, (0,)), b=BOX), None),
+    (spaces.Dict({0: BOX, 1: BOX}), None),
+    (spaces.Box(-1, 1, (0,)), "without numbers"),
+    (spaces.Dict({}), "without numbers"),
+    (spaces.Dict(a=spaces.Text(3)), "without numbers"),
+    (spaces.Text(3), "not supported"),
+    (None, "not supported"),
+]
+ODD_ACTIONS = [
+    (spaces.Box(-1, 1, ()), None),
+    (spaces.Box(0, np.inf, (2,)), "without finite bounds"),
+    (spaces.Discrete(1), None),
+    (spaces.Box(-1, 1, (0,)), "actions of shape"),
+    (spaces.Dict(), "no numbers"),
+    (spaces.Dict({0: BOX, 1: spaces.Discrete(2)}), None),
+    (spaces.Text(3), "not supported"),
+    (spaces.Dict(a=spaces.Discrete(2), note=spaces.Text(3)), "no distribution"),
+    (DEEP_TEXT, "no distribution"),
+    (SEQUENCE, "not supported"),
+    (spaces.Graph(BOX, spaces.Discrete(2)), "not supported"),
+    (None, "not supported"),
+]
+
+
+class Recorder(Plain):
+    """Environment of random observations that checks and records its actions."""
+
+    actions: ClassVar = []
+
+    def __init__(self, observation_space=BOX, action_space=BOX):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def see(self):
+        return self.observation_space.sample()
+
+    def step(self, action):
+        self.actions.append(action)
+        assert self.action_space.contains(action), action
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("part", "space", "said"),
+    [
+        *(("observation_space", *case) for case in ODD_OBSERVATIONS),
+        *(("action_space", *case) for case in ODD_ACTIONS),
+    ],
+    ids=str,
+)
+def test_unusual_spaces_train_or_end_in_one_sentence(fit, part, space, said):
+    make = functools.partial(Recorder, **{part: space})
+    with contextlib.nullcontext() if said is None else pytest.raises(ConfigError, match=said):
+        fit(SMALL | {"env_id": make, "eval_episodes": 1}, limit_val_batches=1)
+
+
+def leaves(value):
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else None
+    return [value] if parts is None else [leaf for part in parts for leaf in leaves(part)]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(2),
+        spaces.Discrete(2, dtype=np.int32),
+        BOX,
+        spaces.Box(-1, 1, (2,), np.float64),
+        spaces.Box(-1, 1, (), np.float64),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(2),
+        spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([BOX, spaces.MultiBinary(2)])),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_actions_have_the_type_of_their_space(space, vectorized):
+    """As Gymnasium's vectorized environments pass them."""
+    make = functools.partial(Recorder, action_space=space)
+    Recorder.actions.clear()
+    env = make_env((lambda num_envs: gym.vector.SyncVectorEnv([make] * num_envs)) if vectorized else make, 2)
+    next(iter(make_collector(env, MLPAgent(*env.agent_specs), 32, 1)))
+    for action in Recorder.actions:
+        for leaf, sample in zip(leaves(action), leaves(space.sample()), strict=True):
+            assert (leaf.dtype, leaf.shape) == (sample.dtype, sample.shape)
+    assert len(Recorder.actions) == 64
+
+
+def by_torchrl(env):
+    return GymWrapper(env, categorical_action_encoding=True)
+
+
+NormalizeObservation = gym.wrappers.NormalizeObservation
+OwnReward = type("OwnReward", (gym.wrappers.NormalizeReward,), {})
+VectorReward = gym.wrappers.vector.NormalizeReward
+IN = {"in_keys": ["observation"]}
+NORMALIZING = [
+    ("NormalizeObservation", lambda: gym.wrappers.TimeLimit(NormalizeObservation(Plain()), 20), {}),
+    ("NormalizeObservation", lambda: NormalizeObservation(Plain()), {"num_workers": 2}),
+    ("NormalizeObservation", lambda: by_torchrl(NormalizeObservation(Plain())), {}),
+    ("NormalizeReward", lambda: OwnReward(Plain()), {}),
+    ("NormalizeReward", lambda num_envs: VectorReward(gym.vector.SyncVectorEnv([Plain] * num_envs)), {}),
+    ("VecNorm", Plain, {"transforms": (VecNorm(**IN),)}),
+    ("VecNormV2", lambda: TransformedEnv(by_torchrl(Plain()), VecNormV2(**IN)), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "options"), NORMALIZING)
+def test_normalization_in_the_environment_is_named_with_the_setting(fit, name, make, options):
+    setting = "model.norm_reward" if "Reward" in name else "model.agent.norm_obs"
+    said = f"{name} normalizes in the environment: .*set {setting} to true"
+    with pytest.warns(UserWarning, match=said):
+        fit(SMALL | {"env_id": make} | options)
+    findings = check_environment(EnvFactory(make, **options), 2, 60, seconds=1).findings
+    assert "normalization" in [finding.check for finding in findings]
 
 
 def test_a_reset_that_needs_options_says_that_it_gets_none():
@@ -416,7 +598,7 @@ def test_a_mask_may_be_missing_only_where_an_episode_ends():
     env = make_env(registered(Masked), 2, env_kwargs={"without": [50, 100]})
     make_collector(env, MLPAgent(*env.agent_specs), 128, 1).rollout()
     env = make_env("Brought-v0", 2, env_kwargs={"without": [7]})
-    with pytest.raises(ConfigError, match=r"Brought-v0, environment 0: .*info has no 'action_mask'"):
+    with pytest.raises(ConfigError, match=r"Brought-v0, environment 0, step 7: .*info has no 'action_mask'"):
         make_collector(env, MLPAgent(*env.agent_specs), 128, 1).rollout()
 
 
@@ -483,18 +665,19 @@ def test_the_actor_of_playgrounds_tasks_sees_no_privileged_state(env, env_id, si
 # TorchRL
 
 
-def test_the_lines_in_the_message_train_torchrls_pendulum(fit):
-    with pytest.raises(ConfigError, match="it needs the key 'observation'") as raised:
-        fit(SMALL | {"env_id": PendulumEnv})
-    lines = [line.strip() for line in str(raised.value).splitlines()[1:]]
-    assert len(lines) == 3
-    known = {"UnsqueezeTransform": UnsqueezeTransform, "CatTensors": CatTensors, "StepCounter": StepCounter}
-    transforms = [eval(line, known) for line in lines]
-    module = fit(
-        SMALL | {"env_id": PendulumEnv, "num_steps": 256, "total_timesteps": 1024, "transforms": transforms}
-    )
-    assert module.env_steps == 1024
-    assert len(module.episode_returns) == 4, "and an episode ends after 200 steps"
+def test_the_transforms_of_the_message_train_torchrls_pendulum(fit):
+    data = SMALL | {"env_id": PendulumEnv, "num_steps": 256, "total_timesteps": 1024}
+    with pytest.raises(
+        ConfigError, match=r"it needs the key 'observation', .*CatTensors\(keys, 'observation'"
+    ):
+        fit(data)
+    transforms = [
+        UnsqueezeTransform(-1, in_keys=["th", "thdot"], out_keys=["th_1", "thdot_1"]),
+        CatTensors(["th_1", "thdot_1"], "observation", del_keys=False),
+        StepCounter(200),
+    ]
+    module = fit(data | {"transforms": transforms})
+    assert len(module.episode_returns) == 4, "an episode ends after 200 steps"
 
 
 class Breaks(Plain):

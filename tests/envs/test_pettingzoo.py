@@ -449,7 +449,7 @@ class Walk(Mortals):
 def test_the_checks_find_nothing_in_players_of_one_game(game, deaths, rows):
     """The players of a game share its first observation, and the dead repeat their last one."""
     env = ParallelGamesEnv(lambda: game(deaths), list(range(rows)))
-    assert [*check_rollout(collect(env, 70), env.agent_specs[1])] == []
+    assert [*check_rollout(collect(env, 70), env)] == []
 
 
 @pytest.mark.parametrize("by_collector", [True, False])

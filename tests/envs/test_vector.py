@@ -15,7 +15,6 @@ from torchrl.envs.libs.gym import GymEnv
 from ppo_lightning import PPO, MLPAgent, RecurrentPPO, make_env
 from ppo_lightning.callbacks.guards import log_probs_again
 from ppo_lightning.envs import EnvFactory
-from ppo_lightning.envs.vector import GymnasiumVectorEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.evaluation import EvaluationLoader
@@ -95,25 +94,20 @@ def test_each_mode_of_gymnasiums_worker_processes(mode, shared_memory):
 
 
 class BatchedInfo(gym.vector.VectorWrapper):
-    """SAME_STEP with final observations as one batch, under a key of one's own."""
-
-    def __init__(self, env, key):
-        super().__init__(env)
-        self.key = key
+    """SAME_STEP with final observations as one batch."""
 
     def step(self, actions):
         *results, info = self.env.step(actions)
-        finals = info.pop("final_obs", None)
-        if finals is not None and self.key is not None:
-            filled = [final if final is not None else np.full(3, np.nan, np.float32) for final in finals]
-            info[self.key] = np.stack(filled)
+        if "final_obs" in info:
+            empty = np.full(3, np.nan, np.float32)
+            info["final_obs"] = np.stack([empty if final is None else final for final in info["final_obs"]])
         return *results, info
 
 
-def test_final_observations_of_older_environments_and_as_a_batch():
+def test_final_observations_as_a_batch():
     single, _ = collect(make_env(SCRIPT, 3, seed=5))
     make = vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP)
-    ours, _ = collect(make_env(lambda num_envs: BatchedInfo(make(num_envs), "final_observation"), 3, seed=5))
+    ours, _ = collect(make_env(lambda num_envs: BatchedInfo(make(num_envs)), 3, seed=5))
     require_equal(ours, single)
 
 
@@ -361,44 +355,76 @@ def first_of_final(self, actions):
     return *results, info
 
 
-def replace_part(index, value):
-    def step(self, actions):
-        results = list(self.env.step(actions))
-        results[index] = value(results[index])
-        return results
-
-    return step
-
-
 def ends_twice(self, actions):
     observation, reward, *_ = self.env.step(actions)
     return observation, reward, np.ones(3, bool), np.zeros(3, bool), {}
+
+
+SAME_STEP, NEXT_STEP = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (changed(metadata={}), r"Changed has the metadata\['autoreset_mode'\] None: .*NEXT_STEP"),
+        (changed(metadata=None), r"Changed has the metadata\['autoreset_mode'\] None: .*NEXT_STEP"),
         (changed(reset=reset_all), "Changed: reset.*reset_mask.* changed observations outside of the mask"),
-        (
-            changed(AutoresetMode.SAME_STEP, step=drop("final_obs")),
-            "Changed: the info has no 'final_obs' at an episode end",
-        ),
-        (
-            changed(AutoresetMode.SAME_STEP, step=first_of_final),
-            r"Changed: info\['final_obs'\] lacks the environment \d, which has finished",
-        ),
-        (changed(AutoresetMode.NEXT_STEP, step=ends_twice), "Changed: an episode ended at the step that"),
-        (changed(step=replace_part(0, lambda rows: rows[:, :2])), r"observations has shape \(3, 2\)"),
-        (changed(step=replace_part(1, lambda rewards: rewards[:, None])), r"reward has shape \(3, 1\)"),
-        (changed(step=replace_part(3, lambda flags: False)), r"truncated has shape \(\)"),
-        (changed(step=lambda self, actions: None), r"Changed: step\(\) must take an action and return"),
-        (changed(env_id=PARTS, step=replace_part(0, lambda parts: parts | {"action_mask": np.zeros((3, 5))})),
-         "Changed: its action_mask allows no action"),
+        (changed(SAME_STEP, step=drop("final_obs")), "the info has no 'final_obs' at an episode end"),
+        (changed(SAME_STEP, step=first_of_final), r"info\['final_obs'\] lacks the environment \d, which has"),
+        (changed(NEXT_STEP, step=ends_twice), "Changed, step 2: an episode ended at the step that"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_vectorized_environment_ends_in_one_sentence(make, said):
     with pytest.raises(ConfigError, match=said):
+        collect(make_env(make, 3, seed=5), 1)
+
+
+NO_MASK = {"action_mask": np.zeros((3, 5), np.int8)}
+
+
+@pytest.mark.parametrize("first", [1, 20])
+@pytest.mark.parametrize(
+    ("change", "said", "env_id"),
+    [
+        (lambda answer: None, r"step\(\) must take an action and return", SCRIPT),
+        (
+            lambda answer: (answer[0][:, :2], *answer[1:]),
+            r"the batch of observations has shape \(3, 2\)",
+            SCRIPT,
+        ),
+        (
+            lambda answer: (answer[0].T[:2], *answer[1:]),
+            r"the batch of observations has shape \(2, 3\)",
+            SCRIPT,
+        ),
+        (
+            lambda answer: (answer[0], answer[1][:, None], *answer[2:]),
+            r"the reward is .* \(3, 1\): .* 3 num",
+            SCRIPT,
+        ),
+        (lambda answer: (*answer[:3], False, {}), "truncated is False: step.. must return 3 numbers", SCRIPT),
+        (lambda answer: (*answer[:4], None), "the info is None: .* a dictionary", SCRIPT),
+        (lambda answer: (answer[0] | NO_MASK, *answer[1:]), "its action_mask allows no action", PARTS),
+        (
+            lambda answer: ({"kind": answer[0]["kind"]}, *answer[1:]),
+            "the batch of observations has no entry",
+            PARTS,
+        ),
+    ],
+)
+def test_a_wrong_answer_at_any_step_ends_in_one_sentence(change, said, env_id, first):
+    class Late(Changed):
+        count = 0
+
+        def step(self, actions):
+            self.count += 1
+            answer = self.env.step(actions)
+            return answer if self.count < first else change(answer)
+
+    def make(num_envs):
+        return Late(vectorized(SyncVectorEnv, AutoresetMode.DISABLED, env_id)(num_envs))
+
+    with pytest.raises(ConfigError, match=f"^Late, step {first}: {said}"):
         collect(make_env(make, 3, seed=5), 1)
 
 
@@ -443,8 +469,3 @@ def test_a_video_shows_the_first_environment(tmp_path):
     assert record_video(agent, EnvFactory(make), tmp_path / "video.gif", episodes=2) == [5.0, 5.0]
     with pytest.raises(ConfigError, match="2 environments, and 1 are needed"):
         record_video(agent, EnvFactory(lambda: make(2)), tmp_path / "video.gif")
-
-
-def test_the_class_documents_itself():
-    env = GymnasiumVectorEnv(gym.make_vec("CartPole-v1", num_envs=2), [1, 2])
-    assert env.reset_arrays().shape == (2, 4)
