@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ppo_lightning.errors import ConfigError
     from ppo_lightning.games import SelfPlay
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
+    from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3
     from ppo_lightning.rollouts import RolloutCollector, RolloutDataModule, evaluate
 
 # Lightning itself triggers this deprecation warning of PyTorch.
@@ -26,10 +27,15 @@ logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
 
 __version__ = "0.2.0"
 __all__ = [
+    "C51",
+    "DDPG",
+    "DQN",
     "PPG",
     "PPO",
     "RND",
     "RPO",
+    "SAC",
+    "TD3",
     "ActorCritic",
     "AgentModule",
     "CNNAgent",

@@ -39,6 +39,11 @@ foreach_copy_ = torch._foreach_copy_
 foreach_div_ = torch._foreach_div_
 
 
+def trace_gradients() -> None:
+    """Let graphs contain ``torch.autograd.grad``, so that a loss and its Adam step are one graph."""
+    torch._dynamo.config.trace_autograd_ops = True
+
+
 def has_trainer(module: "LightningModule") -> bool:
     """Return whether the module has a Trainer; ``module.trainer`` raises an error without one."""
     return module._trainer is not None

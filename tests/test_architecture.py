@@ -23,6 +23,7 @@ FLOORS = (
     "callbacks",
     "export",
     "algorithms",
+    "offpolicy",
     "games",
     "commands",
 )

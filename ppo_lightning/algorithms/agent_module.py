@@ -98,7 +98,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, RolloutDataModule):
             raise ConfigError(
-                "PPO needs rollouts: call trainer.fit(model, datamodule=RolloutDataModule(...))."
+                f"{type(self).__name__} needs rollouts: call"
+                " trainer.fit(model, datamodule=RolloutDataModule(...))."
             )
         return data
 
@@ -138,7 +139,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         """
         if private.is_compiled(self):
             raise ConfigError(
-                "torch.compile(model) would compile Lightning's hooks, too: pass PPO(compile=True) instead."
+                "torch.compile(model) would compile Lightning's hooks, too: pass compile=True instead."
             )
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the Trainer has no plugin
             self.trainer.strategy.checkpoint_io = CheckedCheckpointIO()

@@ -68,7 +68,7 @@ class RolloutGuard(Guard):
         rollouts_before = pl_module.rollouts_done - 1
         if not rollouts_before and trainer.is_global_zero:
             _print_faults(pl_module.data, batch)
-        if rollouts_before % self.every == 0:
+        if rollouts_before % self.every == 0 and "action_log_prob" in batch.keys():  # noqa: SIM118
             _compare_log_probs(pl_module, batch)
 
 
@@ -116,8 +116,8 @@ class NonFiniteGuard(Guard):
             if not name.startswith("losses/") or name == "losses/explained_variance" or math.isfinite(value):
                 continue
             raise NonFiniteError(
-                f"{name} is {value.item()} after {pl_module.env_steps} steps: set model.norm_reward to true"
-                " if rewards are large, otherwise lower model.learning_rate."
+                f"{name} is {value.item()} after {pl_module.env_steps} steps: lower the learning"
+                " rate or, if rewards are large, scale them (PPO: model.norm_reward)."
             )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from ppo_lightning.checkpoints.beside import BESIDE, remove_beside, write_beside
 from ppo_lightning.checkpoints.file import read_checkpoint
 
 UNFINISHED = ".unfinished.part"
@@ -50,7 +51,9 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         try:
+            write_beside(checkpoint, Path(path))
             _write(checkpoint, Path(path))
+            remove_beside(Path(path), keep=checkpoint.get(BESIDE))
             self._failed = False
         except OSError as error:
             if self.on_error == "stop":
@@ -69,6 +72,7 @@ class CheckedCheckpointIO(TorchCheckpointIO):
         """Remove a checkpoint, unless its replacement could not be written."""
         if not self._failed:
             super().remove_checkpoint(path)
+            remove_beside(Path(path))
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from ppo_lightning.checkpoints.beside import read_beside
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import UNFINISHED, remove_unfinished
 from ppo_lightning.errors import ConfigError
@@ -34,6 +35,7 @@ def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) 
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             checkpoint = read_checkpoint(str(path))
+            read_beside(checkpoint, path)
         except ConfigError as error:
             print(f"skipped: {error}", file=sys.stderr)
             continue

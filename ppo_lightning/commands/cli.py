@@ -1,6 +1,7 @@
 """Command line: Lightning's ``fit``, ``validate`` and ``test``, and the other commands."""
 
 import argparse
+import contextlib
 import errno
 import functools
 import importlib
@@ -19,6 +20,7 @@ from typing import Any
 
 import lightning
 import torch
+import yaml
 from lightning import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -31,7 +33,7 @@ from ppo_lightning.callbacks import RolloutProgressBar, Threads
 from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
-from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
+from ppo_lightning.commands.checkpoint_settings import option, with_checkpoint_settings
 from ppo_lightning.commands.options import (
     DEFAULT_NAME,
     DESCRIPTIONS,
@@ -86,16 +88,21 @@ class SaveRunConfig(SaveConfigCallback):
 class PPOCLI(LightningCLI):
     """Lightning's CLI for PPO: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
 
+    algorithm = "ppo_lightning.PPO"  # class path of the model, whose defaults hold
+
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the command of this run: building the parsers of the others takes 0.1 s."""
         return {name: skip for name, skip in super().subcommands().items() if name in self.parser_kwargs}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the flags of this package, and make PPO the default algorithm."""
+        """Add the flags of this package, and set the default algorithm."""
         if self.subclass_mode_model:
-            parser.set_defaults({"model": {"class_path": "ppo_lightning.PPO"}})
+            with contextlib.suppress(ImportError, ValueError, AttributeError):  # parsing names the mistake
+                parser.set_defaults({"model": {"class_path": self.algorithm}})
         else:  # for the help
-            parser.add_class_arguments(MLPAgent, "model.agent", skip={"observation_spec", "action_spec"})
+            maker = self.model_class().make_agent  # type: ignore[misc]
+            agent = getattr(maker, "func", maker)  # C51 completes its agent
+            parser.add_class_arguments(agent, "model.agent", skip={"observation_spec", "action_spec"})
         for flag, text in FLAGS.items():
             parser.add_argument(flag, action="store_true", help=text)
         parser.add_argument(NAME, type=str | None, default=None, help=SETTINGS[NAME])
@@ -184,6 +191,8 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
     """Run a subcommand of Lightning's CLI, with callbacks beside those that flags add."""
     is_help = bool(HELP & set(args))
     args = args if is_help else with_configs_first(args)
+    algorithm = _algorithm(args)
+    helped = getattr(ppo_lightning, algorithm.removeprefix("ppo_lightning."), PPO)
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
     subcommands = {
         command: common
@@ -191,17 +200,19 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
             "dump_header": HEADER,
             "conflict_handler": "resolve" if is_help else "error",
             "usage": f"ppo-lightning {command} --config RECIPE [--OPTION VALUE ...]",
-            "description": f"{DESCRIPTIONS[command]}. Options of the algorithm are those of PPO:"
-            " --model.help CLASS lists those of a variant, --model.agent.help CLASS of an agent."
-            " Integers may be written as 1e6, 500k or 1M.",
+            "description": f"{DESCRIPTIONS[command]}. Options of the algorithm are those of"
+            f" {helped.__name__}: --model.help CLASS lists those of a variant, --model.agent.help CLASS of an"
+            " agent. Integers may be written as 1e6, 500k or 1M.",
         }
         for command in SUBCOMMANDS
         if command in args
     }
     _import_named(args)
+    # The parser would keep the values of PPO's defaults for the settings of another algorithm.
+    cli = type("PPOCLI", (PPOCLI,), {"algorithm": algorithm})
     try:
-        PPOCLI(
-            PPO,
+        cli(
+            helped if is_help else AgentModule,
             RolloutDataModule,
             args=[args[0], "--help"] if is_help else args,
             subclass_mode_model=not is_help,
@@ -230,6 +241,17 @@ def _import_named(args: Sequence[str]) -> None:
     for package in (ppo_lightning, ppo_lightning.callbacks):
         for name in words & {*package.__all__}:
             getattr(package, name)
+
+
+def _algorithm(args: Sequence[str]) -> str:
+    """Return the class path of the algorithm that flags or recipes name. The last one counts."""
+    class_path = PPOCLI.algorithm
+    for config in split_configs(args)[0]:
+        recipe = read_yaml(config, "--config") if os.path.isfile(config) else yaml.safe_load(config)
+        model = recipe.get("model") if isinstance(recipe, dict) else None
+        if isinstance(model, dict):
+            class_path = model.get("class_path", class_path)
+    return option(args, "--model", "--model.class_path") or class_path
 
 
 def _recipe_name(configs: Sequence[Any] | None) -> str:
@@ -289,7 +311,8 @@ def _one_sentence(message: str, args: Sequence[str]) -> str:
 def _unknown(name: str, writer: str = "") -> str:
     """Say in one sentence that there is no such option, and name those that were probably meant."""
     dashes = "--" if name.startswith("-") else ""
-    known = {option: f"{dashes}{shown}" for option, shown in known_options().items()}
+    options = known_options().items()  # of all algorithms: this one does not have the option
+    known = {option: f"{dashes}{shown}" for option, shown in options if shown != name.lstrip("-")}
     ends = {option.rpartition(".")[2]: shown for option, shown in reversed(known.items())}
     parts = name.lstrip("-").replace("-", "_").replace(".init_args", "").split(".")
     prefixes = itertools.accumulate(parts, "{}.{}".format)
@@ -303,7 +326,8 @@ def known_options() -> dict[str, str]:
     """Return the options by name, and how messages show them: with the class, unless it is the default."""
     flags = ("config", "print_config", "seed_everything", "ckpt_path", "model", "data", "trainer")
     known = {name.lstrip("-"): name.lstrip("-") for name in (*flags, *FLAGS, *SETTINGS)}
-    ours = [getattr(ppo_lightning, name) for name in ppo_lightning.__all__]
+    packages = (ppo_lightning, importlib.import_module("ppo_lightning.offpolicy"))
+    ours = [getattr(package, name) for package in packages for name in package.__all__]
     for group, default, base in (
         ("model", PPO, AgentModule),
         ("model.agent", MLPAgent, ActorCritic),

@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning as L
 
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
+from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.options import QUIET
 from ppo_lightning.errors import ConfigError
@@ -40,6 +41,11 @@ class ManifestReader(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: PolicyLearner) -> None:
         """Raise a StopRunError with the manifest."""
+        if not isinstance(pl_module, PPO):
+            raise ConfigError(
+                f"details lists those of PPO, and the recipe trains {type(pl_module).__name__}: see"
+                " docs/off-policy.md for the details of off-policy algorithms."
+            )
         raise StopRunError(manifest(pl_module))
 
 

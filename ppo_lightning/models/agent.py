@@ -105,6 +105,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
     in_keys = ("observation",)
     out_keys = ("action", "action_log_prob", "state_value")
+    default_head: HeadChoice = None  # of a subclass whose ``head`` is None
     reads = ""  # the observations in words, for the start line of a run
 
     def __init__(
@@ -137,7 +138,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
             )
         self.memory = None if memory is None else MEMORIES[memory](features, memory_size)
         width = features if memory is None else memory_size
-        self.head = make_head(head, width, action_spec)
+        self.head = make_head(head or self.default_head, width, action_spec)
         if mask is not None and mask.stop - mask.start != self.head.num_choices:
             raise ConfigError(
                 f"env_id has observations with an action_mask of {mask.stop - mask.start} entries, and"
@@ -151,7 +152,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        return self.critic.weight.device
+        return next(self.parameters()).device
 
     @property
     def traceable(self) -> bool:

@@ -330,7 +330,7 @@ def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]
     if len(shape) != 1 or not shape[0] or not spec.dtype.is_floating_point:
         dtype = str(spec.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"env_id has actions of shape {shape} and dtype {dtype}, and PPO needs a vector of floats:"
+            f"env_id has actions of shape {shape} and dtype {dtype}, and a Gaussian needs a vector of floats:"
             f" use gymnasium.wrappers.TransformAction(env, lambda action: numpy.resize(action, {shape})"
             f".astype({dtype!r}), gymnasium.spaces.Box({low}, {high}, ({max(1, math.prod(shape))},)))."
         )

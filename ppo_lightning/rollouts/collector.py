@@ -133,7 +133,7 @@ class RolloutCollector(Collector):
                 None if env.valid is None else torch.from_numpy(valid),
             ).numpy()
         store["next", "reward"][..., 0] = rewards
-        if not self._evaluated:
+        if not self._evaluated and "state_value" in store:
             with self.precision():
                 add_evaluation(self.agent, self._rollout)
         next_observation = store["next", "observation"]
@@ -167,8 +167,8 @@ class RolloutCollector(Collector):
         store = self._store
         observations = store["observation"]
         actions = store["action"]
-        log_probs = store["action_log_prob"]
-        values = store["state_value"]
+        log_probs: Any = store.get("action_log_prob")  # None of an off-policy agent, as the values
+        values: Any = store.get("state_value")
         terminateds = store["next", "terminated"][..., 0]
         truncateds = store["next", "truncated"][..., 0]
         episode_dones = store["next", "episode_done"][..., 0]
@@ -193,7 +193,7 @@ class RolloutCollector(Collector):
             if movers is not None:
                 movers[t] = env.mover
             actions[t] = action
-            if log_prob is not None:
+            if log_prob is not None and log_probs is not None:
                 log_probs[t] = log_prob
                 values[t, :, 0] = value
             raw, rewards[t], terminated, truncated = step(action)

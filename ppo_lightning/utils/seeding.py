@@ -20,6 +20,7 @@ Stream = Literal[
     "predictor",  # steps that train RND's predictor
     "auxiliary",  # minibatches of PPG's auxiliary phase
     "curiosity",  # RND's random steps before the training, a run of their own
+    "replay",  # minibatches of a replay buffer and the noise of their update
 ]
 
 

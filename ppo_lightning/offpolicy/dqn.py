@@ -1,0 +1,112 @@
+"""Deep Q-networks."""
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ppo_lightning.algorithms.minibatches import Minibatch
+from ppo_lightning.envs.specs import Specs
+from ppo_lightning.offpolicy import losses
+from ppo_lightning.offpolicy.agents import QAgent
+from ppo_lightning.offpolicy.heads import QHead
+from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, adam_of, frozen
+from ppo_lightning.utils.arguments import Range, check_arguments
+
+
+class DQN(OffPolicyModule):
+    """Deep Q-network with a target network and epsilon-greedy exploration.
+
+    Source: Mnih et al., "Human-level control through deep reinforcement learning" (2015), with the details of
+    CleanRL's ``dqn.py``.
+
+    Args:
+        learning_rate: Learning rate of Adam.
+        target_network_frequency: Environment steps between two updates of the target network.
+        tau: Share of the online network in an update of the target network. 1: a copy.
+        start_e: First epsilon.
+        end_e: Last epsilon.
+        exploration_fraction: Share of the run in which epsilon decreases linearly.
+        double: Let the online network choose the action that the target network evaluates.
+        buffer_size: As for :class:`OffPolicyModule`.
+        batch_size: As for :class:`OffPolicyModule`.
+        learning_starts: As for :class:`OffPolicyModule`.
+        train_frequency: As for :class:`OffPolicyModule`.
+        agent: As for :class:`OffPolicyModule`.
+        **hyperparameters: Those of :class:`OffPolicyModule`.
+
+    Example:
+        >>> data = RolloutDataModule("CartPole-v1", num_envs=1, num_steps=10)
+        >>> L.Trainer(accelerator="cpu").fit(DQN(), data)
+    """
+
+    head = QHead
+    frequencies = ("target_network_frequency",)
+    adam_eps = 1e-8
+
+    def __init__(
+        self,
+        learning_rate: Annotated[float, Range(1e-15)] = 2.5e-4,
+        target_network_frequency: Annotated[int, Range(1)] = 500,
+        tau: Annotated[float, Range(0, 1)] = 1.0,
+        start_e: Annotated[float, Range(0, 1)] = 1.0,
+        end_e: Annotated[float, Range(0, 1)] = 0.05,
+        exploration_fraction: Annotated[float, Range(1e-6, 1)] = 0.5,
+        double: bool = False,
+        buffer_size: Annotated[int, Range(1)] = 10_000,
+        batch_size: Annotated[int, Range(1)] = 128,
+        learning_starts: Annotated[int, Range(0)] = 10_000,
+        train_frequency: Annotated[int, Range(1)] = 10,
+        agent: AgentMaker = QAgent,
+        **hyperparameters: Any,
+    ) -> None:
+        check_arguments(DQN.__init__, locals(), "model")
+        super().__init__(
+            buffer_size=buffer_size,
+            batch_size=batch_size,
+            learning_starts=learning_starts,
+            train_frequency=train_frequency,
+            agent=agent,
+            **hyperparameters,
+        )
+
+    def add_networks(self, specs: Specs) -> None:
+        """Build the target network."""
+        self.target = frozen(self.agent)
+
+    def adams(self) -> dict[str, torch.optim.Adam]:
+        """Return the optimizer of the Q-network."""
+        return {"q_network": adam_of(self.agent.parameters(), self.hparams.learning_rate, self.adam_eps)}
+
+    def exploration(self, step: int) -> float:
+        """Return epsilon."""
+        share = min(1.0, step / (self.hparams.exploration_fraction * self.data.total_timesteps))
+        return self.hparams.start_e + (self.hparams.end_e - self.hparams.start_e) * share
+
+    def log_batch(self, metrics: list[Metrics]) -> None:
+        """Log the metrics of the updates and epsilon."""
+        self.run_log.add({"charts/epsilon": self.agent.head.exploration})
+        super().log_batch(metrics)
+
+    def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
+        """Update the Q-network and, if it is due, the target network."""
+        loss, metrics = self.loss(minibatch)
+        self.minimize("q_network", loss)
+        if is_due[0]:
+            self.move_target(self.agent, self.target)
+        return metrics
+
+    def loss(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
+        """Return the loss and its metrics."""
+        following = minibatch["next_observation"]
+        with torch.no_grad():
+            next_q = self.target.q_values(following)
+            chooser = self.agent.q_values(following) if self.hparams.double else next_q
+            next_value = next_q.gather(1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+            reward, terminated = minibatch["reward"], minibatch["terminated"]
+            target = losses.td_target(reward, terminated, next_value, self.hparams.gamma)
+        q_values = self.agent.q_values(minibatch["observation"])
+        values = q_values.gather(1, minibatch["action"].unsqueeze(-1)).squeeze(-1)
+        loss = F.mse_loss(values, target)  # neither the error nor the gradient is clipped
+        return loss, {"losses/td_loss": loss.detach(), "losses/q_values": values.detach().mean()}

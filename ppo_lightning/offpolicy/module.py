@@ -1,0 +1,312 @@
+"""Base LightningModule of the off-policy algorithms: storing, sampling, exploration, updates, logging."""
+
+import copy
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, ClassVar
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.optim.adam import adam as guarded_adam
+from torchrl.data import TensorSpec
+
+from ppo_lightning.algorithms.agent_module import AgentModule
+from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
+from ppo_lightning.algorithms.run_log import RunLog
+from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
+from ppo_lightning.callbacks.preemption import Preemption
+from ppo_lightning.checkpoints.beside import BESIDE, read_beside
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.offpolicy.agents import OffPolicyAgent
+from ppo_lightning.offpolicy.buffer import SPARE, FrameBuffer, ReplayBuffer
+from ppo_lightning.private import counted_step, trace_gradients
+from ppo_lightning.rollouts.storage import check_memory
+from ppo_lightning.spaces.specs import stored
+from ppo_lightning.utils import collectives
+from ppo_lightning.utils.arguments import Range, check_arguments
+from ppo_lightning.utils.compiler import compile_per_instance
+
+AgentMaker = Callable[[TensorSpec, TensorSpec], ActorCritic]
+Metrics = dict[str, Tensor]  # scalars by name
+LOG_EVERY = 100  # environment steps, as in CleanRL
+adam: Any = inspect.unwrap(guarded_adam)  # the wrapper refuses to compile some states
+
+
+class OffPolicyModule(AgentModule):
+    """Base LightningModule of the off-policy algorithms.
+
+    A Lightning batch is a rollout of ``num_envs * num_steps`` fresh transitions. ``training_step`` stores
+    them and makes the updates that are due: one for ``train_frequency`` environment steps. So the acting
+    policy is at most one batch old. All minibatches of a batch are sampled before its first update. Delays
+    depend on the environment step of an update, so that they count across batches and resumed runs.
+
+    A subclass implements ``update``, ``exploration`` and ``configure_optimizers``.
+
+    Args:
+        gamma: Discount of future rewards.
+        buffer_size: Largest number of transitions in the replay buffer, of all ranks together.
+        batch_size: Transitions in a minibatch, on each rank.
+        learning_starts: Environment steps before the first update.
+        train_frequency: Environment steps, of all environments together, between two updates.
+        save_buffer: Write the replay buffer beside each checkpoint, so that a resumed run is equal to an
+            uninterrupted one to the bit. A preempted run always writes it.
+        compile: Compile losses, gradients, Adam and target networks into one graph, on a single device.
+        agent: Makes the agent from the specs of observations and actions.
+
+    Raises:
+        ConfigError: A number is out of its range, or does not fit the batches.
+    """
+
+    fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
+    head: ClassVar[type]  # of the agent
+    frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
+    noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
+    agent: Any
+
+    def __init__(
+        self,
+        gamma: Annotated[float, Range(0, 1)] = 0.99,
+        buffer_size: Annotated[int, Range(1)] = 1_000_000,
+        batch_size: Annotated[int, Range(1)] = 256,
+        learning_starts: Annotated[int, Range(0)] = 25_000,
+        train_frequency: Annotated[int, Range(1)] = 1,
+        save_buffer: bool = False,
+        compile: bool = False,
+        agent: AgentMaker = OffPolicyAgent,
+    ) -> None:
+        check_arguments(OffPolicyModule.__init__, locals(), "model")
+        super().__init__(agent)
+        self.save_hyperparameters(ignore=["agent"])
+        self.automatic_optimization = False
+        self._compiled: Any = None  # the graph of `update`, during a fit
+        self._refilled_at = 0  # environment step from which a resumed run without its buffer learns again
+
+    def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
+        """Store a rollout [N, T] and make the updates that are due."""
+        profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
+        with profile("store"):
+            self.buffer.add(self.transitions(rollout))
+        with profile("update"):
+            steps = self.due(self.env_steps - self.data.frames_per_rollout, self.env_steps)
+            update = self._compiled or self.update
+            metrics = [
+                update(minibatch, *self.delayed(step))
+                for minibatch, step in zip(self.minibatches(len(steps)), steps, strict=True)
+            ]
+            optimizer: Any = self.optimizers()
+            with counted_step(optimizer[0] if isinstance(optimizer, list) else optimizer):
+                pass  # callbacks save only if `trainer.global_step` has grown
+        with profile("log"):
+            self.log_batch(metrics)
+        self.agent.head.exploration = self.exploration(self.env_steps)
+
+    def transitions(self, rollout: TensorDictBase) -> Minibatch:
+        """Return the valid transitions of a rollout [N, T] in the order of time, tensors [K, ...]."""
+        following = rollout["next"]
+        columns = {
+            "observation": rollout["observation"],
+            "action": rollout["action"],
+            "reward": following["reward"].squeeze(-1),
+            "next_observation": following["observation"],  # at episode ends the final observation
+            "terminated": following["terminated"].squeeze(-1).float(),
+        }
+        valid = rollout.get("valid", torch.ones_like(columns["terminated"], dtype=torch.bool))
+        return {key: column.transpose(0, 1)[valid.T] for key, column in columns.items()}
+
+    def due(self, before: int, after: int) -> range:
+        """Return the environment steps of the updates that are due between two numbers of steps."""
+        frequency = self.hparams.train_frequency
+        start = max(before, self.hparams.learning_starts, self._refilled_at)
+        return range((start // frequency + 1) * frequency, after + 1, frequency)
+
+    def delayed(self, step: int) -> list[bool]:
+        """Return whether multiples of ``frequencies`` lie in the steps of the update at ``step``."""
+        periods = [self.hparams[name] for name in self.frequencies]
+        return [step // period > (step - self.hparams.train_frequency) // period for period in periods]
+
+    def minibatches(self, count: int) -> Iterator[Minibatch]:
+        """Sample minibatches from the buffer, which depend on the seed, the rank and the rollout alone."""
+        size, shard = self.hparams.batch_size, self.data.shard
+        generator = shard.generator("replay", self.rollouts_done - 1, shard.first)
+        indices = torch.randint(max(1, len(self.buffer)), (count, size), generator=generator).to(self.device)
+        noises = torch.randn(count, size, *self.noise_shape, generator=generator).to(self.device)
+        for rows, noise in zip(indices, noises, strict=True):
+            yield self.buffer.gather(rows) | {"noise": noise}
+
+    @abstractmethod
+    def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
+        """Update the weights with transitions and ``noise`` [B, ...]. Which of ``frequencies`` are due?"""
+
+    def minimize(self, name: str, loss: Tensor) -> None:
+        """Take a step of one of ``adams`` as operations of a graph, on the state that Lightning saves."""
+        parameters, *state, settings = self._adam_states[name]
+        grads = list(torch.autograd.grad(loss, parameters))
+        if (ranks := collectives.world_size()) > 1:
+            for grad in grads:  # each rank has minibatches of its own
+                dist.all_reduce(grad)
+                grad /= ranks
+        fused = not torch.compiler.is_compiling()
+        with torch.no_grad():
+            adam(parameters, grads, *state[:2], [], state[2], foreach=False, fused=fused, **settings)
+
+    def move_target(self, online: nn.Module, target: nn.Module) -> None:
+        """Move the weights of a target network by the share ``tau`` towards those of the online network."""
+        with torch.no_grad():
+            for old, new in zip(target.parameters(), online.parameters(), strict=True):
+                old.lerp_(new, self.hparams.tau)
+
+    @abstractmethod
+    def exploration(self, step: int) -> float:
+        """Return the exploration of the agent's head in a rollout that begins at an environment step."""
+
+    def log_batch(self, metrics: list[Metrics]) -> None:
+        """Log the metrics of the updates of a batch, of the first one and every hundred environment steps."""
+        before = self.env_steps - self.data.frames_per_rollout
+        if before // LOG_EVERY == self.env_steps // LOG_EVERY and before > self.run_log.steps_before:
+            return
+        values: dict[str, Any] = {"charts/SPS": self.run_log.steps_per_second()}
+        if metrics:  # of a delayed policy, those of the updates that include it
+            size = max(map(len, metrics))
+            values |= mean_of([part for part in metrics if len(part) == size])
+        self.run_log.log(values)
+
+    # Lightning's hooks
+
+    def setup(self, stage: str) -> None:
+        """Check, before any environment is created, that the settings fit the batches."""
+        super().setup(stage)
+        if stage != "fit":
+            return
+        hparams, data, frames = self.hparams, self.data, self.data.frames_per_rollout
+        batch = f"data.num_envs * data.num_steps = {frames}"
+        refusals = {
+            "data.overlap acts with weights that are two batches old, and off-policy algorithms allow for"
+            " one: set it to false.": data.overlap,
+            f"trainer.precision is {self.trainer.precision!r}: {type(self).__name__} takes"
+            " '32-true'.": self.trainer.precision != "32-true",
+            f"{batch} is not divisible by model.train_frequency = {hparams.train_frequency}: change one of"
+            " these numbers.": frames % hparams.train_frequency,
+            f"model.buffer_size is {hparams.buffer_size}, less than one batch of {batch} transitions: raise"
+            " it.": hparams.buffer_size < frames,
+            f"model.learning_starts is {hparams.learning_starts}: it must be below data.total_timesteps"
+            f" ({data.total_timesteps}), or the run learns nothing.": hparams.learning_starts
+            >= data.total_timesteps,
+        }
+        for sentence, is_refused in refusals.items():
+            if is_refused:
+                raise ConfigError(sentence)
+        self._refilled_at = 0
+
+    def check_agent(self) -> None:
+        """Refuse an agent without the head of the algorithm, and make the buffer if it fits into memory."""
+        if type(self.agent.head) is not self.head:
+            raise ConfigError(
+                f"model.agent is {type(self.agent).__name__}, which {type(self).__name__} cannot train: leave"
+                f" it out, or give an agent whose head is a {self.head.__name__}."
+            )
+        if not self.fitting:
+            return
+        row, capacity = stored(self.data.specs.observation), self.hparams.buffer_size
+        size = row.shape.numel() * row.dtype.itemsize
+        stacks_frames = row.ndim == 3 and getattr(self.data.env, "frame_stack", 1) == row.shape[0] > 1
+        bytes_per_step = int(SPARE * size / row.shape[0]) + 80 if stacks_frames else 2 * size + 16
+        check_memory(capacity, bytes_per_step, "model.buffer_size")
+        capacity //= self.trainer.world_size
+        self.buffer = ReplayBuffer(capacity)
+        if stacks_frames:
+            self.buffer = FrameBuffer(capacity, self.data.shard.count, row.shape[0])
+
+    @abstractmethod
+    def adams(self) -> dict[str, torch.optim.Adam]:
+        """Return the optimizers by name."""
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizers."""
+        self._adams = self.adams()
+        return [*self._adams.values()]
+
+    def trainable_parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters of all optimizers."""
+        return (parameter for parameter in self.parameters() if parameter.requires_grad)
+
+    def begin_run(self) -> None:
+        """Start the clock."""
+        self.run_log = RunLog(self)
+
+    def on_train_start(self) -> None:
+        """Prepare the optimizers, the graph, the buffer and the exploration."""
+        super().on_train_start()
+        self._adam_states = {name: adam_state(optimizer) for name, optimizer in self._adams.items()}
+        if self.hparams.compile and self.trainer.world_size == 1:
+            trace_gradients()
+            self._compiled = compile_per_instance(self.update)
+        self.buffer.to(self.device)
+        self.agent.head.exploration = self.exploration(self.env_steps)
+
+    def on_train_end(self) -> None:
+        """Release the graph."""
+        self._compiled = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the buffers of all ranks, if the settings say so or after a signal. This is a collective."""
+        super().on_save_checkpoint(checkpoint)
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
+        if self.hparams.save_buffer or bool(collectives.gather(torch.tensor(preempted)).any()):
+            buffers = collectives.chain([self.buffer.state_dict()])
+            checkpoint[BESIDE] = {"env_steps": self.env_steps, "buffers": buffers}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the buffer, or say how many steps refill it, to resume a run."""
+        super().on_load_checkpoint(checkpoint)
+        if not self.fitting:
+            return
+        assert self.trainer.ckpt_path is not None
+        saved = read_beside(checkpoint, self.trainer.ckpt_path)
+        buffers = saved["buffers"] if saved else []
+        if [buffer["capacity"] for buffer in buffers] == [self.buffer.capacity] * self.trainer.world_size:
+            self.buffer.load_state_dict(buffers[self.trainer.global_rank])
+        elif self.env_steps > 0:
+            self._refilled_at = self.env_steps + self.hparams.learning_starts
+            rank_zero_warn(
+                f"The checkpoint has no replay buffer of this size: {self.hparams.learning_starts} steps of"
+                " the trained policy refill it before learning resumes (model.save_buffer saves it)."
+            )
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """Return 1: ``trainer.global_step`` counts batches."""
+        return 1
+
+    @property
+    def minibatch_size(self) -> int:
+        """Number of transitions of a minibatch on this rank."""
+        return self.hparams.batch_size
+
+
+def adam_of(parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8) -> torch.optim.Adam:
+    """Return Adam with zero moments."""
+    optimizer = torch.optim.Adam(parameters, lr=lr, eps=eps, fused=True)
+    for parameter in optimizer.param_groups[0]["params"]:
+        moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
+    return optimizer
+
+
+def adam_state(optimizer: torch.optim.Adam) -> tuple[Any, ...]:
+    """Return parameters, moments, squares, steps and the settings of this run for :meth:`minimize`."""
+    parameters = optimizer.param_groups[0]["params"]
+    keys = ("exp_avg", "exp_avg_sq", "step")
+    state = [[optimizer.state[parameter][key] for parameter in parameters] for key in keys]
+    settings = {key: optimizer.defaults[key] for key in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
+    return parameters, *state, settings | {"beta1": 0.9, "beta2": 0.999}
+
+
+def frozen(network: nn.Module) -> Any:
+    """Return a copy of a network as its target network."""
+    return copy.deepcopy(network).requires_grad_(False)

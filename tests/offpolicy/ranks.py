@@ -1,0 +1,48 @@
+"""Train SAC on two ranks, then resume the run from its middle, and save the result of every rank."""
+
+import json
+import sys
+
+import lightning as L
+import torch
+
+from ppo_lightning import SAC, RolloutDataModule
+from tests.helpers import SaveAfter, weights
+
+
+def train(folder, ckpt_path=None):
+    L.seed_everything(1)
+    data = RolloutDataModule("Pendulum-v1", num_envs=2, num_steps=10, total_timesteps=100)
+    module = SAC(batch_size=16, learning_starts=40, buffer_size=200, save_buffer=True)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        default_root_dir=folder,
+        callbacks=[] if ckpt_path else [SaveAfter(f"{folder}/middle.ckpt", 3)],
+    )
+    initial = []
+    module.on_train_epoch_start = lambda: initial.append(initial[0] if initial else weights(module))
+    trainer.fit(module, data, ckpt_path=ckpt_path)
+    return module, initial
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = json.loads(sys.argv[1])["folder"]
+    module, initial = train(folder)
+    resumed, _ = train(folder, f"{folder}/middle.ckpt")
+    rows = module.buffer.gather(torch.arange(len(module.buffer)))
+    result = {
+        "weights": weights(module),
+        "resumed": weights(resumed),
+        "initial": initial[0],
+        "observation": rows["observation"],
+        "length": len(module.buffer),
+    }
+    torch.save(result, f"{folder}/rank{module.global_rank}.pt")

@@ -1,0 +1,209 @@
+"""Two updates of each algorithm against a program written from the papers' formulas, in float64."""
+
+import math
+
+import pytest
+import torch
+from torchrl.data import Bounded, Categorical, Unbounded
+
+from ppo_lightning.envs.specs import Specs
+from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3
+from ppo_lightning.offpolicy.module import adam_state
+
+GAMMA, BATCH, LOW, HIGH = 0.9, 16, torch.tensor([-1.0, 0.0]).double(), torch.tensor([3.0, 1.0]).double()
+SCALE, BIAS = (HIGH - LOW) / 2, (HIGH + LOW) / 2
+DISCRETE = Specs(Unbounded((3,)), Categorical(4, shape=()))
+CONTINUOUS = Specs(Unbounded((3,)), Bounded(LOW.float(), HIGH.float()))
+
+
+def build(algorithm, specs, **settings):
+    """Return a module with its networks and optimizers in float64, without a Trainer."""
+    torch.manual_seed(0)
+    module = algorithm(gamma=GAMMA, batch_size=BATCH, **settings)
+    module.agent = module.make_agent(*specs)
+    module.add_networks(specs)
+    for parameter in module.parameters():  # online and target networks differ
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    module.double()
+    module.configure_optimizers()
+    module._adam_states = {name: adam_state(optimizer) for name, optimizer in module._adams.items()}
+    return module
+
+
+def batches(specs, noise=None):
+    """Return two minibatches."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(BATCH, *shape, generator=generator, dtype=torch.float64)
+
+    for _ in range(2):
+        action = torch.randint(4, (BATCH,), generator=generator) if specs is DISCRETE else BIAS + draw(2)
+        batch = {"observation": draw(3), "action": action, "reward": draw(), "next_observation": draw(3)}
+        batch["terminated"] = (draw() > 0.5).double()
+        yield batch if noise is None else batch | {"noise": draw(*noise)}
+
+
+# The other program. A network is the list of its weights and biases.
+
+
+def network(body, last):
+    return [tensor.detach().clone().requires_grad_() for tensor in (*body.parameters(), *last.parameters())]
+
+
+def run(net, *inputs):
+    x = torch.cat(inputs, -1)
+    for i in range(0, len(net), 2):
+        x = x @ net[i].T + net[i + 1]
+        x = x.clamp(min=0) if i + 2 < len(net) else x
+    return x
+
+
+class Adam:
+    def __init__(self, weights, lr, eps=1e-8):
+        self.weights, self.lr, self.eps, self.t = weights, lr, eps, 0
+        self.m, self.v = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+
+    def step(self, loss):
+        self.t += 1
+        for w, m, v, g in zip(
+            self.weights, self.m, self.v, torch.autograd.grad(loss, self.weights), strict=True
+        ):
+            m.copy_(0.9 * m + 0.1 * g)
+            v.copy_(0.999 * v + 0.001 * g * g)
+            step = (m / (1 - 0.9**self.t)) / ((v / (1 - 0.999**self.t)).sqrt() + self.eps)
+            w.data -= self.lr * step
+
+
+def polyak(target, online, tau):
+    for old, new in zip(target, online, strict=True):
+        old.data = (1 - tau) * old + tau * new
+
+
+def agree(module_net, net):
+    for found, expected in zip(network(*module_net), net, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_dqn(double):
+    module = build(DQN, DISCRETE, double=double, tau=0.7, target_network_frequency=500)
+    q = network(module.agent.actor_body, module.agent.head)
+    target = network(module.target.actor_body, module.target.head)
+    adam = Adam(q, 2.5e-4)
+    for step, batch in zip((500, 510), batches(DISCRETE), strict=True):  # the target moves once
+        metrics = module.update(batch, step == 500)
+        with torch.no_grad():
+            following = run(target, batch["next_observation"])
+            best = (run(q, batch["next_observation"]) if double else following).argmax(1)
+            bootstrap = following[range(BATCH), best] * (1 - batch["terminated"])
+        error = (
+            run(q, batch["observation"])[range(BATCH), batch["action"]] - batch["reward"] - GAMMA * bootstrap
+        )
+        adam.step((error**2).mean())
+        assert metrics["losses/td_loss"].item() == pytest.approx((error**2).mean().item())
+        if step == 500:
+            polyak(target, q, 0.7)
+    agree((module.agent.actor_body, module.agent.head), q)
+    agree((module.target.actor_body, module.target.head), target)
+
+
+def test_c51():
+    module = build(C51, DISCRETE)
+    q, target = (
+        network(module.agent.actor_body, module.agent.head),
+        network(module.target.actor_body, module.target.head),
+    )
+    adam, atoms = Adam(q, 2.5e-4, eps=0.01 / BATCH), torch.linspace(-100, 100, 101).double()
+    for batch in batches(DISCRETE):
+        module.update(batch, False)
+        pmf = run(target, batch["next_observation"]).view(BATCH, 4, 101).softmax(-1).detach()
+        pmf = pmf[range(BATCH), (pmf @ atoms).argmax(1)]
+        goal = torch.zeros(BATCH, 101).double()
+        for row in range(BATCH):
+            for k in range(101):
+                value = batch["reward"][row] + GAMMA * (1 - batch["terminated"][row]) * atoms[k]
+                place = (min(max(value.item(), -100.0), 100.0) + 100) / 2
+                low = min(int(place), 99)
+                goal[row, low] += pmf[row, k] * (low + 1 - place)
+                goal[row, low + 1] += pmf[row, k] * (place - low)
+        chosen = run(q, batch["observation"]).view(BATCH, 4, 101)[range(BATCH), batch["action"]].softmax(-1)
+        adam.step(-(goal * chosen.clamp(1e-5, 1 - 1e-5).log()).sum(1).mean())
+    agree((module.agent.actor_body, module.agent.head), q)
+
+
+@pytest.mark.parametrize("algorithm", [DDPG, TD3])
+def test_deterministic_policies(algorithm):
+    module = build(algorithm, CONTINUOUS)
+    count = 2 if algorithm is TD3 else 1
+    pi, target_pi = (
+        network(module.agent.actor_body, module.agent.head),
+        network(module.target.actor_body, module.target.head),
+    )
+    qs, target_qs = (
+        [network(q.body, q.linear) for q in critics] for critics in (module.critics, module.target_critics)
+    )
+    assert len(qs) == count
+    actor, critic = Adam(pi, 3e-4), Adam([w for q in qs for w in q], 3e-4)
+    for step, batch in zip((1, 2), batches(CONTINUOUS, (2,)), strict=True):  # the actor moves once
+        module.update(batch, step == 2)
+        s, following = batch["observation"], batch["next_observation"]
+        with torch.no_grad():
+            action = run(target_pi, following).tanh() * SCALE + BIAS
+            if algorithm is TD3:
+                action = action + (0.2 * batch["noise"]).clamp(-0.5, 0.5) * SCALE
+                action = torch.minimum(torch.maximum(action, LOW), HIGH)
+            values = [run(q, following, action)[:, 0] for q in target_qs]
+            y = batch["reward"] + GAMMA * (1 - batch["terminated"]) * torch.stack(values).min(0).values
+        critic.step(sum(((run(q, s, batch["action"])[:, 0] - y) ** 2).mean() for q in qs))
+        if step == 2:
+            actor.step(-run(qs[0], s, run(pi, s).tanh() * SCALE + BIAS).mean())
+            for target, online in ((target_pi, pi), *zip(target_qs, qs, strict=True)):
+                polyak(target, online, 0.005)
+    agree((module.agent.actor_body, module.agent.head), pi)
+    agree((module.target.actor_body, module.target.head), target_pi)
+    for critics, nets in ((module.critics, qs), (module.target_critics, target_qs)):
+        for found, net in zip(critics, nets, strict=True):
+            agree((found.body, found.linear), net)
+
+
+def test_sac():
+    module = build(SAC, CONTINUOUS)
+    pi = network(module.agent.actor_body, module.agent.head)
+    qs, target_qs = (
+        [network(q.body, q.linear) for q in critics] for critics in (module.critics, module.target_critics)
+    )
+    log_alpha = [module.log_alpha.detach().clone().requires_grad_()]
+    actor, critic, temperature = Adam(pi, 3e-4), Adam([*qs[0], *qs[1]], 1e-3), Adam(log_alpha, 1e-3)
+
+    def act(s, noise):
+        mean, log_std = run(pi, s).chunk(2, -1)
+        log_std = -5 + 0.5 * (2 + 5) * (log_std.tanh() + 1)
+        normal = torch.distributions.Normal(mean, log_std.exp())
+        x = mean + log_std.exp() * noise
+        log_prob = normal.log_prob(x) - torch.log(SCALE * (1 - x.tanh() ** 2) + 1e-6)
+        return x.tanh() * SCALE + BIAS, log_prob.sum(1)
+
+    for step, batch in zip((1, 2), batches(CONTINUOUS, (5, 2)), strict=True):
+        module.update(batch, step == 2, True)
+        s, following, noise = batch["observation"], batch["next_observation"], batch["noise"]
+        with torch.no_grad():
+            action, log_prob = act(following, noise[:, 0])
+            values = torch.minimum(*(run(q, following, action)[:, 0] for q in target_qs))
+            values = values - log_alpha[0].exp() * log_prob
+            y = batch["reward"] + GAMMA * (1 - batch["terminated"]) * values
+        critic.step(sum(((run(q, s, batch["action"])[:, 0] - y) ** 2).mean() for q in qs))
+        for i in (1, 3) if step == 2 else ():
+            action, log_prob = act(s, noise[:, i])
+            value = torch.minimum(*(run(q, s, action)[:, 0] for q in qs))
+            actor.step((log_alpha[0].detach().exp() * log_prob - value).mean())
+            log_prob = act(s, noise[:, i + 1])[1].detach()
+            temperature.step((-log_alpha[0].exp() * (log_prob - 2)).mean())
+        for target, online in zip(target_qs, qs, strict=True):
+            polyak(target, online, 0.005)
+    agree((module.agent.actor_body, module.agent.head), pi)
+    assert module.log_alpha.item() == pytest.approx(log_alpha[0].item(), rel=1e-9)
+    assert not math.isclose(module.log_alpha.item(), 0)
+    for critics, nets in ((module.critics, qs), (module.target_critics, target_qs)):
+        for found, net in zip(critics, nets, strict=True):
+            agree((found.body, found.linear), net)
