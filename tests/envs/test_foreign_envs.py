@@ -241,7 +241,7 @@ ATTRIBUTES = [
 ]
 
 
-@pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
+@pytest.mark.parametrize("attributes", ATTRIBUTES)
 def test_attributes_of_any_kind_do_not_matter_for_training(fit, attributes):
     fit(SMALL | {"env_id": changed(**attributes), "eval_episodes": 1}, limit_val_batches=1)
 
