@@ -44,6 +44,13 @@ def trace_gradients() -> None:
     torch._dynamo.config.trace_autograd_ops = True
 
 
+def given_hyperparameters() -> dict[str, Any]:
+    """Return the arguments as the command line read them, while it makes an object; otherwise nothing."""
+    from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+
+    return _given_hyperparameters.get() or {}
+
+
 def has_trainer(module: "LightningModule") -> bool:
     """Return whether the module has a Trainer; ``module.trainer`` raises an error without one."""
     return module._trainer is not None

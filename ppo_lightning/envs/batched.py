@@ -92,6 +92,12 @@ class BatchedEnv(EnvBase):
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
         observation_spec, action_spec = self.agent_specs
         row = stored(observation_spec)
+        # Whether float32 would round numbers of the space, which the environment returns with more digits.
+        self._is_wide = isinstance(row, Bounded) and bool(
+            raw_dtype(self.spaces[0]).itemsize == 8
+            and row.dtype.is_floating_point
+            and row.space.high.max() > EXACT
+        )
         if row.dtype.is_floating_point:  # without bounds, because many environments declare rough ones
             row = Unbounded(row.shape, dtype=row.dtype)
         self.observation_spec_unbatched = Composite(observation=row)
@@ -286,9 +292,8 @@ class BatchedEnv(EnvBase):
 
     def _tensor(self, observation: np.ndarray) -> torch.Tensor:
         """Copy observations to a tensor, doubles where float32 would round numbers of the space."""
-        spec = self.observation_spec_unbatched["observation"]
-        is_wide = isinstance(spec, Bounded) and spec.dtype.is_floating_point and spec.space.high.max() > EXACT
-        return torch.tensor(observation, dtype=torch.float64 if is_wide else spec.dtype)
+        dtype = self.observation_spec_unbatched["observation"].dtype
+        return torch.tensor(observation, dtype=torch.float64 if self._is_wide else dtype)
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:

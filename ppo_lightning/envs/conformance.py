@@ -366,7 +366,7 @@ def check_time_limits(rollout: TensorDictBase) -> Findings:
     env, start, end = episodes_of(rollout)
     # The players of a game end together: such an end counts once.
     players = 1 + int(rollout.get("player", env.new_zeros(())).amax())
-    _, once = np.unique(torch.stack([env // players, end]), axis=1, return_index=True)
+    once = env % players == 0
     env, start, end = env[once], start[once], end[once]
     length = end - start + 1
     if not len(length) or (limit := int(length.max())) < SHORT_EPISODE:

@@ -151,7 +151,7 @@ class EnvFactory:
         if self.transforms:
             transforms = [*_single(self.transforms)]
             if stream == "train" and isinstance(env, BatchedEnv) and not env.untransformable:
-                self._try(transforms)
+                self._try(transforms, 2 if isinstance(env, GymnasiumEnv | WorkerEnv) else num_envs)
             env = TransformedEnv(env, Compose(*map(copy_of, transforms)))
         for name, setting in normalizers(env).items() if stream == "train" and not first_env else ():
             warnings.warn(
@@ -161,14 +161,15 @@ class EnvFactory:
             )
         return env
 
-    def _try(self, transforms: list[Transform]) -> None:
-        """Step two other environments with one transform more at a time.
+    def _try(self, transforms: list[Transform], num_envs: int) -> None:
+        """Step other environments with one transform more at a time.
 
         Raises:
             ConfigError: A transform does not work.
         """
-        env = replace(self, transforms=(), num_workers=0).make(2)
+        env = replace(self, transforms=(), num_workers=0).make(num_envs)
         with torch.random.fork_rng(devices=[]), contextlib.closing(env):
+            specs_of(TransformedEnv(env, Compose()))  # refuses masks, which random actions would break
             rollout = env.rollout(2)
             for i, transform in enumerate(transforms, start=1):
                 try:

@@ -21,6 +21,15 @@ from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
 from ppo_lightning.utils.seeding import derive_seed
 
+FALSE = np.False_  # the one object, as True and False of Python are
+
+
+class Rows(list[Any]):
+    """Views of the rows of observations, for fast writing. A copy of the environment has none."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Rows":
+        return Rows()
+
 
 class GymnasiumEnv(BatchedEnv):
     """N copies of a Gymnasium environment.
@@ -114,7 +123,7 @@ class GymnasiumEnv(BatchedEnv):
         self._dtype: np.dtype | None = None  # of observations that passed the checks
         # Unlike NumPy's, an assignment to a memoryview refuses another shape, and it takes half of the time.
         is_plain = self._to_row is None and self._observation.ndim == 2
-        self._rows: list[Any] = [memoryview(row) for row in self._observation] if is_plain else []
+        self._rows = Rows([memoryview(row) for row in self._observation] if is_plain else [])
         if not isinstance(max_restarts, int) or max_restarts < 0:
             raise ConfigError(
                 f"data.env_kwargs.max_restarts is {max_restarts!r}: it must be a whole number, at least 0."
@@ -176,7 +185,7 @@ class GymnasiumEnv(BatchedEnv):
         """Step the environments in a loop."""
         actions = self._single_actions(action)
         observation, rows, rewards = self._observation, self._rows, self._results[0]
-        dtype = observation.dtype
+        dtype, seen, shape = observation.dtype, self._dtype, observation.shape[1:]
         valid = self.valid
         self._flags.fill(False)
         number = next(self._step_numbers)
@@ -185,18 +194,26 @@ class GymnasiumEnv(BatchedEnv):
         i, answer = 0, ...
         try:
             for i, env in enumerate(self.envs):
+                answer = ...  # of this step, or none if it raises
                 answer = env.step(actions[i]) if valid is None else self._step_or_restart(i, actions[i])
                 if valid is not None and not valid[i]:
                     continue
-                value, reward, terminated, truncated, _ = answer
-                is_usual = terminated is False and truncated is False and type(reward) in NUMBERS
-                if is_usual and rows and type(value) is np.ndarray and value.dtype is dtype:
-                    try:
-                        rows[i][:] = value
+                value, reward, terminated, truncated, info = answer
+                goes_on = terminated is False or terminated is FALSE
+                goes_on = goes_on and (truncated is False or truncated is FALSE)
+                is_usual = goes_on and type(reward) in NUMBERS and type(info) is dict
+                if is_usual and rows and type(value) is np.ndarray:
+                    if value.dtype is dtype:
+                        try:
+                            rows[i][:] = value
+                            rewards[i] = reward
+                            continue
+                        except (NotImplementedError, ValueError):  # another shape
+                            pass
+                    elif value.dtype is seen and value.shape == shape:
+                        observation[i] = value
                         rewards[i] = reward
                         continue
-                    except (NotImplementedError, ValueError):  # another shape
-                        pass
                 self._store(i, answer, check=number == 1)
         except (Exception, SystemExit) as error:
             reraise(error, self._location(i), "step", number, answer)

@@ -102,7 +102,7 @@ class Collector(BaseCollector):
         """Warn once if float32 rounds raw observations of a rollout."""
         if self._rounding_known or observation.dtype.itemsize < 4 or self.agent.normalizer is not None:
             return
-        largest = observation.abs().max()
+        largest = torch.stack(torch.aminmax(observation)).abs().max()  # without a copy of the rollout
         if largest > EXACT:
             self._rounding_known = True
             warnings.warn(

@@ -149,8 +149,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         check_arguments(RolloutDataModule.__init__, locals(), "data")
         require_maker(env_id)
         super().__init__()
-        self.save_hyperparameters({"transforms": _plain(transforms)})  # no copies: lazy buffers have none
-        self.save_hyperparameters(ignore=["transforms"])
+        self.save_hyperparameters(ignore=["transforms"])  # whose lazy buffers cannot be copied
+        self.hparams["transforms"] = private.given_hyperparameters().get("transforms", transforms)
         # A checkpoint holds plain data, as the command line gives it, and no objects.
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)

@@ -186,7 +186,7 @@ def test_an_average_that_keeps_the_first_weights_warns_with_a_decay_that_fits(fi
 
 
 def test_a_compiled_module_is_refused(make_trainer):
-    with pytest.raises(ConfigError, match=r"pass PPO\(compile=True\) instead"):
+    with pytest.raises(ConfigError, match=r"pass compile=True instead"):
         make_trainer().fit(torch.compile(PPO(**MODEL)), RolloutDataModule(**EIGHT))
 
 
@@ -294,7 +294,7 @@ def two_schedules(module):
 )
 def test_what_the_update_cannot_use_is_refused(fit, configure):
     own = type("Own", (PPO,), {"configure_optimizers": configure})
-    with pytest.raises(ConfigError, match=r"^configure_optimizers must .*self.data.num_rollouts times\.$"):
+    with pytest.raises(ConfigError, match=r"Own.configure_optimizers must .*self.data.num_rollouts times\.$"):
         fit(EIGHT, MODEL, ppo=own)
 
 

@@ -1,12 +1,15 @@
 """TorchRL's transforms from the data module: they train, evaluate and resume, or a sentence says why not."""
 
+import functools
+
+import gymnasium
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torchrl.data import Unbounded
 from torchrl.envs import transforms as t
 
-from ppo_lightning import ConfigError
+from ppo_lightning import ConfigError, RolloutDataModule
 from ppo_lightning.envs import EnvFactory
 from tests.helpers import SaveAfter
 
@@ -98,6 +101,20 @@ def test_one_sentence_names_the_transform_that_does_not_work(fit, name):
         ConfigError, match=f"^data.transforms: {name} does not work with these environments: "
     ):
         fit({"transforms": REFUSED[name], "total_timesteps": 512})
+
+
+def test_the_settings_of_a_run_name_its_transforms():
+    assert "StepCounter" in RolloutDataModule(transforms=[t.StepCounter(10)]).hparams["transforms"][0]
+
+
+def test_a_vectorized_environment_of_fixed_size_takes_transforms(fit):
+    makers = [functools.partial(gymnasium.make, "CartPole-v1")] * 4
+    data = {
+        "env_id": lambda: gymnasium.vector.SyncVectorEnv(makers),
+        "num_envs": 4,
+        "transforms": [t.RewardScaling(0.0, 2.0)],
+    }
+    assert fit(data | {"num_steps": 8, "total_timesteps": 64}).env_steps == 64
 
 
 def test_a_transform_that_removes_the_observation_is_refused(fit):

@@ -292,6 +292,33 @@ def test_the_run_ends_where_an_environment_fails_once_more_than_max_restarts():
     collector.shutdown()
 
 
+class FailsTogether(gymnasium.Env):
+    """Environment that fails once, and the one that takes the place of the second one at the same step."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+    at = iter([5, 3, 2, 9])  # of each environment that is made
+
+    def __init__(self):
+        self.left = next(self.at)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("my own error")
+        return self.observation_space.low, 1.0, False, False, {}
+
+
+def test_the_error_that_ends_a_run_is_the_environments_own():
+    env = make_env(FailsTogether, 2, env_kwargs={"max_restarts": 1})
+    collector = make_collector(env, MLPAgent(*env.agent_specs), 24)
+    with pytest.warns(UserWarning, match="restart 1 of 1"), pytest.raises(RuntimeError, match="my own error"):
+        collector.rollout()
+    collector.shutdown()
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"norm_adv": False}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
 )
