@@ -46,20 +46,16 @@ class StepWatch:
             self._start()
 
     def stop(self) -> None:
-        """Stop watching until the next step. The thread ends at its next tick."""
+        """Stop watching until the next step. The thread ends at its next tick, and the timer with it."""
         with _lock:
             self._watching = False
-            if self.timeout is not None:
-                faulthandler.cancel_dump_traceback_later()
 
     def _start(self) -> None:
         with _lock:
             self._watching = True
-            if self.timeout is None:
-                return
-            self._set_timer(self.timeout)
-            if not self._counting:
+            if self.timeout is not None and not self._counting:
                 self._counting = True
+                self._set_timer(self.timeout)  # takes a new thread: not at every rollout
                 threading.Thread(target=self._count, args=[self.timeout], daemon=True).start()
 
     def _set_timer(self, timeout: float) -> None:
@@ -75,6 +71,7 @@ class StepWatch:
             with _lock:
                 if not self._watching:
                     self._counting = False
+                    faulthandler.cancel_dump_traceback_later()
                     return
                 if self._began:
                     self._began = False
