@@ -53,6 +53,7 @@ def short(recipe=None, rollouts=2, **sizes):
         "selfplay": ["--model.rating_games", "2"],
         "rnd": ["--model.num_iterations_obs_norm_init", "1"],
         "ppg": ["--model.n_iteration", "2"],
+        **{name: ["--model.learning_starts", "10"] for name in ("dqn", "c51", "ddpg", "td3", "sac")},
         **{name: ["--data.env_kwargs.max_episode_steps", "50"] for name in ("mujoco", "rpo", "dm_control")},
     }
     sizes["total_timesteps"] = rollouts * sizes["num_envs"] * sizes["num_steps"]

@@ -37,7 +37,8 @@ def recipe_path(value: str) -> str:
     if value in recipes:
         return str(recipes[value])
     name = value.removeprefix("configs/").removesuffix(".yaml")
-    ends = {recipe.rpartition("/")[2]: recipe for recipe in reversed(recipes)}
+    classic = [recipe for recipe in recipes if recipe.startswith("classic/")]
+    ends = {recipe.rpartition("/")[2]: recipe for recipe in (*reversed(recipes), *classic)}
     guess = nearest(name, {recipe: recipe for recipe in recipes} | ends)
     guess = guess or "; ppo-lightning recipes lists all names."
     raise ConfigError(f"There is neither a file nor a bundled recipe {value!r}{guess}")

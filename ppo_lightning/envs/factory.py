@@ -21,7 +21,6 @@ from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.normalizers import normalizers
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
-from ppo_lightning.envs.workers import WorkerEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
@@ -142,7 +141,7 @@ class EnvFactory:
             env = self._from_id(self.env_id, env_kwargs, batch)
         else:
             env = self._from_function(self.env_id, env_kwargs, batch)
-        if self.num_workers and not isinstance(env, GymnasiumEnv | WorkerEnv):
+        if self.num_workers and not isinstance(env, GymnasiumEnv | _import_class("workers:WorkerEnv")):
             env.close()
             raise ConfigError(
                 f"data.num_workers is {self.num_workers} and must be 0 for {type(env).__name__}: workers step"
@@ -151,7 +150,7 @@ class EnvFactory:
         if self.transforms:
             transforms = [*_single(self.transforms)]
             if stream == "train" and isinstance(env, BatchedEnv) and not env.untransformable:
-                self._try(transforms, 2 if isinstance(env, GymnasiumEnv | WorkerEnv) else num_envs)
+                self._try(transforms, 2 if self.num_workers or isinstance(env, GymnasiumEnv) else num_envs)
             env = TransformedEnv(env, Compose(*map(copy_of, transforms)))
         for name, setting in normalizers(env).items() if stream == "train" and not first_env else ():
             warnings.warn(
@@ -281,7 +280,9 @@ class EnvFactory:
     def _of_singles(self, env_id: Any, env_kwargs: dict[str, Any], batch: Batch) -> BatchedEnv:
         rows = env_id, batch.seeds, batch.first_env
         if batch.num_workers:
-            return WorkerEnv(batch.num_workers, *rows, self.step_timeout, **env_kwargs)
+            return _import_class("workers:WorkerEnv")(
+                batch.num_workers, *rows, self.step_timeout, **env_kwargs
+            )
         return GymnasiumEnv(*rows, **env_kwargs)
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ppo_lightning.utils.scans import LinearRecurrence
 
@@ -96,6 +97,14 @@ class KernelMemory(Memory):
         """Convert states [1, S, M] to the kernel's format."""
         return state
 
+    def _gates(self, features: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shares of features [B, F] and hidden state [B, H] in the gates, each [B, G]."""
+        cell = self.cell
+        return (
+            F.linear(features.float(), cell.weight_ih_l0, cell.bias_ih_l0),
+            F.linear(hidden, cell.weight_hh_l0, cell.bias_hh_l0),
+        )
+
     def _arrays(self) -> tuple[np.ndarray, ...]:
         """Return views of the weights [F, G] and [H, G] and of the biases [G]."""
         return tuple(weight.detach().numpy().T for weight in self.cell.all_weights[0])
@@ -163,8 +172,11 @@ class LSTM(KernelMemory):
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Advance by one step, see :meth:`Memory.step`."""
         with torch.autocast(features.device.type, enabled=False):
-            parts = state.chunk(2, dim=1)
-            hidden, cell_state = torch.lstm_cell(features.float(), parts, *self.cell.all_weights[0])
+            hidden, cell_state = state.chunk(2, dim=1)
+            inputs, recurrent = self._gates(features, hidden)
+            i, f, g, o = (inputs + recurrent).chunk(4, dim=1)
+            cell_state = f.sigmoid() * cell_state + i.sigmoid() * g.tanh()
+            hidden = o.sigmoid() * cell_state.tanh()
         return hidden, torch.cat([hidden, cell_state], dim=1)
 
     def array_step(self) -> ArrayStep:
@@ -202,7 +214,11 @@ class GRU(KernelMemory):
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Advance by one step, see :meth:`Memory.step`."""
         with torch.autocast(features.device.type, enabled=False):
-            hidden = torch.gru_cell(features.float(), state, *self.cell.all_weights[0])
+            (r, z, n), (recurrent_r, recurrent_z, recurrent_n) = (
+                gates.chunk(3, dim=1) for gates in self._gates(features, state)
+            )
+            n = (n + (r + recurrent_r).sigmoid() * recurrent_n).tanh()
+            hidden = n + (z + recurrent_z).sigmoid() * (state - n)
         return hidden, hidden
 
     def array_step(self) -> ArrayStep:

@@ -227,7 +227,7 @@ def test_huge_rewards_are_advised_to_be_normalized(fit):
     data = SMALL | {"env_id": "Huge-v0"}
     with pytest.raises(
         NonFiniteError,
-        match=r"losses/\w+ is \w+ after .*: set model\.norm_reward to true if rewards are large",
+        match=r"losses/\w+ is \w+ after .*: lower the learning rate or, if rewards are large, scale them",
     ):
         fit(data, {"norm_adv": False})
     fit(data, {"norm_reward": True})

@@ -55,7 +55,7 @@ def test_a_run_imports_only_what_it_uses(tmp_path, ranks):
         more = set(json.loads((tmp_path / f"rank{rank}.json").read_text())) - given
         assert not {name for name in more if name.partition(".")[0] in HEAVY}
         ours = {name.removeprefix("ppo_lightning.") for name in more if name.startswith("ppo_lightning.")}
-        assert not ours & UNUSED
+        assert not ours & UNUSED, ours & UNUSED
         assert not {name for name in ours if name.startswith(("export", "video"))}
         assert {name.partition(".")[2] for name in ours if name.startswith("commands.")} <= COMMANDS
         assert len(ours) <= 95
