@@ -12,7 +12,7 @@ train: $(VENV)/.installed  ## Train CartPole-v1; more options: make train ARGS="
 test: $(VENV)/.installed-dev  ## The quick tests (4 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-test-integration: $(VENV)/.installed-dev  ## Processes, graphs, notebooks, documented commands (14 minutes)
+test-integration: $(VENV)/.installed-dev  ## Processes, graphs, notebooks, documented commands (22 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "integration and not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-dev  ## The learning runs, series of processes, scripts (45 minutes)
