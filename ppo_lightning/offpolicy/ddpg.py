@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.offpolicy import losses
 from ppo_lightning.offpolicy.agents import Critics, DeterministicAgent
 from ppo_lightning.offpolicy.heads import DeterministicHead
 from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, adam_of, frozen
@@ -68,25 +67,17 @@ class DDPG(OffPolicyModule):
 
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
         """Update the critics and, if they are due, the policy and the target networks."""
-        metrics = self.update_critics(minibatch)
+        metrics = self.update_critics(minibatch, self.next_value(minibatch))
         if is_due[0]:
             metrics |= self.update_actor(minibatch)
             self.move_target(self.agent, self.target)
             self.move_target(self.critics, self.target_critics)
         return metrics
 
-    def update_critics(self, minibatch: Minibatch) -> Metrics:
-        """Update the critics."""
-        following = minibatch["next_observation"]
-        with torch.no_grad():
-            action = self.next_action(minibatch)
-            next_q = self.target_critics(following, action).amin(0)
-            reward, terminated = minibatch["reward"], minibatch["terminated"]
-            target = losses.td_target(reward, terminated, next_q, self.hparams.gamma)
-        values = self.critics(minibatch["observation"], minibatch["action"])
-        loss, metrics = losses.critic_loss(values, target)
-        self.minimize("q", loss)
-        return metrics
+    @torch.no_grad()
+    def next_value(self, minibatch: Minibatch) -> Tensor:
+        """Return the smallest target value of the target policy's actions, [B]."""
+        return self.target_critics(minibatch["next_observation"], self.next_action(minibatch)).amin(0)
 
     def next_action(self, minibatch: Minibatch) -> Tensor:
         """Return the actions of the target policy at the next observations, [B, A]."""

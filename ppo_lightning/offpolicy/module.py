@@ -22,7 +22,8 @@ from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.beside import BESIDE, read_beside
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.offpolicy.agents import OffPolicyAgent
+from ppo_lightning.offpolicy import losses
+from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent
 from ppo_lightning.offpolicy.buffer import SPARE, FrameBuffer, ReplayBuffer
 from ppo_lightning.private import counted_step, trace_gradients
 from ppo_lightning.rollouts.storage import check_memory
@@ -67,6 +68,7 @@ class OffPolicyModule(AgentModule):
     frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
     noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
     agent: Any
+    critics: Critics  # of algorithms for continuous actions
 
     def __init__(
         self,
@@ -141,6 +143,15 @@ class OffPolicyModule(AgentModule):
     @abstractmethod
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
         """Update the weights with transitions and ``noise`` [B, ...]. Which of ``frequencies`` are due?"""
+
+    def update_critics(self, minibatch: Minibatch, next_value: Tensor) -> Metrics:
+        """Move all ``critics`` towards the rewards and the discounted values [B] of the next observations."""
+        reward, terminated = minibatch["reward"], minibatch["terminated"]
+        target = losses.td_target(reward, terminated, next_value, self.hparams.gamma)
+        values = self.critics(minibatch["observation"], minibatch["action"])
+        loss, metrics = losses.critic_loss(values, target)
+        self.minimize("q", loss)
+        return metrics
 
     def minimize(self, name: str, loss: Tensor) -> None:
         """Take a step of one of ``adams`` as operations of a graph, on the state that Lightning saves."""

@@ -83,7 +83,7 @@ class SAC(OffPolicyModule):
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
         """Update the critics and, if they are due, the policy, the temperature and the target critics."""
         next_noise, *noises = minibatch["noise"].unbind(1)
-        metrics = self.update_critics(minibatch, next_noise)
+        metrics = self.update_critics(minibatch, self.next_value(minibatch, next_noise))
         if is_due[0]:
             for noise, fresh_noise in zip(noises[::2], noises[1::2], strict=True):
                 metrics |= self.update_actor(minibatch["observation"], noise, fresh_noise)
@@ -91,18 +91,12 @@ class SAC(OffPolicyModule):
             self.move_target(self.critics, self.target_critics)
         return metrics
 
-    def update_critics(self, minibatch: Minibatch, next_noise: Tensor) -> Metrics:
-        """Update the critics."""
+    @torch.no_grad()
+    def next_value(self, minibatch: Minibatch, noise: Tensor) -> Tensor:
+        """Return the smallest target value of the policy's actions plus the weighted entropy, [B]."""
         following = minibatch["next_observation"]
-        with torch.no_grad():
-            action, log_prob = self.agent.policy(following, next_noise)
-            next_value = self.target_critics(following, action).amin(0) - self.log_alpha.exp() * log_prob
-            reward, terminated = minibatch["reward"], minibatch["terminated"]
-            target = losses.td_target(reward, terminated, next_value, self.hparams.gamma)
-        values = self.critics(minibatch["observation"], minibatch["action"])
-        loss, metrics = losses.critic_loss(values, target)
-        self.minimize("q", loss)
-        return metrics
+        action, log_prob = self.agent.policy(following, noise)
+        return self.target_critics(following, action).amin(0) - self.log_alpha.exp() * log_prob
 
     def update_actor(self, observation: Tensor, noise: Tensor, fresh_noise: Tensor) -> Metrics:
         """Update the policy and then the temperature, for which the actions are drawn again."""

@@ -13,6 +13,7 @@ from torchrl.envs import StepCounter
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
 from ppo_lightning.export.onnx import largest_difference, random_observations
+from tests.environments import Counter
 from tests.helpers import SaveAfter
 
 START = 1.7e9  # seconds since 1970
@@ -22,12 +23,11 @@ DOUBLE = spaces.Box(0, 4e9, (1,), np.float64)
 LONG = spaces.Box(0, 4_000_000_000, (1,), np.int64)
 
 
-class Clock(gym.Env):
+class Clock(Counter):
     """Environment with a clock among its observations, and maybe with a mask outside of them."""
 
-    action_space = spaces.Discrete(2)
-
     def __init__(self, kind="double", masked=False):
+        super().__init__()
         self.kind = kind
         self.observation_space = {
             "double": DOUBLE,
@@ -56,14 +56,9 @@ class Clock(gym.Env):
             "mask": {"action_mask": np.ones(2, np.int8), "clock": clock},
         }[self.kind]
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self.observation(), {}
-
     def step(self, action):
-        self.time += 1
-        return self.observation(), 1.0, False, self.time == 50, {}
+        observation, *_ = super().step(action)
+        return observation, 1.0, False, self.time == 50, {}
 
 
 KINDS = ["double", "long", "scalar", "floats", "choice", "long and choice", "tuple", "mask"]
