@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import Unsupported
 from torch._higher_order_ops.scan import scan as scan
 from torch._inductor.exc import GPUTooOldForTriton, InductorError, TritonMissing
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
-COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton
+COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, Unsupported
 COMPILING = "torch._dynamo.convert_frame"  # module that is on the stack while a graph is compiled
 # PyTorch stores no scan unless told to. The key of a stored graph includes the step of the scan (tested).
 STORE_SCAN = {"unsafe_marked_cacheable_functions": {"torch.ops.higher_order.scan": torch.__version__}}

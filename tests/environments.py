@@ -83,6 +83,41 @@ class Probe(gym.Env):
         return np.array([self.value], np.float32), reward, True, False, {}
 
 
+class Match(gym.Env):
+    """One step, observations -1 or 1 and, if ``pictures``, a dark or a bright picture beside it.
+
+    Action 1 gets the reward 1 if the number is 1 (in a dark picture: -1), and action 0 otherwise; the wrong
+    one gets -1. A continuous action gets 1 minus its distance to half the sign.
+    """
+
+    def __init__(self, pictures=False, continuous=False):
+        vector = gym.spaces.Box(-1, 1, (1,))
+        picture = gym.spaces.Box(0, 255, (12, 12, 1), np.uint8)
+        self.pictures, self.continuous = pictures, continuous
+        self.observation_space = gym.spaces.Dict(pixels=picture, vector=vector) if pictures else vector
+        self.action_space = gym.spaces.Box(-1, 1, (1,)) if continuous else gym.spaces.Discrete(2)
+
+    def observation(self):
+        vector = np.array([self.sign], np.float32)
+        if not self.pictures:
+            return vector
+        return {"pixels": np.full((12, 12, 1), 255 * self.bright, np.uint8), "vector": vector}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sign, self.bright = (int(self.np_random.integers(2)) for _ in range(2))
+        self.sign = 2 * self.sign - 1
+        return self.observation(), {}
+
+    def step(self, action):
+        right = self.sign * (2 * self.bright - 1) if self.pictures else self.sign
+        if self.continuous:
+            reward = 1.0 - abs(float(action[0]) - right / 2)
+        else:
+            reward = 1.0 if (action == 1) == (right == 1) else -1.0
+        return self.observation(), reward, True, False, {}
+
+
 class Script(gym.Env):
     """Environment with random episode lengths; the observation names environment, episode and step."""
 
@@ -253,5 +288,5 @@ class NextStepVector(gym.vector.VectorEnv):
 
 
 gym.register("Twin-v0", Reach)
-for entry in (Counter, Forever, Probe, Script, Reach, Trouble, Parts):
+for entry in (Counter, Forever, Match, Probe, Script, Reach, Trouble, Parts):
     gym.register(f"{entry.__name__}-v0", entry)

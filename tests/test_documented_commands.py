@@ -179,7 +179,7 @@ class Reader:
         checkpoint = torch.load(self.checkpoint(), weights_only=True)
         names = {"agent": PPO.load_from_checkpoint(self.checkpoint()).agent}
         names["observation"] = torch.zeros(1, *checkpoint["agent"]["observation_spec"]["shape"])
-        exec(re.sub(r"total_timesteps=[\d_]+", "total_timesteps=2048", code), names)
+        exec(re.sub(r"(total_timesteps|total_frames)=[\d_]+", r"\1=2048", code), names)
         self.capfd.readouterr()
 
     def read_settings(self, text):

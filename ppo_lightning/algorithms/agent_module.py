@@ -71,6 +71,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         >>> action = module.predict(observation)  # as `env.step` returned it
     """
 
+    reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
     fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
     agent: ActorCritic
     hparams: AttributeDict
@@ -173,6 +174,11 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def check_agent(self) -> None:
         """Raise a ConfigError if the algorithm cannot train the agent: by default, one with a memory."""
+        if self.reads_features and not self.agent.has_features:
+            raise ConfigError(
+                f"{type(self).__name__} builds on the features of an agent, and model.actor and model.critic"
+                " show none: use ppo_lightning.PPO, or write an ActorCritic for model.agent."
+            )
         if self.agent.memory is not None:
             raise ConfigError(
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
@@ -184,7 +190,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def _rebuild(self, checkpoint: dict[str, Any]) -> None:
         """Build the agent that a checkpoint describes, and the networks of the variant."""
-        self.agent = trained_agent(checkpoint).train()
+        self.agent = trained_agent(checkpoint, getattr(self.make_agent, "keywords", {})).train()
         self._recipe = checkpoint["agent"]
         specs = (spec_from_plain(self._recipe[name]) for name in ("observation_spec", "action_spec"))
         self.add_networks(Specs(*specs))

@@ -46,6 +46,10 @@ def _on(module: PolicyLearner) -> Value:
     return True
 
 
+def _ours(value: Function = _on) -> Function:
+    return lambda module: value(module) if module.agent.has_features else None
+
+
 def _separate(module: PolicyLearner) -> Value:
     return module.agent.critic_body is not None
 
@@ -86,7 +90,7 @@ NO_SCALING = ("--model.norm_reward", "false")
 NO_CLIPPING = ("--model.clip_coef", "1000000.0", "--model.clip_vloss", "false")
 DETAILS = (
     Detail("1", "vectorized environments", lambda m: m.data.num_envs),
-    Detail("2", "orthogonal initialization", _on),
+    Detail("2", "orthogonal initialization", _ours()),
     Detail("3", "Adam's epsilon", *_model("adam_eps", "1e-8")),
     Detail("4", "learning rate annealing", *_model("anneal_lr", "false")),
     Detail("5", "GAE, lambda", *_model("gae_lambda", "1.0")),
@@ -99,7 +103,7 @@ DETAILS = (
     Detail("10", "entropy bonus in the total loss", *_model("ent_coef", "0.0")),
     Detail("11", "gradient clipping", *_model("max_grad_norm", "1000000.0")),
     Detail("12", "debug variables", _on),
-    Detail("13", "separate networks", _separate, SHARED),
+    Detail("13", "separate networks", _ours(_separate), SHARED),
     Detail("14", "no-ops at a reset, at most", *_preprocessing("noop_max", "0")),
     Detail("15", "frame skip with max", *_preprocessing("frame_skip", "1")),
     Detail("16", "episodic life", *_preprocessing("episodic_life", "false")),
@@ -108,7 +112,7 @@ DETAILS = (
     Detail("19", "reward clipping to the sign", *_preprocessing("clip_reward", "false")),
     Detail("20", "frame stack", *_preprocessing("frame_stack")),
     Detail("21", "Nature network", _body("NatureCNN")),
-    Detail("22", "pixels scaled to [0, 1]", _pictures()),
+    Detail("22", "pixels scaled to [0, 1]", _ours(_pictures())),
     Detail("23", "normal distribution", _continuous(lambda m: type(m.agent.head).__name__)),
     Detail("24", "state-independent log std", _continuous()),
     Detail("25", "independent components", _continuous()),

@@ -63,6 +63,7 @@ class PPG(PPO):
     """
 
     auxiliary_critic: nn.Module
+    reads_features = True
 
     def __init__(
         self,

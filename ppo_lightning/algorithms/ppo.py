@@ -31,6 +31,7 @@ from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, Roll
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.default import DefaultAgent
+from ppo_lightning.models.foreign import Network, choose_agent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -75,6 +76,9 @@ class PPO(AgentModule):
             update to float tolerance.
         agent: Makes the agent from the specs of observations and actions. By default, CNNAgent for a picture,
             otherwise MLPAgent.
+        actor: In the place of ``agent``: TorchRL's ``ProbabilisticActor`` or ``ActorValueOperator``, or a
+            network, or what makes one, see :class:`~ppo_lightning.models.foreign.ForeignAgent`.
+        critic: The value function beside ``actor``.
 
     Raises:
         ConfigError: A number is out of its range, or the rollout cannot be split into these minibatches.
@@ -120,14 +124,16 @@ class PPO(AgentModule):
         microbatch_size: Annotated[int | None, Range(1)] = None,
         compile: bool = False,
         agent: Callable[[TensorSpec, TensorSpec], ActorCritic] = DefaultAgent,
+        actor: Network | None = None,
+        critic: Network | None = None,
     ) -> None:
         check_arguments(PPO.__init__, locals(), "model")
         if desired_kl is not None and anneal_lr:
             raise ConfigError(
                 "model.desired_kl and model.anneal_lr set the learning rate: set anneal_lr to false."
             )
-        super().__init__(agent)
-        self.save_hyperparameters(ignore=["agent"])
+        super().__init__(choose_agent(agent, actor, critic))
+        self.save_hyperparameters(ignore=["agent", "actor", "critic"])
         self.automatic_optimization = False
         # detail P2
         self.reward_scaler = RewardScaler(gamma) if norm_reward else None

@@ -63,6 +63,7 @@ class RND(PPO):
     """
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "int_value_target", "novelty_input", "novelty_weight")
+    reads_features = True
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
-from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
+from ppo_lightning.models.heads import GaussianHead
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 
@@ -46,9 +46,9 @@ class RPO(PPO):
         """Refuse an agent without a Gaussian head."""
         super().check_agent()
         if type(self.agent.head) is not GaussianHead:
-            kind = "squashed" if isinstance(self.agent.head, TanhGaussianHead) else "discrete"
             raise ConfigError(
-                f"RPO needs a Gaussian head, but this agent's head is {kind}: use ppo_lightning.PPO."
+                "RPO needs continuous actions and an agent with a Gaussian head (model.agent.head gaussian):"
+                " use ppo_lightning.PPO."
             )
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning import __version__
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.foreign import ForeignAgent
 from ppo_lightning.private import has_hyperparameters
 from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
 
@@ -75,10 +76,17 @@ def is_ours(module: str) -> bool:
     return module.partition(".")[0] == "ppo_lightning"
 
 
-def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
-    """Build an agent with fresh weights from a description by :func:`agent_to_plain`."""
+def agent_from_plain(
+    plain: dict[str, Any], given: Mapping[str, Any] | None = None, base: type = ActorCritic
+) -> Any:
+    """Build an agent with fresh weights from a description by :func:`agent_to_plain`.
+
+    An actor and a critic in ``given`` replace those of the description. ``base`` is the base class of what is
+    described: ``nn.Module`` for an actor or a critic.
+    """
     path = plain["class_path"]
-    if (agent_class := known_class(path, ActorCritic)) is None:
+    agent_class: Any = known_class(path, base)
+    if agent_class is None or (is_ours(path) and base is nn.Module):  # whose sizes nothing has checked
         remedy = ": import that class before loading the checkpoint, or, on the command line, pass"
         remedy += " --trust_checkpoint if you trust the file"
         if LOCAL in path:
@@ -88,7 +96,19 @@ def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
     try:
         with torch.device("cpu"):
             specs = [spec_from_plain(plain[key]) for key in ("observation_spec", "action_spec")]
-        return agent_class(*specs, **plain["init_args"])
+        arguments = plain["init_args"]
+        if issubclass(agent_class, ForeignAgent):
+            if given and "actor" in given:
+                arguments = given
+            elif arguments["actor"] is None:
+                raise ConfigError(
+                    "The checkpoint's actor and critic were objects or functions: give them again, by"
+                    " load_from_checkpoint(path, actor=..., critic=...) or the run's --config."
+                )
+            else:
+                parts = ((name, part and {**plain, **part}) for name, part in arguments.items())
+                arguments = {name: part and agent_from_plain(part, base=nn.Module) for name, part in parts}
+        return agent_class(*specs, **arguments)
     except ConfigError:
         raise
     except Exception as error:  # a class may raise anything for wrong arguments
@@ -97,8 +117,11 @@ def agent_from_plain(plain: dict[str, Any]) -> ActorCritic:
         ) from error
 
 
-def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
-    """Build the agent of a checkpoint or a Hub folder, with its weights and statistics, for evaluation."""
+def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = None) -> ActorCritic:
+    """Build the agent of a checkpoint or a Hub folder, with its weights and statistics, for evaluation.
+
+    ``given`` is as for :func:`agent_from_plain`.
+    """
     plain = checkpoint["agent"]
     state = {
         key.removeprefix("agent."): tensor
@@ -106,10 +129,12 @@ def trained_agent(checkpoint: dict[str, Any]) -> ActorCritic:
         if key.startswith("agent.")
     }
     with naming_writer(checkpoint):
-        if is_ours(plain["class_path"]):  # a file may name layers of any size: none is allocated here
+        is_pair = known_class(plain["class_path"], ForeignAgent) is not None
+        if is_ours(plain["class_path"]) and not is_pair:
+            # A file may name layers of any size: none is allocated here.
             with torch.device("meta"):
                 check_same_state(saved=state, current=agent_from_plain(plain).state_dict())
-        agent = agent_from_plain(plain)
+        agent = agent_from_plain(plain, given)
         check_same_state(saved=state, current=agent.state_dict())
     agent.load_state_dict(state)
     return agent.eval()

@@ -103,8 +103,11 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: s
 
 def agent_of(checkpoint: dict[str, Any], args: Sequence[str]) -> ActorCritic:
     """Return the agent of a checkpoint, after checking for trust in its class."""
-    agent_class = checkpoint["agent"]["class_path"]
-    _require_trust({} if known_class(agent_class, ActorCritic) else {"model.agent": agent_class}, args)
+    agent = checkpoint["agent"]
+    code = {f"model.agent.{name}": part for name, part in agent["init_args"].items() if _is_class(part)}
+    if known_class(agent["class_path"], ActorCritic) is None:
+        code["model.agent"] = agent["class_path"]
+    _require_trust(code, args)
     return trained_agent(checkpoint)
 
 
@@ -116,11 +119,18 @@ def _require_trust(code: dict[str, Any], args: Sequence[str], remedy: str = "") 
             f"The checkpoint's settings import or call code ({listed:.300}):"
             f" pass {TRUST} if you trust the file{remedy}."
         )
-    for key in {"model", "model.agent"} & code.keys():
+    for key, value in code.items():
+        if key not in ("model", "model.agent") and not _is_class(value):
+            continue
+        path = value["class_path"] if _is_class(value) else value
         try:
-            importlib.import_module(str(code[key]).rpartition(".")[0])
+            importlib.import_module(str(path).rpartition(".")[0])
         except (ImportError, ValueError) as error:
-            raise ConfigError(f"The checkpoint's {key} {code[key]!r} cannot be imported: {error}.") from error
+            raise ConfigError(f"The checkpoint's {key} {path!r} cannot be imported: {error}.") from error
+
+
+def _is_class(value: Any) -> bool:
+    return isinstance(value, dict) and "class_path" in value
 
 
 def option(args: Sequence[str], *names: str) -> str | None:

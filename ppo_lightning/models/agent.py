@@ -9,6 +9,7 @@ from lightning.pytorch.core.mixins import HyperparametersMixin
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
+from torch import distributions as D
 from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs.utils import ExplorationType, exploration_type
 
@@ -30,7 +31,8 @@ ArrayPolicy = Callable[[np.ndarray, np.ndarray | None, np.ndarray | None], Acted
 CONTRACT = (
     "a subclass of ppo_lightning.ActorCritic whose __init__(self, observation_spec, action_spec, ...) passes"
     " a body to super().__init__ and calls self.save_hyperparameters(ignore=['observation_spec',"
-    " 'action_spec']), see docs/environments.md, 'Your own network'"
+    " 'action_spec']), see docs/environments.md, 'Your own network' (other networks: model.actor and"
+    " model.critic, see docs/torchrl.md)"
 )
 
 
@@ -106,6 +108,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     in_keys = ("observation",)
     out_keys = ("action", "action_log_prob", "state_value")
     default_head: HeadChoice = None  # of a subclass whose ``head`` is None
+    has_features = True  # whether `evaluate` returns features, which variants build on
     reads = ""  # the observations in words, for the start line of a run
 
     def __init__(
@@ -287,6 +290,12 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         value = self.critic(critic_features).squeeze(-1)
         return Evaluation(log_prob, entropy, value, actor_features, critic_features, parameters)
 
+    def get_dist(self, tensordict: TensorDictBase) -> D.Distribution:
+        """Return the distribution of the actions for raw observations, as TorchRL's losses ask for it."""
+        observation = self.normalize(tensordict["observation"])
+        features, *_ = self._features(observation, None)
+        return _PolicyDistribution(self.head, features, self._allowed(observation))
+
     def explain(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return values [B] and the numbers and bars of :meth:`Head.bars`, each [B, A], for videos.
 
@@ -354,6 +363,24 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         if memory is not None and next_memory is not None:
             tensordict["next", "memory"] = next_memory.view_as(memory)
         return tensordict
+
+
+class _PolicyDistribution(D.Distribution):
+    """Distribution of a head for given features, with what losses of other libraries use."""
+
+    def __init__(self, *inputs: Any) -> None:
+        super().__init__(validate_args=False)
+        self.head, self.features, self.allowed = inputs
+
+    @property
+    def mode(self) -> Tensor:
+        return self.head.sample(self.features, None, self.allowed)[0]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.head.evaluate(self.features, value, self.allowed)[0]
+
+    def entropy(self) -> Tensor:
+        return self.head.evaluate(self.features, self.mode, self.allowed)[1]
 
 
 def require_agent_maker(maker: Callable[..., Any]) -> None:

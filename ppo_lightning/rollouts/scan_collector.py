@@ -55,8 +55,6 @@ class ScanCollector(TensorCollector):
             statistics = tuple(merged(old, summary_of(first)) for old in statistics)
             self.observation = self._normalized(first, statistics)
         noise = self.draw_noise()
-        if self.deterministic:
-            noise.zero_()  # zero noise selects the mode
         memory = () if self._memory is None else (self._memory,)
         with self.precision():
             (env.state, self.observation, memory, statistics), steps = self._scan(
@@ -98,7 +96,9 @@ class ScanCollector(TensorCollector):
         """Act and step once."""
         agent = self.agent
         state, observation, memory, statistics = carry
-        action, log_prob, value, next_memory = agent.act(observation, noise, *memory)
+        action, log_prob, value, next_memory = agent.act(
+            observation, None if self.deterministic else noise, *memory
+        )
         state, step, after = self.env.transition(state, self._for_environment(action))
         raw, begun = self.env.rows(step.observation), self.env.rows(after)
         done = step.terminated | step.truncated

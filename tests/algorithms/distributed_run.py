@@ -25,12 +25,14 @@ from ppo_lightning.models import normalizers
 from ppo_lightning.utils import collectives
 from tests import environments
 from tests.helpers import weights
+from tests.models.test_foreign_agents import AGENTS
 
 options = {
     "algorithm": "PPO",
     "model": {},
     "agent": {},
     "agent_class": "MLPAgent",
+    "pair": None,  # actor and critic of tests/models/test_foreign_agents.py
     "data": {},
     "transforms": False,
     "rollouts": 3,
@@ -147,7 +149,8 @@ def train(settings):
     EqualRanksGuard.every = options["check_every"]
     agent = functools.partial(getattr(ppo_lightning, options["agent_class"]), **options["agent"])
     algorithm = getattr(ppo_lightning, options["algorithm"])
-    module = type("Run", (Recorded, algorithm), {})(**{"learning_rate": 1e-3} | options["model"], agent=agent)
+    networks = AGENTS[options["pair"]][0]() if options["pair"] else {"agent": agent}
+    module = type("Run", (Recorded, algorithm), {})(**{"learning_rate": 1e-3} | options["model"] | networks)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
     trainer = L.Trainer(
         max_epochs=1,

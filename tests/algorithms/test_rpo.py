@@ -91,8 +91,8 @@ def test_moving_the_action_is_moving_the_mean():
 @pytest.mark.parametrize(
     ("data", "model", "sentence"),
     [
-        ({"env_id": "CartPole-v1"}, {}, "head is discrete"),
-        ({}, {"agent": lambda o, a: MLPAgent(o, a, head="tanh_gaussian")}, "head is squashed"),
+        ({"env_id": "CartPole-v1"}, {}, "with a Gaussian head"),
+        ({}, {"agent": lambda o, a: MLPAgent(o, a, head="tanh_gaussian")}, "with a Gaussian head"),
         ({}, {"rpo_alpha": -1.0}, "model.rpo_alpha is -1.0"),
     ],
 )
