@@ -166,6 +166,8 @@ class EnvFactory:
                 try:
                     transformed = TransformedEnv(env, Compose(*map(copy_of, transforms[:i])))
                     _ = transformed.observation_spec_unbatched
+                    if -1 in transformed.action_spec.shape:  # MultiAction
+                        raise ValueError("its actions have no fixed shape.")
                     rollout = transformed.rollout(2)
                 except Exception as error:
                     raise ConfigError(
