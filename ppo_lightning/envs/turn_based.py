@@ -73,8 +73,6 @@ class TurnBasedEnv(BatchedEnv):
         self.valid = np.ones(self.num_envs, bool)
         self._opening_left -= opening
         results = super().step_arrays(action)
-        _, _, terminated, truncated = results
-        self._opening_left[terminated | truncated] = 0
         self.valid &= ~opening
         return results
 

@@ -253,4 +253,26 @@ def test_intervals_cover_the_true_rating():
 def test_the_rating_of_a_player_who_won_all_games_is_finite():
     ratings = rate({("a", "b"): Outcomes(1000, 0, 0), ("b", "c"): Outcomes(1000, 0, 0)}, "c")
     assert ratings["a"].elo > ratings["b"].elo > 1000
-    assert np.isfinite(ratings["a"].high)
+
+
+@pytest.mark.parametrize(
+    ("ab", "bc", "ends"),  # results of a against b and of b against c, finite ends of the interval of a
+    [
+        ((9, 0, 0), (9, 0, 0), (True, False)),
+        ((9, 0, 0), (5, 0, 4), (True, False)),
+        ((5, 0, 4), (9, 0, 0), (True, False)),
+        ((5, 0, 4), (8, 1, 0), (True, True)),
+        ((0, 1, 8), (0, 0, 9), (False, True)),
+    ],
+)
+def test_an_interval_is_open_where_no_point_was_given(ab, bc, ends):
+    rating = rate({("a", "b"): Outcomes(*ab), ("b", "c"): Outcomes(*bc)}, "c")["a"]
+    assert np.isfinite(rating).tolist() == [True, *ends]
+    assert rating.low < rating.elo < rating.high
+
+
+def test_intervals_cover_the_rating_of_a_player_who_nearly_always_wins():
+    true = {"random": 0.0, "a": 1200.0}  # of 100 games, 90 % of the series are won without a loss
+    generator = np.random.default_rng(3)
+    runs = [rate(simulated(true, 100, generator), "random", seed)["a"] for seed in range(40)]
+    assert np.mean([run.low <= 1200 <= run.high for run in runs]) >= 0.85
