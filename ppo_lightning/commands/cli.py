@@ -181,7 +181,7 @@ def main(args: Sequence[str] | None = None) -> None:
             args = with_checkpoint_settings(args)
         run([RolloutProgressBar()], args)
     except Exception as error:
-        if (message := _message(error)) is None:
+        if (message := _message(error, args)) is None:
             raise
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -267,7 +267,7 @@ def _require_writable(folder: Path) -> None:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 
 
-def _message(error: BaseException) -> BaseException | str | None:
+def _message(error: BaseException, args: Sequence[str]) -> BaseException | str | None:
     """Return the message for a mistake of the user, None for any other error, which needs its traceback."""
     cause: BaseException | None = error
     while cause is not None:  # jsonargparse wraps errors of a constructor
@@ -277,6 +277,10 @@ def _message(error: BaseException) -> BaseException | str | None:
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         settings = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
         return f"The run does not fit into memory ({first_line(error)}): lower {settings}."
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        path, named = Path(error.filename), [Path(arg.rpartition("=")[2]) for arg in args]
+        if any(path in (name, *name.parents) or (name.name and name in path.parents) for name in named):
+            return f"{path} cannot be used ({error.strerror}): name another file or folder."
     return None
 
 
