@@ -266,6 +266,8 @@ class OffPolicyModule(AgentModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the buffers of all ranks, if the settings say so or after a signal. This is a collective."""
         super().on_save_checkpoint(checkpoint)
+        if "optimizer_states" not in checkpoint:  # weights only
+            return
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
         if self.hparams.save_buffer or bool(collectives.gather(torch.tensor(preempted)).any()):
