@@ -9,7 +9,7 @@ import numpy as np
 from ppo_lightning import __version__
 from ppo_lightning.checkpoints.agent import VERSION, agent_to_plain, trained_agent
 from ppo_lightning.checkpoints.file import CONFIG, WEIGHTS, read_hub_folder
-from ppo_lightning.checkpoints.settings import module_settings
+from ppo_lightning.checkpoints.settings import algorithm_of, module_settings
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 from ppo_lightning.export.actor import deployed_actor
@@ -22,7 +22,7 @@ CARD = """---
 {{ card_data }}
 ---
 
-# PPO on {{ data.env_id }}
+# {{ algorithm }} on {{ data.env_id }}
 
 {{ name | capitalize }} ({{ how }}): {{ result }}, after {{ env_steps }} environment steps of training.
 {% if video %}
@@ -38,7 +38,7 @@ action, value, memory = agent.play(observation, memory)  # raw observations [B, 
 {% if inputs %}
 The observations are rows of the entries that the actor reads: {{ inputs }}.
 {% endif %}{% if not has_value %}
-The value function, which reads other entries, is left out.
+There is no value function of these observations.
 {% endif %}
 | hyperparameter | |
 |---|---|
@@ -89,15 +89,15 @@ def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = T
     result = "unknown"
     if results := config["evaluation"] or means:
         result = f"{results['episodic_return']:.2f} +/- {results['episodic_return_std']:.2f}"
-    task, env_id = "reinforcement-learning", str(data["env_id"])
+    task, env_id, algorithm = "reinforcement-learning", str(data["env_id"]), algorithm_of(checkpoint)
     header = hub.ModelCardData(
         library_name="ppo_lightning",
-        tags=[env_id, "ppo", task, "pytorch-lightning", "torchrl"],
-        model_name="PPO",
+        tags=[env_id, algorithm.lower(), task, "pytorch-lightning", "torchrl"],
+        model_name=algorithm,
         eval_results=[hub.EvalResult(task, env_id, env_id, "mean_reward", result, metric_name=name)],
     )
     words: dict[str, Any] = {"name": name, "how": how, "result": result, "video": video and VIDEO}
-    words |= {"inputs": actor.columns and actor.inputs, "has_value": actor.has_value}
+    words |= {"inputs": actor.columns and actor.inputs, "has_value": actor.has_value, "algorithm": algorithm}
     hub.ModelCard.from_template(header, template_str=CARD, **config | words).save(folder / "README.md")
     return folder
 

@@ -34,6 +34,7 @@ class OffPolicyAgent(MLPAgent):
     """
 
     head: Any
+    has_value = False
 
     def __init__(
         self,
@@ -75,6 +76,8 @@ class QAgent(OffPolicyAgent):
         >>> QAgent(Unbounded((4,)), Categorical(2, shape=())).mode(torch.zeros(3, 4)).shape
         torch.Size([3])
     """
+
+    has_value = True
 
     def __init__(
         self,

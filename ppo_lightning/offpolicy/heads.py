@@ -45,6 +45,11 @@ class QHead(CategoricalHead):
         q_values = self.distributions(features) @ self.support
         return q_values if mask is None else q_values.masked_fill(~mask, INVALID)
 
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return Q(s, a), and bars that add up to 1."""
+        q_values = self.logits(features, mask)
+        return q_values, q_values.softmax(-1)
+
     def array_sampler(self) -> ArraySampler | None:  # type: ignore[override]
         """Return a sampler of arrays for values."""
         return super().array_sampler() if self.support is None else None

@@ -64,6 +64,7 @@ class OffPolicyModule(AgentModule):
     """
 
     fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
+    precisions = ("32-true",)
     head: ClassVar[type]  # of the agent
     frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
     noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
@@ -198,8 +199,6 @@ class OffPolicyModule(AgentModule):
         refusals = {
             "data.overlap acts with weights that are two batches old, and off-policy algorithms allow for"
             " one: set it to false.": data.overlap,
-            f"trainer.precision is {self.trainer.precision!r}: {type(self).__name__} takes"
-            " '32-true'.": self.trainer.precision != "32-true",
             f"{batch} is not divisible by model.train_frequency = {hparams.train_frequency}: change one of"
             " these numbers.": frames % hparams.train_frequency,
             f"model.buffer_size is {hparams.buffer_size}, less than one batch of {batch} transitions: raise"
