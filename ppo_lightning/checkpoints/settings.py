@@ -21,11 +21,6 @@ def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in saved if key != "agent" and key[0] != "_"}
 
 
-def algorithm_of(checkpoint: dict[str, Any]) -> str:
-    """Return the name of the class of a checkpoint's module."""
-    return checkpoint["hyper_parameters"].get("_class_path", "PPO").rpartition(".")[2]
-
-
 def data_settings(checkpoint: dict[str, Any], owner: type, given: Collection[str] = ()) -> dict[str, Any]:
     """Return the data module's settings of a checkpoint, without those that the user gives."""
     saved = checkpoint["datamodule_hyper_parameters"].items()
@@ -99,7 +94,7 @@ def require_known(
 
 def _unknown(checkpoint: Mapping[str, Any], names: str) -> ConfigError:
     return ConfigError(
-        f"The checkpoint names {names}, which ppo_lightning {__version__} does not have:"
+        f"The checkpoint names {names:.300}, which ppo_lightning {__version__} does not have:"
         f" {writer_of(checkpoint)} wrote it and can read it."
     )
 

@@ -10,7 +10,6 @@ import lightning as L
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.settings import algorithm_of
 from ppo_lightning.commands.options import QUIET
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import PolicyLearner
@@ -63,7 +62,8 @@ def checkpoint_manifest(path: str) -> dict[str, Value]:
     """Return the manifest of a checkpoint."""
     checkpoint = read_checkpoint(path)
     if not checkpoint["details"]:
-        raise ConfigError(NO_DETAILS.format(algorithm_of(checkpoint)))
+        class_path = checkpoint["hyper_parameters"].get("_class_path", "another algorithm")
+        raise ConfigError(NO_DETAILS.format(class_path.rpartition(".")[2]))
     return checkpoint["details"]
 
 

@@ -8,7 +8,7 @@ import lightning as L
 import torch
 
 from ppo_lightning import SAC, RolloutDataModule
-from ppo_lightning.offpolicy.agents import SACAgent
+from ppo_lightning.offpolicy import SACAgent
 from tests.helpers import SaveAfter, weights
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import DQN, SAC, RolloutDataModule, last_checkpoint
 from ppo_lightning.checkpoints import io
-from ppo_lightning.offpolicy.agents import SACAgent
+from ppo_lightning.offpolicy import SACAgent
 from tests.helpers import SaveAfter, forks
 
 RUNS = {
