@@ -99,7 +99,7 @@ def test_a_checkpoint_has_its_own_buffer_or_is_skipped(trained, fit, tmp_path):
     with pytest.raises(ConfigError, match="of step 120, and the buffer beside it of step 80"):
         resume(ckpt_path=folder / "second.ckpt")
     content = first.read_bytes()
-    row = torch.load(first)["buffers"][0]["rings"]["observation"]["rows"][0].numpy().tobytes()
+    row = torch.load(first)["buffers"][0]["rows"]["observation"][0].numpy().tobytes()
     for damaged in (content.replace(row, row[::-1]), content[:-100]):
         first.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"first\.80\.replay is damaged"):
