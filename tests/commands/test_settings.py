@@ -115,7 +115,7 @@ ASKED = {
     "would have no auxiliary phase: lower it": (PPG, {"n_iteration": 9}, {}, {"model": {"n_iteration": 2}}),
     "Set model.rating_games to 0": (SelfPlay, {}, {}, {"model": {"rating_games": 0}}),
     "use SAC, TD3 or DDPG": (DQN, OFF, PENDULUM, {"ppo": SAC}),
-    "use DQN or C51": (SAC, OFF, {}, {"ppo": DQN}),
+    "use DQN, C51 or DiscreteSAC": (SAC, OFF, {}, {"ppo": DQN}),
     "leave it out": (DQN, OFF | agent(), {}, {"model": {"agent": None}}),
     "raise it": (PPO, {}, {"total_timesteps": 8}, {"data": {"total_timesteps": 32}}),
     "lower one of these settings": (PPO, {}, HUGE, {"data": STEPS}),
