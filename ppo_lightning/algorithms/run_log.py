@@ -36,15 +36,13 @@ class RunLog:
         The next call of :meth:`log` logs mean return and length of the finished episodes, also by player in
         games of several, and of the last 100 episodes.
         """
-        episodes = collectives.concatenate(finished_episodes(rollout))
-        returns, lengths = self.module.episode_returns, self.module.episode_lengths
-        returns.extend(episodes[:, 0].tolist())
-        lengths.extend(episodes[:, 1].tolist())
         self.module.env_steps += self.module.data.frames_per_rollout
+        episodes = collectives.concatenate(finished_episodes(rollout))
+        if not len(episodes):
+            return
+        self.module.episode_returns.extend(episodes[:, 0].tolist())
+        self.module.episode_lengths.extend(episodes[:, 1].tolist())
         self.add(episode_means(episodes, zero_sum="mover" in rollout.keys()))  # noqa: SIM118
-        for name, last in (("return", returns), ("length", lengths)):
-            if last:
-                self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
 
     @property
     def waits(self) -> bool:
@@ -71,6 +69,9 @@ class RunLog:
         """
         module = self.module
         trainer: Any = module.trainer
+        for name, last in (("return", module.episode_returns), ("length", module.episode_lengths)):
+            if last:
+                self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
         values = self._values | dict(values)
         self._values = {}
         options: dict[str, Any] = {"dtype": torch.float32, "device": module.device}
@@ -101,6 +102,8 @@ def finished_episodes(rollout: TensorDictBase) -> Tensor:
     """
     following = rollout["next"]
     done = following["episode_done"]
+    if not done.any():
+        return torch.zeros(0, 3)
     player = rollout.get("player", -torch.ones_like(following["step_count"]))
     columns = (following["episode_reward"], following["step_count"], player)
     return torch.stack([column[done].float() for column in columns], dim=-1)

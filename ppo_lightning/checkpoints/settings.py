@@ -98,7 +98,7 @@ def arguments_of(cls: type) -> set[str]:
 
 def _unknown(checkpoint: Mapping[str, Any], names: str) -> ConfigError:
     return ConfigError(
-        f"The checkpoint names {names}, which ppo_lightning {__version__} does not have:"
+        f"The checkpoint names {names:.300}, which ppo_lightning {__version__} does not have:"
         f" {writer_of(checkpoint)} wrote it and can read it."
     )
 

@@ -111,7 +111,6 @@ def check_environment(
                 *check_space(rollout, env),
                 *check_observations(rollout),
                 *check_resets(rollout),
-                *check_normalizers(env),
                 *check_episode_ends(rollout, limit),
                 *check_rollout(rollout, env),
                 *check_replays(rollout, replay),
@@ -238,6 +237,7 @@ def check_rollout(rollout: TensorDictBase, env: EnvBase) -> Findings:
     yield from check_action_bounds(specs_of(env).action)
     yield from check_rewards(rollout)
     yield from check_autoreset(rollout)
+    yield from check_normalizers(env)
     if getattr(env, "flags_time_limits", True):
         yield from check_time_limits(rollout)
 

@@ -209,6 +209,12 @@ def test_an_override_that_loses_what_the_package_does_is_named(fit, hook, purpos
         fit(DATA, MODEL, ppo=Own, max_epochs=1)
 
 
+def test_an_own_configure_model_without_super_is_refused(fit):
+    own = type("Own", (PPO,), {"configure_model": lambda self: None})
+    with pytest.raises(ConfigError, match=r"^Own.configure_model does not call super.*: Build the agent"):
+        fit(DATA, MODEL, ppo=own)
+
+
 def test_overrides_that_call_super_are_not_named(fit, recwarn):
     class Mixin:
         def on_train_start(self):

@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from torchrl.envs import InitTracker, VecNormV2
 
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.models import CNNAgent
@@ -81,10 +82,27 @@ def test_a_finished_run_that_was_interrupted_has_nothing_to_do(fit, tmp_path):
         assert torch.equal(a, b)
 
 
-def test_another_backend_starts_fresh_episodes(fit, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("gymnasium", "envpool"), ("gymnasium", "torch"), ("torch", "gymnasium"), ("gymnasium", "VecNorm"),
+     ("VecNorm", "gymnasium"), ("VecNorm", "InitTracker")],
+)  # fmt: skip
+def test_another_backend_starts_fresh_episodes_and_other_transforms_are_refused(
+    fit, tmp_path, capsys, before, after
+):
+    transforms = {"VecNorm": [VecNormV2(["observation"])], "InitTracker": [InitTracker()]}
     data = {"num_envs": 3, "num_steps": 20, "total_timesteps": 240}
-    fit(data, {"num_minibatches": 2}, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
-    resumed = fit(data | {"backend": "envpool"}, {"num_minibatches": 2}, ckpt_path=tmp_path / "middle.ckpt")
+    first, second = (
+        data | ({"transforms": transforms[name]} if name in transforms else {"backend": name})
+        for name in (before, after)
+    )
+    path = tmp_path / "middle.ckpt"
+    fit(first, {"num_minibatches": 2}, callbacks=[SaveAfter(path, 2)])
+    if {before, after} == set(transforms):
+        with pytest.raises(ConfigError, match=r"^data.transforms are other than in the run"):
+            fit(second, {"num_minibatches": 2}, ckpt_path=path)
+        return
+    resumed = fit(second, {"num_minibatches": 2}, ckpt_path=path)
     assert "the environments start fresh episodes" in capsys.readouterr().out
     assert resumed.rollouts_done == 4
 

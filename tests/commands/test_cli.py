@@ -430,6 +430,31 @@ def one_hot_torchrl_cartpoles() -> EnvBase:
     return GymEnv("CartPole-v1")
 
 
+@pytest.mark.parametrize(
+    ("command", "flag", "path", "reason"),
+    [
+        ("export", "--onnx", "folder", "folder cannot be used (Is a directory)"),
+        ("export", "--onnx", "", ". cannot be used (Is a directory)"),
+        ("export", "--onnx", "a" * 300, f"{'a' * 300} cannot be used (File name too long)"),
+        ("export", "--hub", "file", "file cannot be used (File exists)"),
+        ("export", "--hub", "/proc/x/hub", "/proc/x cannot be used (No such file or directory)"),
+        ("play", "--output", "file/a.gif", "file cannot be used (File exists)"),
+        ("benchmark", "--output", "file", "file/runs/cartpole-1 cannot be used (Not a directory)"),
+        ("tune", "--output", "file", "file cannot be used (File exists)"),
+    ],
+)
+def test_an_output_that_cannot_be_written_ends_in_one_sentence(run_cli, request, command, flag, path, reason):
+    Path("folder").mkdir()
+    Path("file").write_text("")
+    Path("space.yaml").write_text("parameters: {model.gamma: {choices: [0.9]}}")
+    if command in ("export", "play"):
+        own = ["--ckpt_path", request.getfixturevalue("trained")]
+    else:
+        own = ["--recipes", CARTPOLE, *(["--space", "space.yaml"] if command == "tune" else [])]
+    code, _, err = run_cli(command, *own, flag, path)
+    assert (code, err) == (2, f"error: {reason}: name another file or folder.\n")
+
+
 def test_a_folder_that_cannot_be_written_ends_in_one_sentence(run_cli):
     Path("runs").write_text("a file")
     _, _, err = run_cli("fit", "--config", CARTPOLE)

@@ -55,13 +55,17 @@ def tuner_of(folder, flags=(), **options):
 
 
 def finish(folder, flags, returns, num_trial=0):
-    """Write the files of a trial's finished runs: a return after each eighth of the steps of a recipe."""
+    """Write the files of a trial's finished runs: a return after each eighth of the steps of a recipe.
+
+    Those of the second seed are in reverse.
+    """
     runner = Runner(folder / f"out/trials/{num_trial}", workers=1, threads=1)
     for job in jobs_of([CARTPOLE, ACROBOT], [1, 2], [], flags):
         path = runner.folder_of(job) / "runs/r/version_0/metrics.csv"
         path.parent.mkdir(parents=True)
         runner.record(job)
-        rows = [f"{500_000 * (k + 1) // 8},{value},1000" for k, value in enumerate(returns[job.label])]
+        values = returns[job.label][:: 1 if job.seed == 1 else -1]
+        rows = [f"{500_000 * (k + 1) // 8},{value},1000" for k, value in enumerate(values)]
         path.write_text("\n".join(["step,charts/episodic_return,charts/SPS", *rows]))
         (runner.folder_of(job) / DONE).write_text("{}")
 
@@ -132,9 +136,10 @@ def test_scores_are_means_over_recipes_after_equal_shares_of_each_seed(tmp_path,
     tuner.run()
     (trial,) = tuner.study.trials
     first = [(100 / 500 + 0.5) / 2, (200 / 500 + 1) / 2, (300 / 500 + 1) / 2, (400 / 500 + 1) / 2]
-    expected = first + [(2 * first[3] + 2 * score) / 4 for score in first]
+    second = [(350 / 500 + 1) / 2, (250 / 500 + 1) / 2, (150 / 500 + 1) / 2, (100 / 500 + 0) / 2]
+    expected = first + [(first[3] + score) / 2 for score in second]
     assert trial.intermediate_values == pytest.approx(dict(enumerate(expected, start=1)))
-    assert trial.value == pytest.approx(first[3]) and trial.params == {}
+    assert trial.value == pytest.approx((first[3] + second[3]) / 2) and trial.params == {}
 
 
 @pytest.mark.parametrize("is_start", [False, True])

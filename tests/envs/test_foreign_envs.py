@@ -359,17 +359,25 @@ NORMALIZING = [
     ("NormalizeReward", lambda num_envs: VectorReward(gym.vector.SyncVectorEnv([Plain] * num_envs)), {}),
     ("VecNorm", Plain, {"transforms": (VecNorm(**IN),)}),
     ("VecNormV2", lambda: TransformedEnv(by_torchrl(Plain()), VecNormV2(**IN)), {}),
+    pytest.param(
+        "NormalizeReward",
+        lambda num_envs: gym.make_vec(
+            "CartPole-v1", num_envs, "async", {"context": "fork"}, [gym.wrappers.NormalizeReward]
+        ),
+        {},
+        marks=pytest.mark.integration,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "make", "options"), NORMALIZING)
-def test_normalization_in_the_environment_is_named_with_the_setting(fit, name, make, options):
+def test_normalization_in_the_environment_is_named_with_the_setting(fit, capsys, name, make, options):
     setting = "model.norm_reward" if "Reward" in name else "model.agent.norm_obs"
     said = f"{name} normalizes in the environment: .*set {setting} to true"
-    with pytest.warns(UserWarning, match=said):
-        fit(SMALL | {"env_id": make} | options)
+    fit(SMALL | {"env_id": make} | options)
+    assert len(re.findall(said, capsys.readouterr().out)) == 1
     findings = check_environment(EnvFactory(make, **options), 2, 60, seconds=1).findings
-    assert "normalization" in [finding.check for finding in findings]
+    assert len([finding for finding in findings if re.match(said, finding.what + finding.remedy)]) == 1
 
 
 def test_a_reset_that_needs_options_says_that_it_gets_none():
