@@ -33,6 +33,9 @@ CLEANRL["td3"] = CLEANRL["ddpg"] | {"policy_noise": 0.2, "noise_clip": 0.5}
 ATARI = {"buffer_size": 1_000_000, "batch_size": 32, "learning_starts": 80_000, "train_frequency": 4}
 ATARI |= {"exploration_fraction": 0.1, "end_e": 0.01, "total_timesteps": 10_000_000}
 PUBLISHED = {family: CLEANRL[family] for family in FAMILIES} | {
+    "sac atari": {"policy_lr": 3e-4, "q_lr": 3e-4, "tau": 1.0, "batch_size": 64, "learning_starts": 20_000}
+    | {"train_frequency": 4, "target_network_frequency": 8000, "target_entropy_scale": 0.89}
+    | {"policy_frequency": 1, "total_timesteps": 5_000_000, "buffer_size": 1_000_000, "autotune": True},
     "dqn atari": ATARI | {"learning_rate": 1e-4, "target_network_frequency": 1000},
     "c51 atari": ATARI
     | {"learning_rate": 2.5e-4, "target_network_frequency": 10_000, "n_atoms": 51}

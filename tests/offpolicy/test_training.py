@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ppo_lightning import C51, DDPG, DQN, SAC, TD3, ConfigError, MLPAgent, last_checkpoint
-from ppo_lightning.offpolicy.agents import DeterministicAgent, SACAgent
+from ppo_lightning import C51, DDPG, DQN, SAC, TD3, ConfigError, DiscreteSAC, MLPAgent, last_checkpoint
+from ppo_lightning.offpolicy import C51Agent, DeterministicAgent, SACAgent
 from ppo_lightning.offpolicy.buffer import FrameBuffer
 from tests.helpers import SaveAfter, weights
 
@@ -27,6 +27,7 @@ RUNS = {
     "DDPG": (DDPG, PENDULUM, ACTOR),
     "TD3": (TD3, PENDULUM, ACTOR),
     "SAC": (SAC, PENDULUM, SOFT),
+    "DiscreteSAC": (DiscreteSAC, CARTPOLE, SMALL | {"train_frequency": 10}),
     "DQN, pictures": (DQN, ATARI, Q | {"train_frequency": 16}),
     "workers": (DQN, CARTPOLE | {"num_workers": 2}, Q),
     "tensors": (DQN, CARTPOLE | {"backend": "torch"}, Q),
@@ -131,6 +132,9 @@ def test_exploration_follows_the_environment_steps(fit):
     assert [*map(soft.exploration, (39, 40))] == [float("inf"), 1.0]
 
 
+MEMORY = functools.partial(MLPAgent, memory="gru", shared=True)
+
+
 def unbounded():
     space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     return gym.wrappers.TransformAction(gym.make("Pendulum-v1"), lambda action: action, space)
@@ -138,8 +142,10 @@ def unbounded():
 
 REFUSED = {
     "MLPAgent, which DQN cannot train": (DQN, CARTPOLE, {"agent": MLPAgent}),
+    "a memory, which DQN cannot train": (DQN, CARTPOLE, {"agent": MEMORY}),
+    "whose head is a SoftmaxHead": (DiscreteSAC, CARTPOLE, {"agent": C51Agent}),
     "use SAC, TD3 or DDPG for continuous actions": (DQN, PENDULUM, {}),
-    "use DQN or C51 for discrete actions": (TD3, CARTPOLE, {}),
+    "use DQN, C51 or DiscreteSAC for discrete actions": (TD3, CARTPOLE, {}),
     "must be below model.v_max": (C51, CARTPOLE, {"v_min": 3.0, "v_max": 3.0}),
     "not divisible by model.train_frequency = 7": (DQN, CARTPOLE, {"train_frequency": 7}),
     "less than one batch": (DQN, CARTPOLE, {"buffer_size": 19}),
@@ -193,6 +199,7 @@ PROBES = {
     DDPG: (Follow, SLOW_ACTOR | {"learning_rate": 3e-3}, [0, 2]),
     TD3: (Follow, SLOW_ACTOR | {"learning_rate": 3e-3}, [0, 2]),
     SAC: (Follow, SLOW_ACTOR | {"policy_lr": 3e-3, "q_lr": 3e-3}, [0, 2]),
+    DiscreteSAC: ("Probe-v0", SLOW_ACTOR | {"policy_lr": 3e-3, "q_lr": 1e-2}, [0, 1]),
 }
 
 
