@@ -24,8 +24,8 @@ from ppo_lightning.commands.curves import curve
 from ppo_lightning.commands.jobs import Job, jobs_of
 from ppo_lightning.commands.report import interval, published, read_csv, table, write_csv
 from ppo_lightning.commands.runner import Runner, metrics_of, progress
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs/classic/cartpole.yaml"
 SHORT = ["--data.total_timesteps", "8192", "--data.eval_episodes", "1"]
 

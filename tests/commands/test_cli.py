@@ -23,9 +23,7 @@ import ppo_lightning
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 from ppo_lightning.commands import options
 from tests.commands.conftest import CARTPOLE, SHORT, checkpoint_of, metric
-
-ROOT = Path(__file__).parents[2]
-
+from tests.helpers import ROOT
 
 FIT = "data.env_kwargs does not fit env_id"
 WRONG = {
