@@ -1,4 +1,4 @@
-"""PPO with TorchRL rollouts and PyTorch Lightning updates."""
+"""PPO and off-policy algorithms with TorchRL rollouts and PyTorch Lightning updates."""
 
 import logging
 import warnings

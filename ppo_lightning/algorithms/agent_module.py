@@ -74,6 +74,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
+    precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
     reward_scaler: RewardScaler | None
@@ -126,7 +127,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
         Unsupported options and callbacks of the Trainer are refused here, before Lightning's own checks.
         """
-        check_trainer(self.trainer)
+        check_trainer(self.trainer, self)
         kinds: list[type[L.Callback]] = [LoggerGuard, ExceptionGuard]
         if self.fitting:
             check_callbacks(self.trainer, self.steps_per_rollout)
@@ -303,7 +304,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     def observation_spec(self) -> TensorSpec:
         """Spec of one environment's observations, from training."""
         if self.agent is None:
-            raise ConfigError("There is no trained agent: call fit, or PPO.load_from_checkpoint(path).")
+            name = type(self).__name__
+            raise ConfigError(f"There is no trained agent: call fit, or {name}.load_from_checkpoint(path).")
         return spec_from_plain(self._recipe["observation_spec"])
 
     def to_onnx(self, file_path: str | Path) -> Path:  # type: ignore[override]
@@ -458,7 +460,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         """
         if self.agent is None:
             raise ConfigError(
-                "predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path)."
+                "predict needs a trained agent: give ckpt_path, or use"
+                f" {type(self).__name__}.load_from_checkpoint(path)."
             )
         if self._predictor is None or self._predictor.recipe is not self._recipe:
             self._predictor = Predictor(self._recipe)

@@ -37,6 +37,8 @@ class RunLog:
         games of several, and of the last 100 episodes.
         """
         self.module.env_steps += self.module.data.frames_per_rollout
+        # ModelCheckpoint uses it in file names, also for rollouts that are not logged.
+        self.module.trainer.callback_metrics["step"] = torch.tensor(self.module.env_steps)
         episodes = collectives.concatenate(finished_episodes(rollout))
         if not len(episodes):
             return
@@ -81,8 +83,7 @@ class RunLog:
         shown = {"SPS": f"{self.steps_per_second():.0f}", "steps": str(module.env_steps)}
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
-        step = torch.tensor(module.env_steps)  # ModelCheckpoint uses it in file names
-        private.publish_metrics(trainer, dict(zip(values, means, strict=True)) | {"step": step}, shown)
+        private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)
         logs = rare or module.rollouts_done % trainer.log_every_n_steps == 0
         # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit.
         saves = time.perf_counter() - self._saved > SAVE_EVERY
