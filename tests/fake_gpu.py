@@ -1,10 +1,9 @@
 """Run agents on a simulated GPU: PyTorch computes shapes, types and devices, and refuses what a GPU refuses.
 
-test_devices.py starts this script in a process, because the device guard stays registered.
+test_devices.py forks a process for it, because the device guards stay registered.
 """
 
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,10 +16,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ppo_lightning import PPO, CNNAgent, MLPAgent, RecurrentPPO
+from ppo_lightning import PPO, SAC, CNNAgent, MLPAgent, RecurrentPPO
+from ppo_lightning.envs.specs import Specs
 from ppo_lightning.export.onnx import random_observations
 from ppo_lightning.models import heads
 from ppo_lightning.models.normalizers import TensorMoments
+from ppo_lightning.offpolicy.buffer import ReplayBuffer
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space
 from tests.spaces.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
@@ -40,14 +41,12 @@ AGENTS = [
 ENVS, STEPS = 4, 8
 
 
-def register_guard(device: str, folder: Path) -> None:
-    """Compile and load a device guard: PyTorch needs one to index tensors of an absent device."""
+def register_guards(folder: Path) -> None:
+    """Compile and load device guards: PyTorch needs one to index tensors of an absent device."""
     source, library, torch_folder = folder / "guard.cpp", folder / "guard.so", Path(torch.__file__).parent
-    source.write_text(
-        "#include <c10/core/impl/DeviceGuardImplInterface.h>\n"
-        f"C10_REGISTER_GUARD_IMPL({device.upper()}, "
-        f"c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::{device.upper()}>)\n"
-    )
+    guard = "C10_REGISTER_GUARD_IMPL({0}, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::{0}>)\n"
+    guards = guard.format("CUDA") + guard.format("MPS")
+    source.write_text(f"#include <c10/core/impl/DeviceGuardImplInterface.h>\n{guards}")
     include = [f"-I{torch_folder / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
     libraries = [f"-L{torch_folder / 'lib'}", "-lc10"]
     subprocess.run(
@@ -161,6 +160,33 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
     episode_statistics("eval", TensorDict(episode_reward=rewards, step_count=lengths, batch_size=[3]))
 
 
+def make_sac():
+    """Return SAC with its networks, and transitions [N, ...] on the CPU."""
+    specs = Specs(spec_from_space(VECTOR), spec_from_space(BOX))
+    module = SAC(batch_size=STEPS)
+    module.agent = module.make_agent(*specs)
+    module.add_networks(specs)
+    observation = module.agent.normalize(specs.observation.zero((ENVS,)))
+    rows = {"observation": observation, "next_observation": observation, "action": specs.action.zero((ENVS,))}
+    return module, rows | {key: torch.zeros(ENVS) for key in ("reward", "terminated")}
+
+
+def look_at_replay(device: str, module: SAC, rows: dict[str, torch.Tensor]) -> None:
+    """Store transitions on the device, and compute the parts of SAC's losses for a minibatch of them.
+
+    The simulated device has no backward pass.
+    """
+    module.to(device)
+    buffer = ReplayBuffer(2 * ENVS)
+    for _ in range(3):
+        buffer.add({key: column.to(device) for key, column in rows.items()})
+    minibatch = buffer.gather(torch.zeros(STEPS, dtype=torch.int64, device=device))
+    noise = torch.zeros(STEPS, *module.noise_shape[1:], device=device)
+    value, log_prob, _ = module.evaluate(minibatch["observation"], noise, module.critics)
+    same_device(device, value, log_prob, module.next_value(minibatch, noise), *minibatch.values())
+    module.move_target(module.critics, module.target_critics)
+
+
 @contextmanager
 def autocast(device: str, precision: torch.dtype) -> Iterator[None]:
     """Enable autocast; ``torch.autocast`` itself refuses an absent device."""
@@ -184,19 +210,26 @@ def leave_behind() -> None:
     heads.GaussianHead.evaluate = on_the_cpu
 
 
-if __name__ == "__main__":
-    device, folder, broken = sys.argv[1], Path(sys.argv[2]), sys.argv[3:] == ["broken"]
-    register_guard(device, folder)
-    gpu = f"{device}:0"
-    if broken:
-        leave_behind()
+def look_at_agents(device: str) -> None:
+    """Let every agent compute on a simulated device, in two precisions."""
     for case in AGENTS:
         for precision in (torch.float32, torch.bfloat16):
             fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
             refusing = WithoutFloat64(device) if device == "mps" else nullcontext()
             module, raw = make(*case)
             with fake, autocast(device, precision), refusing:
-                ones = torch.ones(2, 2, device=gpu)
+                ones = torch.ones(2, 2, device=f"{device}:0")
                 assert (ones @ ones).dtype == precision
-                look_at(gpu, module, raw)
-            print(case[0].__name__, case[3], precision)
+                look_at(f"{device}:0", module, raw)
+            print(device, case[0].__name__, case[3], precision)
+    sac = make_sac()
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
+        look_at_replay(f"{device}:0", *sac)
+
+
+def main(folder: Path) -> None:
+    register_guards(folder)
+    look_at_agents("cuda")
+    look_at_agents("mps")
+    leave_behind()
+    look_at_agents("cuda")

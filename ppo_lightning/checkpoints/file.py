@@ -1,7 +1,6 @@
-"""Safe reading of checkpoints and Hub folders: intact files, plain types, valid content."""
+"""Safe reading of checkpoints: intact files, plain types, valid content."""
 
 import contextlib
-import json
 import pickle
 import zipfile
 from collections.abc import Iterator
@@ -12,12 +11,9 @@ import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 
 from ppo_lightning.checkpoints.settings import require_known_classes
-from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.finite import first_nonfinite
 
-# Files of a Hub folder.
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
 # Entries of checkpoints and their types.
 AGENT = {"class_path": str, "init_args": dict, "observation_spec": dict, "action_spec": dict}
 DATA = {"env_id": object, "backend": str, "env_kwargs": dict | None}
@@ -33,6 +29,7 @@ CHECKPOINT = {
     "frames_per_rollout": int,
     "episode_returns": list,
 }
+ACTING = (*CHECKPOINT, "ppo_lightning", "evaluation", "extra_steps", "episode_lengths")
 RESUME = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step")  # that `fit` needs, too
 
 
@@ -56,9 +53,7 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
     if isinstance(source, str | Path) and "://" not in str(source) and not Path(source).is_file():
         raise ConfigError(f"ckpt_path {str(source)!r} is not a file: give the path of a checkpoint.")
     with _one_sentence(f"ckpt_path {str(source)!r} cannot be read as a checkpoint"), _opened(source) as file:
-        with zipfile.ZipFile(file) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise _DefectError(f"it is damaged: the checksum of {damaged} is wrong")
+        require_intact(file)
         file.seek(0)
         checkpoint = torch.load(file, map_location, weights_only=True)
         _require(checkpoint, CHECKPOINT)
@@ -68,6 +63,15 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
             raise _DefectError(f"{name} is NaN or infinite")
         require_known_classes(checkpoint)
     return checkpoint
+
+
+def require_intact(file: str | Path | IO[bytes]) -> None:
+    """Raise an exception if a checksum in a file of ``torch.save`` is wrong."""
+    with zipfile.ZipFile(file) as archive:
+        if any(member.compress_type for member in archive.infolist()):  # of any size in memory
+            raise _DefectError("it is compressed, as no checkpoint is")
+        if (damaged := archive.testzip()) is not None:
+            raise _DefectError(f"it is damaged: the checksum of {damaged} is wrong")
 
 
 def require_resumable(checkpoint: dict[str, Any]) -> None:
@@ -80,26 +84,9 @@ def require_resumable(checkpoint: dict[str, Any]) -> None:
         )
 
 
-def read_hub_folder(folder: Path) -> dict[str, Any]:
-    """Read ``config.json`` of a folder that ``ppo-lightning export --hub`` wrote, and add its ``state_dict``.
-
-    Raises:
-        ConfigError: A file is missing, damaged or of another kind, or has non-finite weights.
-    """
-    safetensors = import_extra("safetensors.torch", extra="export")
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise ConfigError(f"{folder} has no {name}: give a folder that ppo-lightning export --hub wrote.")
-    with _one_sentence(f"{folder} cannot be read as a Hub folder"):
-        config = json.loads((folder / CONFIG).read_text())
-        _require(config, {"agent": dict})
-        _require(config["agent"], AGENT)
-        weights = safetensors.load_file(folder / WEIGHTS)
-        config["state_dict"] = {f"agent.{name}": tensor for name, tensor in weights.items()}
-        if defect := first_nonfinite(config):
-            raise _DefectError(f"{defect} is NaN or infinite")
-        require_known_classes(config)
-    return config
+def acting_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries with which an agent acts, without the state of its run."""
+    return {key: checkpoint[key] for key in ACTING if key in checkpoint}
 
 
 class _DefectError(Exception):

@@ -95,8 +95,7 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: s
     is_path = not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]
     if chosen_id is None and is_path and data["backend"] != "pettingzoo":
         raise ConfigError(
-            f"The checkpoint's data.env_id {env_id!r} is not the id of an environment,"
-            " which play and export need."
+            f"The checkpoint's data.env_id {env_id!r} is not the id of an environment, which play needs."
         )
     return chosen_id or env_id
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
+from ppo_lightning.commands.checkpoint_settings import agent_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.hub import push_to_hub, save_for_hub
+from ppo_lightning.export.hub import run_folder, upload, write_folder
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.spaces.specs import spec_from_plain
 
@@ -27,9 +27,8 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
     parser.add_argument("--onnx", type=Path, help="file to write: observations in, actions and values out")
-    parser.add_argument("--hub", type=Path, help="folder to write: weights, configuration, model card, video")
-    parser.add_argument("--push", metavar="USER/NAME", help="also upload the folder of --hub")
-    parser.add_argument("--no_video", action="store_true", help="record no video")
+    parser.add_argument("--hub", type=Path, help="folder to write: checkpoint and model card")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload the folder of --hub")
     parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     options = parser.parse_args(args)
     if options.onnx is None and options.hub is None:
@@ -49,12 +48,6 @@ def main(args: Sequence[str]) -> None:
         difference = largest_difference(agent, path, observations, actor.columns)
         print(f"largest difference to PyTorch, random observations: {difference:.2g}")
     if options.hub is not None:
-        video = not options.no_video
-        try:
-            environment_of(checkpoint, args)
-        except ConfigError as error:
-            video = False
-            print(f"no video: {error}")
-        folder = save_for_hub(checkpoint, options.hub, video)
-        address = push_to_hub(folder, options.push) if options.push else folder.resolve()
+        write_folder(checkpoint, options.hub, run_folder(options.ckpt_path), options.push or "OWNER/NAME")
+        address = upload(options.hub, options.push) if options.push else options.hub.resolve()
         print(f"hub: {address}")

@@ -73,8 +73,6 @@ class TurnBasedEnv(BatchedEnv):
         self.valid = np.ones(self.num_envs, bool)
         self._opening_left -= opening
         results = super().step_arrays(action)
-        _, _, terminated, truncated = results
-        self._opening_left[terminated | truncated] = 0
         self.valid &= ~opening
         return results
 
@@ -226,7 +224,6 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        self.mover = self.mover.copy()  # the caller may hold the players of the last step
         for g, move in enumerate(action.tolist()):
             try:
                 self._step_game(g, move)

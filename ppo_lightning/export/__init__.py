@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from ppo_lightning.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from ppo_lightning.export.hub import load_from_hub, push_to_hub, save_for_hub
     from ppo_lightning.export.onnx import to_onnx
 
-__all__ = ["load_from_hub", "push_to_hub", "save_for_hub", "to_onnx"]
+__all__ = ["to_onnx"]
 __getattr__ = lazy_exports(__name__, __file__)

@@ -1,140 +1,129 @@
-"""Export of trained agents to the Hugging Face Hub."""
+"""Folders of trained agents for the Hugging Face Hub: a checkpoint and its card."""
 
-import json
+import contextlib
+import csv
+import importlib.util
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ppo_lightning import __version__
-from ppo_lightning.checkpoints.agent import VERSION, agent_to_plain, trained_agent
-from ppo_lightning.checkpoints.file import CONFIG, WEIGHTS, read_hub_folder
+import ppo_lightning
+from ppo_lightning.checkpoints.file import acting_part
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.settings import module_settings
-from ppo_lightning.envs import EnvFactory
 from ppo_lightning.errors import ConfigError, first_line, import_extra
-from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.models import ActorCritic
-from ppo_lightning.spaces.specs import spec_from_plain
-from ppo_lightning.video.record import record_video
 
-VIDEO = "replay.mp4"
+MODEL, VIDEO, CURVE, SETTINGS = "model.ckpt", "replay.mp4", "curve.png", "cli_config.yaml"
+RETURN = "charts/episodic_return"
+PARTS = {  # of the card, for each of the files that the folder has
+    VIDEO: f'<video controls autoplay loop src="{VIDEO}"></video>',
+    CURVE: f"![Return over environment steps]({CURVE})",
+    SETTINGS: f"Trained by `ppo-lightning fit --config {SETTINGS}`.",
+}
 CARD = """---
 {{ card_data }}
 ---
 
-# PPO on {{ data.env_id }}
+# {{ algorithm }} on {{ env_id }}
 
-{{ name | capitalize }} ({{ how }}): {{ result }}, after {{ env_steps }} environment steps of training.
-{% if video %}
-<video controls autoplay loop src="{{ video }}"></video>
-{% endif %}
+{{ result }}
+{% for part in parts %}
+{{ part }}
+{% endfor %}
 ```python
-from ppo_lightning.export import load_from_hub
+from {{ package }} import {{ algorithm }}
 
-agent = load_from_hub("USER/NAME")  # or this folder
-memory = agent.initial_memory(len(observation))  # at episode starts; None for an agent without a memory
-action, value, memory = agent.play(observation, memory)  # raw observations [B, ...]
+module = {{ algorithm }}.from_pretrained("{{ repo_id }}")
+action = module.predict(observation)  # as the environment returned it; with a memory: action, memory
 ```
-{% if inputs %}
-The observations are rows of the entries that the actor reads: {{ inputs }}.
-{% endif %}{% if not has_value %}
-The value function, which reads other entries, is left out.
-{% endif %}
+
 | hyperparameter | |
 |---|---|
-{% for key, value in hyper_parameters.items() -%}
+{% for key, value in settings.items() -%}
 | {{ key }} | {{ value }} |
 {% endfor %}"""
 
 
-def save_for_hub(checkpoint: dict[str, Any], folder: str | Path, video: bool = True) -> Path:
-    """Write a folder for the Hugging Face Hub with weights, configuration, model card and video.
-
-    Args:
-        checkpoint: Result of :func:`~ppo_lightning.checkpoints.file.read_checkpoint`.
-        folder: Output folder, created if it does not exist.
-        video: Record an episode if the environment can be rendered.
-
-    Returns:
-        The folder.
-    """
-    hub, safetensors = (import_extra(name, "export") for name in ("huggingface_hub", "safetensors.torch"))
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    agent = trained_agent(checkpoint)
-    actor = deployed_actor(agent, spec_from_plain(checkpoint["agent"]["observation_spec"]))
-    weights = {name: tensor.contiguous() for name, tensor in actor.agent.state_dict().items()}
-    safetensors.save_file(weights, folder / WEIGHTS)
-    data = {key: value for key, value in checkpoint["datamodule_hyper_parameters"].items() if key[0] != "_"}
-    returns = checkpoint["episode_returns"]
-    means = {"episodic_return": np.mean(returns), "episodic_return_std": np.std(returns)} if returns else {}
-    config = {key: checkpoint.get(key) for key in ("details", "seed", "env_steps", "evaluation")} | {
-        VERSION: __version__,
-        "agent": agent_to_plain(actor.agent, actor.observation_spec, spec_from_plain(agent.actions)),
-        "data": data,
-        "hyper_parameters": module_settings(checkpoint),
-        "training": {"episodes": len(returns)} | means,
-    }
-    (folder / CONFIG).write_text(json.dumps(config, indent=1, default=str) + "\n")
-    if video:
-        try:
-            factory = EnvFactory(data["env_id"], data["backend"], data["env_kwargs"] or {})
-            record_video(agent, factory, folder / VIDEO, seed=checkpoint["seed"], max_frames=1000)
-        except Exception as error:  # an environment may raise anything
-            print(f"no video: {first_line(error)}")
-            video = False
-    name, how = "return of the last training episodes", "sampled actions; no evaluation of these weights"
-    if config["evaluation"]:
-        name, how = "return of the last evaluation", "whole episodes, the most probable actions"
-    result = "unknown"
-    if results := config["evaluation"] or means:
-        result = f"{results['episodic_return']:.2f} +/- {results['episodic_return_std']:.2f}"
-    task, env_id = "reinforcement-learning", str(data["env_id"])
-    header = hub.ModelCardData(
-        library_name="ppo_lightning",
-        tags=[env_id, "ppo", task, "pytorch-lightning", "torchrl"],
-        model_name="PPO",
-        eval_results=[hub.EvalResult(task, env_id, env_id, "mean_reward", result, metric_name=name)],
-    )
-    words: dict[str, Any] = {"name": name, "how": how, "result": result, "video": video and VIDEO}
-    words |= {"inputs": actor.columns and actor.inputs, "has_value": actor.has_value}
-    hub.ModelCard.from_template(header, template_str=CARD, **config | words).save(folder / "README.md")
-    return folder
-
-
-def load_from_hub(source: str | Path) -> ActorCritic:
-    """Load an agent from a folder of :func:`save_for_hub`, or from a repository ``"user/name"`` of the Hub.
-
-    No code from the source is executed.
+def find_model(source: str | Path) -> Path:
+    """Return the checkpoint of a folder or a repository ``"OWNER/NAME"``, of which nothing else is loaded.
 
     Raises:
-        ConfigError: The source does not exist, a file is damaged, or the agent's class is not imported.
+        ConfigError: There is neither such a folder nor such a repository, or it has no checkpoint.
     """
     folder = Path(source)
     if not folder.is_dir():
         hub = import_extra("huggingface_hub", extra="export")
         try:
-            folder = Path(hub.snapshot_download(str(source), allow_patterns=[WEIGHTS, CONFIG]))
+            folder = Path(hub.snapshot_download(str(source), allow_patterns=[MODEL]))
         except Exception as error:  # network, proxy and server errors have many types
             raise ConfigError(
                 f"{source} is not a folder, and the download from the Hub failed: {first_line(error)}."
             ) from error
-    return trained_agent(read_hub_folder(folder))
+    if not (folder / MODEL).is_file():
+        raise ConfigError(f"{source} has no file {MODEL}: give a folder that save_pretrained wrote.")
+    return folder / MODEL
 
 
-def push_to_hub(folder: str | Path, repo_id: str) -> str:
-    """Upload a folder of :func:`save_for_hub` to ``"user/name"``, and return its address.
+def run_folder(ckpt_path: Any) -> Path:
+    """Return the folder of the run that wrote a checkpoint, otherwise the folder of the checkpoint."""
+    folder = Path(str(ckpt_path)).parent
+    return folder.parent if folder.name == "checkpoints" else folder
 
-    Raises:
-        ConfigError: There is no network, no token (``hf auth login``), or no write permission.
-    """
+
+def write_folder(checkpoint: dict[str, Any], folder: Path, run: Path, repo_id: str = "OWNER/NAME") -> None:
+    """Write the checkpoint of an agent and its card, with video, curve and settings of the run's folder."""
     hub = import_extra("huggingface_hub", extra="export")
+    CheckedCheckpointIO("stop").save_checkpoint(acting_part(checkpoint), folder / MODEL)
+    videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
+    for source, name in ((run / SETTINGS, SETTINGS), *((video, VIDEO) for video in videos[-1:])):
+        with contextlib.suppress(FileNotFoundError, shutil.SameFileError):
+            shutil.copyfile(source, folder / name)
+    if (run / "metrics.csv").is_file() and importlib.util.find_spec("matplotlib") is not None:
+        _draw_curve(run / "metrics.csv", folder / CURVE)
+    metric, results = "return of the last evaluation", checkpoint.get("evaluation")
+    if not results:
+        metric, returns = "return of the last training episodes", checkpoint["episode_returns"] or [np.nan]
+        results = {"episodic_return": np.mean(returns), "episodic_return_std": np.std(returns)}
+    value = f"{results['episodic_return']:.2f} +/- {results['episodic_return_std']:.2f}"
+    task, env_id = "reinforcement-learning", str(checkpoint["datamodule_hyper_parameters"]["env_id"])
+    package, _, algorithm = checkpoint["hyper_parameters"].get("_class_path", "PPO").rpartition(".")
+    header = hub.ModelCardData(
+        library_name="ppo_lightning",
+        tags=[env_id, algorithm.lower(), task, "pytorch-lightning", "torchrl"],
+        model_name=algorithm,
+        eval_results=[hub.EvalResult(task, env_id, env_id, "mean_reward", value, metric_name=metric)],
+    )
+    words = {
+        "result": f"{metric.capitalize()}: {value}, after {checkpoint['env_steps']} environment steps.",
+        "parts": [part for file, part in PARTS.items() if (folder / file).is_file()],
+        "package": "ppo_lightning" if hasattr(ppo_lightning, algorithm) else package,
+        "settings": module_settings(checkpoint),
+    } | {"algorithm": algorithm, "env_id": env_id, "repo_id": repo_id}
+    hub.ModelCard.from_template(header, template_str=CARD, **words).save(folder / "README.md")
+
+
+def _draw_curve(metrics: Path, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    with open(metrics) as file:
+        points = [(int(row["step"]), float(row[RETURN])) for row in csv.DictReader(file) if row.get(RETURN)]
+    figure = Figure((6, 3), layout="constrained")
+    figure.subplots().plot(*zip(*points, strict=True))
+    figure.savefig(path)
+
+
+def upload(folder: Path, repo_id: str) -> str:
+    """Upload a folder to ``"OWNER/NAME"`` of the Hub, and return its address."""
+    api = import_extra("huggingface_hub", extra="export").HfApi()
     try:
-        address = hub.create_repo(repo_id, exist_ok=True)
-        hub.upload_folder(repo_id=repo_id, folder_path=folder)
+        address = api.create_repo(repo_id, exist_ok=True)
+        api.upload_folder(repo_id=repo_id, folder_path=folder)
     except Exception as error:  # network, proxy and server errors have many types
         raise ConfigError(
-            f"{folder} is written, but not uploaded to {repo_id} ({first_line(error)}): check the network,"
-            " and log in with hf auth login."
+            f"The agent is not uploaded to {repo_id} ({first_line(error)}): check the network, and log in"
+            " with hf auth login."
         ) from error
     return str(address)

@@ -143,7 +143,8 @@ def rate(results: Mapping[tuple[str, str], Outcomes], anchor: str, seed: int = 0
 
     The ratings are the most probable ones in the model of Bradley and Terry, in which a draw counts as half a
     win. One draw is added to each pair, so that a player who won every game still has a finite rating. The
-    bootstrap draws from these games too, so that the interval of such a player has a width.
+    interval of such a player has no upper end, and its lower end is finite because the bootstrap draws from
+    these games, too.
 
     Args:
         results: Outcomes by the names of two players. Each pair appears once.
@@ -168,6 +169,13 @@ def rate(results: Mapping[tuple[str, str], Outcomes], anchor: str, seed: int = 0
     generator = np.random.default_rng(seed)
     resampled = [_elo(sides, generator.multinomial(games, shares)) for _ in range(RESAMPLES)]
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
+    gave = np.eye(len(names), dtype=bool)  # whether one player gave points to another
+    for (first, second), result in results.items():
+        i, j = names.index(first), names.index(second)
+        gave[i, j], gave[j, i] = result.wins < result.games, result.losses < result.games
+    gave = np.linalg.matrix_power(gave, len(names))  # directly or by way of others
+    high[~gave[:, names.index(anchor)]] = np.inf
+    low[~gave[names.index(anchor)]] = -np.inf
     ends = zip(names, _elo(sides, counts), low, high, strict=True)
     return {name: Rating(*map(float, rating)) for name, *rating in ends}
 

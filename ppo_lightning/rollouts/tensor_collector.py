@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchrl.data import Bounded
 
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import TensorMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.utils.finite import require_finite
@@ -191,14 +192,25 @@ class TensorCollector(Collector):
         return OrderedDict(super().state_dict(), env=state)
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: It is the state of other transforms.
+        """
         super().load_state_dict(state_dict)
-        state = state_dict["env"]
+        if (state := state_dict.get("env")) is None:  # of a collector of arrays
+            return
         transform = getattr(self.env, "transform", nn.Module())
         lazy = {name: buffer for name, buffer in transform.named_buffers() if is_lazy(buffer)}
         for name in lazy.keys() & state.keys():
             lazy[name].materialize(state[name].shape)
-        self.env.load_state_dict(state, strict=lazy.keys() <= state.keys())
+        try:
+            self.env.load_state_dict(state, strict=lazy.keys() <= state.keys())
+        except RuntimeError as error:
+            raise ConfigError(
+                "data.transforms are other than in the run of the checkpoint (ckpt_path), whose state does"
+                " not fit: keep them, or start a new run."
+            ) from error
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -346,13 +346,16 @@ def test_rnd_trains_each_kind_of_agent(fit, data, agent, precision):
         assert module.curiosity.shape == module.curiosity.normalizer.mean.shape == (1, 36, 36)
 
 
-def test_the_steps_of_environments_that_failed_do_not_count(fit):
-    kwargs = {"kind": "raises", "env": Trouble.made, "at": 5}
+@pytest.mark.parametrize(("env", "random_steps"), [(0, 2 * 32), (2, 2 * 32 - 1)])
+def test_the_steps_of_environments_that_failed_do_not_count(fit, env, random_steps):
+    """The first two environments are those of the training, the next two those of the random steps."""
+    kwargs = {"kind": "raises", "env": Trouble.made + env, "at": 5}
     data = SMALL | {"env_id": "Trouble-v0", "env_kwargs": kwargs | {"max_restarts": 1000}}
     with pytest.warns(UserWarning, match="it is made anew"):
         module = fit(data, MODEL, ppo=RecordedRND, callbacks=[NonFiniteGuard()])
     rollout = module.rollouts[0]
-    assert not rollout["valid"].all()
+    assert rollout["valid"].all() == (env == 2)
+    assert module.count == random_steps
     assert (rollout["int_reward"] > 0).equal(rollout["valid"])
     counted = sum(part["valid"].sum() for part in module.rollouts)
     assert module.curiosity.normalizer.count - module.count == counted

@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from torchrl.envs import InitTracker, VecNormV2
 
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.models import CNNAgent
@@ -19,7 +20,6 @@ from tests.helpers import (
     environment_of,
     finish,
     left_of,
-    require_same,
     start,
     wait_for_a_checkpoint,
 )
@@ -39,7 +39,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, tmp_path, capsys):
+def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit_and_resume, capsys):
     env_id = name.split()[0]
     data = {"env_id": env_id, "num_envs": 3, "num_steps": 20} | RUNS[name]
     data["total_timesteps"] = data["num_envs"] * 20 * 5
@@ -47,10 +47,8 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one_to_the_bit(name, fit, 
     agent = functools.partial(CNNAgent) if atari else functools.partial(MLPAgent, norm_obs=True)
     model = {"agent": agent, "norm_reward": not atari, "learning_rate": 1e-3}
     model |= {"num_minibatches": 2, "update_epochs": 2}
-    whole = fit(data, model, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
-    resumed = fit(data, model, ckpt_path=tmp_path / "middle.ckpt")
+    fit_and_resume(2, data, model)
     assert "resumes its episode, to the bit" in capsys.readouterr().out
-    require_same(whole, resumed)
 
 
 class NoEpoch(L.Callback):
@@ -84,10 +82,27 @@ def test_a_finished_run_that_was_interrupted_has_nothing_to_do(fit, tmp_path):
         assert torch.equal(a, b)
 
 
-def test_another_backend_starts_fresh_episodes(fit, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("gymnasium", "envpool"), ("gymnasium", "torch"), ("torch", "gymnasium"), ("gymnasium", "VecNorm"),
+     ("VecNorm", "gymnasium"), ("VecNorm", "InitTracker")],
+)  # fmt: skip
+def test_another_backend_starts_fresh_episodes_and_other_transforms_are_refused(
+    fit, tmp_path, capsys, before, after
+):
+    transforms = {"VecNorm": [VecNormV2(["observation"])], "InitTracker": [InitTracker()]}
     data = {"num_envs": 3, "num_steps": 20, "total_timesteps": 240}
-    fit(data, {"num_minibatches": 2}, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 2)])
-    resumed = fit(data | {"backend": "envpool"}, {"num_minibatches": 2}, ckpt_path=tmp_path / "middle.ckpt")
+    first, second = (
+        data | ({"transforms": transforms[name]} if name in transforms else {"backend": name})
+        for name in (before, after)
+    )
+    path = tmp_path / "middle.ckpt"
+    fit(first, {"num_minibatches": 2}, callbacks=[SaveAfter(path, 2)])
+    if {before, after} == set(transforms):
+        with pytest.raises(ConfigError, match=r"^data.transforms are other than in the run"):
+            fit(second, {"num_minibatches": 2}, ckpt_path=path)
+        return
+    resumed = fit(second, {"num_minibatches": 2}, ckpt_path=path)
     assert "the environments start fresh episodes" in capsys.readouterr().out
     assert resumed.rollouts_done == 4
 
@@ -157,7 +172,7 @@ def test_no_rank_of_a_users_script_outlives_its_launcher(tmp_path):
     while not waits(ranks[0]):
         pass
     process.kill()
-    process.wait()
+    process.communicate()
     time.sleep(1)
     left = left_of(process.pid)
     with contextlib.suppress(ProcessLookupError):

@@ -1,13 +1,11 @@
 """Search spaces, studies that several processes share, and the command in real processes."""
 
 import argparse
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +17,9 @@ from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import read_csv
 from ppo_lightning.commands.runner import DONE, Runner
 from ppo_lightning.commands.tune import SHARES, Tuner, read_space
+from tests.helpers import ROOT, forks
 
 optuna = pytest.importorskip("optuna")
-ROOT = Path(__file__).parents[2]
 CARTPOLE, ACROBOT = (ROOT / f"configs/classic/{name}.yaml" for name in ("cartpole", "acrobot"))
 SPACE = """
 targets:
@@ -57,13 +55,17 @@ def tuner_of(folder, flags=(), **options):
 
 
 def finish(folder, flags, returns, num_trial=0):
-    """Write the files of a trial's finished runs: a return after each eighth of the steps of a recipe."""
+    """Write the files of a trial's finished runs: a return after each eighth of the steps of a recipe.
+
+    Those of the second seed are in reverse.
+    """
     runner = Runner(folder / f"out/trials/{num_trial}", workers=1, threads=1)
     for job in jobs_of([CARTPOLE, ACROBOT], [1, 2], [], flags):
         path = runner.folder_of(job) / "runs/r/version_0/metrics.csv"
         path.parent.mkdir(parents=True)
         runner.record(job)
-        rows = [f"{500_000 * (k + 1) // 8},{value},1000" for k, value in enumerate(returns[job.label])]
+        values = returns[job.label][:: 1 if job.seed == 1 else -1]
+        rows = [f"{500_000 * (k + 1) // 8},{value},1000" for k, value in enumerate(values)]
         path.write_text("\n".join(["step,charts/episodic_return,charts/SPS", *rows]))
         (runner.folder_of(job) / DONE).write_text("{}")
 
@@ -134,9 +136,10 @@ def test_scores_are_means_over_recipes_after_equal_shares_of_each_seed(tmp_path,
     tuner.run()
     (trial,) = tuner.study.trials
     first = [(100 / 500 + 0.5) / 2, (200 / 500 + 1) / 2, (300 / 500 + 1) / 2, (400 / 500 + 1) / 2]
-    expected = first + [(2 * first[3] + 2 * score) / 4 for score in first]
+    second = [(350 / 500 + 1) / 2, (250 / 500 + 1) / 2, (150 / 500 + 1) / 2, (100 / 500 + 0) / 2]
+    expected = first + [(first[3] + score) / 2 for score in second]
     assert trial.intermediate_values == pytest.approx(dict(enumerate(expected, start=1)))
-    assert trial.value == pytest.approx(first[3]) and trial.params == {}
+    assert trial.value == pytest.approx((first[3] + second[3]) / 2) and trial.params == {}
 
 
 @pytest.mark.parametrize("is_start", [False, True])
@@ -208,9 +211,8 @@ def hold_a_trial(folder, pipe, has_heartbeat):
 def test_the_trial_of_a_killed_process_is_retried_after_its_heartbeats_end(
     has_heartbeat, tmp_path, space_file, monkeypatch
 ):
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(False)
-    process = context.Process(target=hold_a_trial, args=(tmp_path, send, has_heartbeat), daemon=True)
+    receive, send = forks().Pipe(False)
+    process = forks().Process(target=hold_a_trial, args=(tmp_path, send, has_heartbeat), daemon=True)
     process.start()
     assert receive.poll(60) and receive.recv() == 0
     process.kill()

@@ -93,6 +93,15 @@ def test_perfect_players_draw_and_do_not_lose():
     assert max(values(BOARDS["TicTacToe-v1"], 0, 0, 9).values()) == 0
 
 
+def test_random_play_is_uniform_over_the_legal_actions():
+    observation = connect_four().repeat(3000, axis=0)
+    observation[:, [1, 4]] = 0
+    chosen = player("random", CONNECT_FOUR)(observation, np.random.default_rng(1))
+    shares = np.bincount(chosen, minlength=7) / 3000
+    np.testing.assert_allclose(shares, [0.2, 0, 0.2, 0.2, 0, 0.2, 0.2], atol=0.03)
+    assert not shares[[1, 4]].any()
+
+
 def test_random_players_are_equal():
     random = player("random", CONNECT_FOUR)
     result = play_games(CONNECT_FOUR, random, random, 600)
@@ -241,6 +250,12 @@ def test_ratings_of_simulated_games_are_recovered():
         assert ratings[name].elo == pytest.approx(value, abs=8)
 
 
+def test_an_interval_has_the_width_of_a_normal_distribution():
+    ratings = [rate({("a", "b"): Outcomes(5000, 0, 5000)}, "b", seed)["a"] for seed in range(10)]
+    expected = 2 * 1.96 * 400 / np.log(10) / np.sqrt(10_000 * 0.5 * 0.5)
+    assert np.mean([rating.high - rating.low for rating in ratings]) == pytest.approx(expected, rel=0.08)
+
+
 def test_intervals_cover_the_true_rating():
     true = {"random": 0.0, "a": 150.0, "b": 300.0}
     generator = np.random.default_rng(2)
@@ -253,4 +268,26 @@ def test_intervals_cover_the_true_rating():
 def test_the_rating_of_a_player_who_won_all_games_is_finite():
     ratings = rate({("a", "b"): Outcomes(1000, 0, 0), ("b", "c"): Outcomes(1000, 0, 0)}, "c")
     assert ratings["a"].elo > ratings["b"].elo > 1000
-    assert np.isfinite(ratings["a"].high)
+
+
+@pytest.mark.parametrize(
+    ("ab", "bc", "ends"),  # results of a against b and of b against c, finite ends of the interval of a
+    [
+        ((9, 0, 0), (9, 0, 0), (True, False)),
+        ((9, 0, 0), (5, 0, 4), (True, False)),
+        ((5, 0, 4), (9, 0, 0), (True, False)),
+        ((5, 0, 4), (8, 1, 0), (True, True)),
+        ((0, 1, 8), (0, 0, 9), (False, True)),
+    ],
+)
+def test_an_interval_is_open_where_no_point_was_given(ab, bc, ends):
+    rating = rate({("a", "b"): Outcomes(*ab), ("b", "c"): Outcomes(*bc)}, "c")["a"]
+    assert np.isfinite(rating).tolist() == [True, *ends]
+    assert rating.low < rating.elo < rating.high
+
+
+def test_intervals_cover_the_rating_of_a_player_who_nearly_always_wins():
+    true = {"random": 0.0, "a": 1200.0}  # of 100 games, 90 % of the series are won without a loss
+    generator = np.random.default_rng(3)
+    runs = [rate(simulated(true, 100, generator), "random", seed)["a"] for seed in range(40)]
+    assert np.mean([run.low <= 1200 <= run.high for run in runs]) >= 0.85

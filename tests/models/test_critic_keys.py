@@ -17,9 +17,8 @@ from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, ch
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.factory import specs_of
-from ppo_lightning.export import load_from_hub, to_onnx
+from ppo_lightning.export import to_onnx
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.hub import save_for_hub
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
@@ -368,7 +367,7 @@ def test_the_deployed_actor_takes_its_entries_only(spec, keys, width, has_value,
 
 @pytest.mark.integration
 @pytest.mark.parametrize("memory", [None, "lstm"])
-def test_onnx_and_hub_hold_the_actor_alone(checkpoint, tmp_path, memory):
+def test_onnx_holds_the_actor_alone(checkpoint, tmp_path, memory):
     onnxruntime = pytest.importorskip("onnxruntime")
     options = {"memory": memory} if memory else {}
     _, path = checkpoint(ppo=RecurrentPPO if memory else PPO, **BLIND, **options)
@@ -381,14 +380,6 @@ def test_onnx_and_hub_hold_the_actor_alone(checkpoint, tmp_path, memory):
     assert [output.name for output in session.get_outputs()] == ["action", *memories]
     columns = deployed_actor(agent, spec).columns
     assert largest_difference(agent, file, random_observations(spec), columns) < 1e-5
-    folder = save_for_hub(read, tmp_path / "hub", video=False)
-    loaded, rows = load_from_hub(folder), torch.randn(5, 4)
-    state = loaded.initial_memory(5)
-    assert torch.equal(loaded.play(take_columns(rows, columns), state)[0], agent.play(rows, state)[0])
-    card = (folder / "README.md").read_text()
-    assert "rows of the entries that the actor reads: action (2), time (1)." in card
-    assert "value function, which reads other entries, is left out" in card
-    assert "critic_body" not in " ".join(loaded.state_dict())
 
 
 def test_transforms_keep_the_names_and_hide_no_privileged_entry(env):
