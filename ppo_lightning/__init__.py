@@ -1,4 +1,4 @@
-"""PPO with TorchRL rollouts and PyTorch Lightning updates."""
+"""PPO and off-policy algorithms with TorchRL rollouts and PyTorch Lightning updates."""
 
 import logging
 import warnings
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ppo_lightning.errors import ConfigError
     from ppo_lightning.games import SelfPlay
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
-    from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3
+    from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3, DiscreteSAC
     from ppo_lightning.rollouts import RolloutCollector, RolloutDataModule, evaluate
 
 # Lightning itself triggers this deprecation warning of PyTorch.
@@ -40,6 +40,7 @@ __all__ = [
     "AgentModule",
     "CNNAgent",
     "ConfigError",
+    "DiscreteSAC",
     "MLPAgent",
     "RecurrentPPO",
     "RolloutCollector",

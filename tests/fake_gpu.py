@@ -1,10 +1,9 @@
 """Run agents on a simulated GPU: PyTorch computes shapes, types and devices, and refuses what a GPU refuses.
 
-test_devices.py starts this script in a process, because the device guard stays registered.
+test_devices.py forks a process for it, because the device guards stay registered.
 """
 
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -40,14 +39,12 @@ AGENTS = [
 ENVS, STEPS = 4, 8
 
 
-def register_guard(device: str, folder: Path) -> None:
-    """Compile and load a device guard: PyTorch needs one to index tensors of an absent device."""
+def register_guards(folder: Path) -> None:
+    """Compile and load device guards: PyTorch needs one to index tensors of an absent device."""
     source, library, torch_folder = folder / "guard.cpp", folder / "guard.so", Path(torch.__file__).parent
-    source.write_text(
-        "#include <c10/core/impl/DeviceGuardImplInterface.h>\n"
-        f"C10_REGISTER_GUARD_IMPL({device.upper()}, "
-        f"c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::{device.upper()}>)\n"
-    )
+    guard = "C10_REGISTER_GUARD_IMPL({0}, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::{0}>)\n"
+    guards = guard.format("CUDA") + guard.format("MPS")
+    source.write_text(f"#include <c10/core/impl/DeviceGuardImplInterface.h>\n{guards}")
     include = [f"-I{torch_folder / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
     libraries = [f"-L{torch_folder / 'lib'}", "-lc10"]
     subprocess.run(
@@ -184,19 +181,23 @@ def leave_behind() -> None:
     heads.GaussianHead.evaluate = on_the_cpu
 
 
-if __name__ == "__main__":
-    device, folder, broken = sys.argv[1], Path(sys.argv[2]), sys.argv[3:] == ["broken"]
-    register_guard(device, folder)
-    gpu = f"{device}:0"
-    if broken:
-        leave_behind()
+def look_at_agents(device: str) -> None:
+    """Let every agent compute on a simulated device, in two precisions."""
     for case in AGENTS:
         for precision in (torch.float32, torch.bfloat16):
             fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
             refusing = WithoutFloat64(device) if device == "mps" else nullcontext()
             module, raw = make(*case)
             with fake, autocast(device, precision), refusing:
-                ones = torch.ones(2, 2, device=gpu)
+                ones = torch.ones(2, 2, device=f"{device}:0")
                 assert (ones @ ones).dtype == precision
-                look_at(gpu, module, raw)
-            print(case[0].__name__, case[3], precision)
+                look_at(f"{device}:0", module, raw)
+            print(device, case[0].__name__, case[3], precision)
+
+
+def main(folder: Path) -> None:
+    register_guards(folder)
+    look_at_agents("cuda")
+    look_at_agents("mps")
+    leave_behind()
+    look_at_agents("cuda")

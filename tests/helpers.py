@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import importlib.util
 import json
 import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ import torch
 import yaml
 from torch import nn
 
-from ppo_lightning import MLPAgent
+from ppo_lightning import MLPAgent, __main__
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,8 +44,10 @@ def short(recipe=None, rollouts=2, **sizes):
     sizes = {name: data[name] for name in ("num_envs", "num_steps")} | sizes
     family, flags = Path(recipe or "").parent.name, []
     if "ALE/" in str(data["env_id"]) or str(data["env_id"]).startswith("atari/"):
-        sizes["num_steps"] = 16
+        sizes |= {"num_steps": 16, "num_envs": min(sizes["num_envs"], 16)}  # one has 128
         flags += ["--data.env_kwargs.max_episode_frames", "400"]
+    if family == "multiagent":
+        sizes["num_steps"] = 30
     if data.get("backend") == "procgen":
         sizes = {"num_envs": 16, "num_steps": 8}
     if family == "tensor":  # tests/envs/test_jax_env.py and test_isaac_lab.py have their environments
@@ -140,8 +144,73 @@ DISTRIBUTED = ROOT / "tests/algorithms/distributed_run.py"
 def forks():
     """Return the context of a server that imports everything once, which takes five seconds of CPU time."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.algorithms.distributed_run"])
+    imports = ["tests.algorithms.distributed_run", "ppo_lightning.commands.cli", "torch.utils.tensorboard"]
+    context.set_forkserver_preload(imports)
     return context
+
+
+class Forked:
+    """A process that is forked after the imports and runs a function in a folder. It has Popen's methods."""
+
+    def __init__(self, folder, function, *args, **environment):
+        name = f"{folder.name}.{time.monotonic_ns()}"
+        self.output = [folder.with_name(f"{name}.{stream}") for stream in ("out", "err")]
+        for path in self.output:
+            path.touch()
+        arguments = folder, self.output, environment, function, *args
+        self.process = forks().Process(target=run_in, args=arguments)
+        self.process.start()
+        self.pid, self.kill = self.process.pid, self.process.kill
+
+    def poll(self):
+        return self.process.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def wait_for(self, text, timeout=300):
+        """Wait until the process has printed a text; return what the process has printed."""
+        end = time.monotonic() + timeout
+        while text not in (said := self.output[0].read_text()):
+            assert self.poll() is None and time.monotonic() < end, (said, self.output[1].read_text())
+            time.sleep(0.02)
+        return said
+
+    def communicate(self, timeout=None):
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.process), timeout)
+        self.returncode = self.process.exitcode
+        return [path.read_text() for path in self.output]
+
+
+def run_in(folder, output, environment, function, *args):
+    """Run a function in a folder, in a session of its own, with its output in files."""
+    os.setsid()
+    for stream, path in enumerate(output, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+    sys.stdout.reconfigure(line_buffering=True)
+    os.environ |= {"PYTHONPATH": str(ROOT)} | environment  # of ranks that Lightning starts
+    os.chdir(folder)
+    try:
+        function(*args)
+    except KeyboardInterrupt:  # as Python ends a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def command_line(*args):
+    """Run ``python -m ppo_lightning``; Lightning starts other ranks by that name."""
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("ppo_lightning.__main__")
+    sys.argv = ["ppo-lightning", *args]
+    __main__.main()
+
+
+def script(path, *args):
+    """Run ``python PATH``; Lightning starts other ranks by that name."""
+    sys.argv = [str(path), *args]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def settings_of(folder, devices, options):
@@ -151,14 +220,17 @@ def settings_of(folder, devices, options):
 
 
 def start(folder, devices, launcher=(), **options):
-    """Start a run as a script, whose ``devices`` processes Lightning starts."""
+    """Start a run as a script, whose ``devices`` processes Lightning or the launcher starts."""
     return launch([*launcher, DISTRIBUTED], settings_of(folder, devices, options))
 
 
-def launch(script, settings):
-    """Start a script with its settings as argument."""
+def launch(command, settings):
+    """Start a script with its settings as argument: forked, or by the launcher that stands before it."""
+    *launcher, path = command
+    if not launcher:
+        return Forked(Path(settings["folder"]), script, ROOT / path, json.dumps(settings))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *map(str, script), json.dumps(settings)]
+    command = [sys.executable, *launcher, str(path), json.dumps(settings)]
     return subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
 
 
@@ -234,19 +306,22 @@ def environment_of(number):
 
 
 class Runs:
-    """Processes of the command line in one folder."""
+    """Processes of the command line in one folder: forked, or started by Lightning's launcher for ranks."""
 
     def __init__(self, folder):
         self.folder, self.processes = folder, []
         folder.mkdir()
 
     def start(self, *flags, total=15_360, devices=1, **environment):
-        ranks = ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"] if devices > 1 else []
-        steps = ["--data.total_timesteps", str(total)]
-        command = [sys.executable, "-m", "ppo_lightning", "fit", *RUN, *steps, *ranks, *flags]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen(command, cwd=self.folder, env=env, start_new_session=True, **pipes)
+        flags = ["fit", *RUN, "--data.total_timesteps", str(total), *flags]
+        if devices == 1:
+            process = Forked(self.folder, command_line, *flags, **environment)
+        else:
+            command = [sys.executable, "-m", "ppo_lightning", *flags, "--trainer.devices", str(devices)]
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            command += ["--trainer.strategy", "ddp"]
+            process = subprocess.Popen(command, cwd=self.folder, env=env, start_new_session=True, **pipes)
         self.processes.append(process)
         return process
 

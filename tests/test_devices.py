@@ -1,8 +1,5 @@
 """GPUs: checks on a simulated device, and, where a GPU is present, agreement of training with the CPU."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.optim.adam import adam as own
@@ -10,35 +7,23 @@ from torch.optim.adam import adam as own
 from ppo_lightning import CNNAgent, MLPAgent
 from ppo_lightning.algorithms import update
 from ppo_lightning.rollouts.storage import allocate
-from tests.helpers import CARTPOLE, MODEL, REACH, ROOT, weights
+from tests import fake_gpu
+from tests.helpers import CARTPOLE, MODEL, REACH, Forked, weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 simulates_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
 ON_GPU = {"accelerator": "gpu", "devices": 1}
 
 
-def on_a_fake(device, folder, *options):
-    """Run fake_gpu.py; return exit code, standard output and standard error."""
-    command = [sys.executable, "-m", "tests.fake_gpu", device, str(folder), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-    return done.returncode, done.stdout, done.stderr
-
-
 @simulates_gpu
 @pytest.mark.integration
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_agents_compute_on_one_device(device, tmp_path):
+def test_agents_compute_on_one_device_and_a_tensor_on_the_wrong_one_is_found(tmp_path):
     """All agents act, learn and are evaluated, in float32 and under autocast; on MPS without float64."""
-    code, output, errors = on_a_fake(device, tmp_path)
-    assert code == 0, errors
-    assert len(output.splitlines()) == 26, "13 agents in two precisions"
-
-
-@simulates_gpu
-@pytest.mark.integration
-def test_a_tensor_on_the_wrong_device_is_found(tmp_path):
-    code, _, errors = on_a_fake("cuda", tmp_path, "broken")
-    assert code != 0
+    process = Forked(tmp_path, fake_gpu.main, tmp_path)
+    output, errors = process.communicate(timeout=300)
+    devices = [line.split()[0] for line in output.splitlines()]
+    assert devices[:52] == ["cuda"] * 26 + ["mps"] * 26, f"13 agents in two precisions: {errors}"
+    assert process.returncode != 0
     assert "found at least two devices, cuda:0 and cpu" in errors
 
 

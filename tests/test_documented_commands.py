@@ -17,7 +17,7 @@ from ppo_lightning import PPO, __main__
 from ppo_lightning.commands.recipes import recipe_path
 from ppo_lightning.commands.tune import read_space
 from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, commands, flags_of, words
-from tests.helpers import RECIPE, short
+from tests.helpers import RECIPE, Forked, command_line, short
 
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 # Part of a command -> why it is not run. The last test parses these commands or looks them up.
@@ -141,19 +141,16 @@ class Reader:
             return ["--data.eval_episodes", "1", "--data.total_timesteps", str(total)]
         names = [name for name in ("num_envs", "num_steps") if f"--data.{name}" in args]
         sizes = {name: int(value(args, f"--data.{name}")) for name in names}
-        rollouts = (
-            2 + 10 * ("--trainer.devices" in args) + 4 * ("--auto_resume" in args) + 6 * (path == "last")
-        )
+        rollouts = 2 + 4 * ("--auto_resume" in args) + 6 * (path == "last")
         recipe = value(args, "--config")
         return short(recipe and recipe_path(recipe), rollouts, **sizes)
 
     def run(self, args):
         """Run a command: in this process, or in a new one if the command starts others."""
         if "--trainer.devices" in args or args[0] in ("benchmark", "tune"):
-            env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-m", "ppo_lightning", *args]
-            done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=400)
-            code, out, errors = done.returncode, done.stdout, done.stderr
+            process = Forked(self.folder, command_line, *args)
+            out, errors = process.communicate(timeout=400)
+            code = process.returncode
         else:
             self.monkeypatch.setattr(sys, "argv", ["ppo-lightning", *args])
             try:

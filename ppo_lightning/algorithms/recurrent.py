@@ -30,7 +30,8 @@ class RecurrentPPO(PPO):
         """Refuse an agent without a memory."""
         if self.agent.memory is None:
             raise ConfigError(
-                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm, gru or min_gru."
+                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm, gru or min_gru,"
+                " and model.agent.shared to true."
             )
 
     def check_split(self) -> None:

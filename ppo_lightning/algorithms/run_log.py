@@ -40,21 +40,21 @@ class RunLog:
         The next call of :meth:`log` logs mean return and length of the finished episodes, also by player in
         games of several, and of the last 100 episodes, and the means of numbers of their infos.
         """
+        self.module.env_steps += self.module.data.frames_per_rollout
+        # ModelCheckpoint uses it in file names, also for rollouts that are not logged.
+        self.module.trainer.callback_metrics["step"] = torch.tensor(self.module.env_steps)
         names = self.module.data.factory.log_info
         episodes = collectives.concatenate(finished_episodes(rollout, len(names)))
+        if not len(episodes):
+            return
+        self.module.episode_returns.extend(episodes[:, 0].tolist())
+        self.module.episode_lengths.extend(episodes[:, 1].tolist())
         means = info_means("charts", episodes[:, 3:], names)
-        returns, lengths = self.module.episode_returns, self.module.episode_lengths
-        returns.extend(episodes[:, 0].tolist())
-        lengths.extend(episodes[:, 1].tolist())
         self._unseen -= means.keys()
-        if self._unseen and len(episodes) and len(returns) >= ENOUGH:
+        if self._unseen and len(self.module.episode_returns) >= ENOUGH:
             rank_zero_warn(f"data.log_info: no info at an episode end has a number for {self._unseen}.")
             self._unseen.clear()
-        self.module.env_steps += self.module.data.frames_per_rollout
         self.add(means | episode_means(episodes[:, :3], zero_sum="mover" in rollout.keys()))  # noqa: SIM118
-        for name, last in (("return", returns), ("length", lengths)):
-            if last:
-                self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
 
     @property
     def waits(self) -> bool:
@@ -81,6 +81,9 @@ class RunLog:
         """
         module = self.module
         trainer: Any = module.trainer
+        for name, last in (("return", module.episode_returns), ("length", module.episode_lengths)):
+            if last:
+                self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
         values = self._values | dict(values)
         self._values = {}
         options: dict[str, Any] = {"dtype": torch.float32, "device": module.device}
@@ -90,8 +93,7 @@ class RunLog:
         shown = {"SPS": f"{self.steps_per_second():.0f}", "steps": str(module.env_steps)}
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
-        step = torch.tensor(module.env_steps)  # ModelCheckpoint uses it in file names
-        private.publish_metrics(trainer, dict(zip(values, means, strict=True)) | {"step": step}, shown)
+        private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)
         logs = rare or module.rollouts_done % trainer.log_every_n_steps == 0
         # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit.
         saves = time.perf_counter() - self._saved > SAVE_EVERY
@@ -111,6 +113,8 @@ def finished_episodes(rollout: TensorDictBase, num_infos: int = 0) -> Tensor:
     """
     following = rollout["next"]
     done = following["episode_done"]
+    if not done.any():
+        return torch.zeros(0, 3 + num_infos)
     player = rollout.get("player", -torch.ones_like(following["step_count"]))
     columns = (following["episode_reward"], following["step_count"], player)
     results = torch.stack([column[done].float() for column in columns], dim=-1)

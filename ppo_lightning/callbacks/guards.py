@@ -19,7 +19,7 @@ from ppo_lightning.utils import collectives
 
 
 class Guard(L.Callback):
-    """Base class of the callbacks of every fit, without the hooks around a minibatch.
+    """Base class of the callbacks of every fit, without the hooks around a batch or a minibatch.
 
     Lightning takes 3 microseconds to call a hook, even an empty one. In an iteration of CartPole, 64 calls of
     each callback take 0.5 % of the time. Lightning skips a hook that is not callable.
@@ -29,6 +29,8 @@ class Guard(L.Callback):
         True
     """
 
+    on_train_batch_start: Any = None
+    on_train_batch_end: Any = None
     on_before_zero_grad = None  # type: ignore[assignment]
     on_before_backward = None  # type: ignore[assignment]
     on_after_backward = None  # type: ignore[assignment]

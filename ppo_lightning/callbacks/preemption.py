@@ -7,7 +7,6 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from ppo_lightning import private
@@ -80,7 +79,7 @@ class Preemption(Guard):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Save a checkpoint and end the run if any rank received a signal. This is a collective."""
-        number = int(collectives.gather(torch.tensor(self.requested)).max())
+        number = collectives.largest(self.requested)
         if not number:
             return
         interrupted = number == signal.SIGINT

@@ -86,7 +86,7 @@ class SaveRunConfig(SaveConfigCallback):
 
 @private.keep_flags  # `main` inserts the settings of a checkpoint before the flags
 class PPOCLI(LightningCLI):
-    """Lightning's CLI for PPO: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
+    """Lightning's CLI: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
 
     algorithm = "ppo_lightning.PPO"  # class path of the model, whose defaults hold
 
@@ -120,7 +120,7 @@ class PPOCLI(LightningCLI):
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
             raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
-        name = config.name or _recipe_name(config.config)
+        name = config.name or _recipe_name(config.config) or self.algorithm.rpartition(".")[2].lower()
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
             if logger.init_args.get("name") == DEFAULT_NAME:
                 logger.init_args.name = name
@@ -181,7 +181,7 @@ def main(args: Sequence[str] | None = None) -> None:
             args = with_checkpoint_settings(args)
         run([RolloutProgressBar()], args)
     except Exception as error:
-        if (message := _message(error)) is None:
+        if (message := _message(error, args)) is None:
             raise
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -191,8 +191,8 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
     """Run a subcommand of Lightning's CLI, with callbacks beside those that flags add."""
     is_help = bool(HELP & set(args))
     args = args if is_help else with_configs_first(args)
-    algorithm = _algorithm(args)
-    helped = getattr(ppo_lightning, algorithm.removeprefix("ppo_lightning."), PPO)
+    algorithm = _read_recipes(args)
+    helped = getattr(ppo_lightning, algorithm.rpartition(".")[2], PPO)
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
     subcommands = {
         command: common
@@ -207,7 +207,6 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
         for command in SUBCOMMANDS
         if command in args
     }
-    _import_named(args)
     # The parser would keep the values of PPO's defaults for the settings of another algorithm.
     cli = type("PPOCLI", (PPOCLI,), {"algorithm": algorithm})
     try:
@@ -228,36 +227,32 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
         raise ConfigError(_one_sentence(error.message, args)) from error
 
 
-def _import_named(args: Sequence[str]) -> None:
-    """Import the exported classes that flags or recipes name, whose short names the parser knows then."""
-    recipes = []
-    for path in filter(os.path.isfile, split_configs(args)[0]):
-        recipe = read_yaml(path, "--config")
-        recipes.append(str(recipe))
-        for group in ("data", "trainer") if isinstance(recipe, dict) else ():
-            if not isinstance(recipe.get(group, {}), dict | str):
-                raise ConfigError(f"--config {path}: {group} holds no settings: add some, or leave it out.")
-    words = set(re.findall(r"\w+", " ".join([*args, *recipes])))
+def _read_recipes(args: Sequence[str]) -> str:
+    """Return the class path of the algorithm that flags or recipes name. The last one counts.
+
+    Exported classes that they name are imported, because the parser knows the short names of those only.
+    """
+    class_path = PPOCLI.algorithm
+    words = set(re.findall(r"\w+", " ".join(args)))
+    for config in split_configs(args)[0]:
+        recipe = read_yaml(config, "--config") if os.path.isfile(config) else yaml.safe_load(config)
+        words |= set(re.findall(r"\w+", str(recipe)))
+        settings = recipe if isinstance(recipe, dict) else {}
+        for group in ("data", "trainer"):
+            if not isinstance(settings.get(group, {}), dict | str):
+                raise ConfigError(f"--config {config}: {group} holds no settings: add some, or leave it out.")
+        if isinstance(settings.get("model"), dict):
+            class_path = settings["model"].get("class_path", class_path)
     for package in (ppo_lightning, ppo_lightning.callbacks):
         for name in words & {*package.__all__}:
             getattr(package, name)
-
-
-def _algorithm(args: Sequence[str]) -> str:
-    """Return the class path of the algorithm that flags or recipes name. The last one counts."""
-    class_path = PPOCLI.algorithm
-    for config in split_configs(args)[0]:
-        recipe = read_yaml(config, "--config") if os.path.isfile(config) else yaml.safe_load(config)
-        model = recipe.get("model") if isinstance(recipe, dict) else None
-        if isinstance(model, dict):
-            class_path = model.get("class_path", class_path)
     return option(args, "--model", "--model.class_path") or class_path
 
 
 def _recipe_name(configs: Sequence[Any] | None) -> str:
-    """Return the file name of the last recipe, without its suffix; a saved configuration has a name."""
+    """Return the file name of the last recipe, without its suffix; nothing for a saved configuration."""
     paths = [Path(str(config)) for config in configs or () if str(config).endswith((".yaml", ".yml"))]
-    return DEFAULT_NAME if not paths or paths[-1].stem == "cli_config" else paths[-1].stem
+    return "" if not paths or paths[-1].stem == "cli_config" else paths[-1].stem
 
 
 def _require_writable(folder: Path) -> None:
@@ -272,7 +267,7 @@ def _require_writable(folder: Path) -> None:
         raise ConfigError(f"The folder of the run, {folder}, cannot be written: {error.strerror}.") from error
 
 
-def _message(error: BaseException) -> BaseException | str | None:
+def _message(error: BaseException, args: Sequence[str]) -> BaseException | str | None:
     """Return the message for a mistake of the user, None for any other error, which needs its traceback."""
     cause: BaseException | None = error
     while cause is not None:  # jsonargparse wraps errors of a constructor
@@ -282,6 +277,10 @@ def _message(error: BaseException) -> BaseException | str | None:
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         settings = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
         return f"The run does not fit into memory ({first_line(error)}): lower {settings}."
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        path, named = Path(error.filename), [Path(arg.rpartition("=")[2]) for arg in args]
+        if any(path in (name, *name.parents) or (name.name and name in path.parents) for name in named):
+            return f"{path} cannot be used ({error.strerror}): name another file or folder."
     return None
 
 

@@ -111,7 +111,6 @@ def check_environment(
                 *check_space(rollout, env),
                 *check_observations(rollout),
                 *check_resets(rollout),
-                *check_normalizers(env),
                 *check_episode_ends(rollout, limit),
                 *check_rollout(rollout, env),
                 *check_replays(rollout, replay),
@@ -238,6 +237,7 @@ def check_rollout(rollout: TensorDictBase, env: EnvBase) -> Findings:
     yield from check_action_bounds(specs_of(env).action)
     yield from check_rewards(rollout)
     yield from check_autoreset(rollout)
+    yield from check_normalizers(env)
     if getattr(env, "flags_time_limits", True):
         yield from check_time_limits(rollout)
 
@@ -333,7 +333,7 @@ def check_rewards(rollout: TensorDictBase) -> Findings:
     rewards = rollout["next", "reward"].double()
     if not rewards.any():
         what = f"All {rewards.numel()} rewards of random play are 0."
-        remedy = "PPO learns nothing before it finds a reward. A sparse task may need many steps."
+        remedy = "An agent learns nothing before it finds a reward. A sparse task may need many steps."
         yield Finding("note", "reward", what, remedy)
         return
     scale = rewards[rewards != 0].square().mean().sqrt().item()

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -18,7 +17,6 @@ from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 from ppo_lightning.envs.atari import ATARI_ID, check_options, full_id
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.normalizers import normalizers
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
 from ppo_lightning.errors import ConfigError, first_line
@@ -160,12 +158,6 @@ class EnvFactory:
             if stream == "train" and isinstance(env, BatchedEnv) and not env.untransformable:
                 self._try(transforms, 2 if self.num_workers or isinstance(env, GymnasiumEnv) else num_envs)
             env = TransformedEnv(env, Compose(*map(copy_of, transforms)))
-        for name, setting in normalizers(env).items() if stream == "train" and not first_env else ():
-            warnings.warn(
-                f"{name} normalizes in the environment: checkpoints and evaluation lack its statistics."
-                f" Remove it, and set {setting} to true.",
-                stacklevel=2,
-            )
         return env
 
     def _try(self, transforms: list[Transform], num_envs: int) -> None:
@@ -182,6 +174,8 @@ class EnvFactory:
                 try:
                     transformed = TransformedEnv(env, Compose(*map(copy_of, transforms[:i])))
                     _ = transformed.observation_spec_unbatched
+                    if -1 in transformed.action_spec.shape:  # MultiAction
+                        raise ValueError("its actions have no fixed shape.")
                     rollout = transformed.rollout(2)
                 except Exception as error:
                     raise ConfigError(

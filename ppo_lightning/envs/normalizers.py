@@ -37,11 +37,10 @@ def normalizers(env: Any) -> dict[str, str]:
         if id(layer) in seen or not isinstance(layer, LAYERS):
             continue
         seen.add(id(layer))
-        found |= {
-            kind.__name__: SETTINGS[kind.__name__]
-            for kind in type(layer).__mro__
-            if kind.__name__ in SETTINGS
-        }
+        names = [kind.__name__ for kind in type(layer).__mro__]
+        with contextlib.suppress(Exception):  # an AsyncVectorEnv has its environments in other processes
+            names += [wrapper.name for wrapper in layer.get_attr("spec")[0].additional_wrappers]
+        found |= {name: SETTINGS[name] for name in names if name in SETTINGS}
         for name in INNER:
             with contextlib.suppress(Exception):  # a user's class may have these names for anything
                 inner = getattr(layer, name)

@@ -224,7 +224,6 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         return self._observation
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        self.mover = self.mover.copy()  # the caller may hold the players of the last step
         for g, move in enumerate(action.tolist()):
             try:
                 self._step_game(g, move)

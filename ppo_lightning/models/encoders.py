@@ -100,7 +100,7 @@ class Encoders(nn.Module):
         self.encoders = nn.ModuleList(make_encoder(part, normalized) for part, _ in parts)
         self._columns = [part_columns for _, part_columns in parts]
         self.body = body(sum(encoder.out_features for encoder in self.encoders))  # type: ignore[misc]
-        self.out_features = self.body.out_features
+        self.out_features: int = self.body.out_features  # type: ignore[assignment]
         if any(isinstance(encoder, NatureCNN) for encoder in self.encoders):
             self.microbatch_size = NatureCNN.microbatch_size
 

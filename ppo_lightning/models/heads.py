@@ -234,7 +234,7 @@ class GaussianHead(Head):
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw standard normal noise, [*batch_shape, A]."""
-        return torch.randn(*batch_shape, len(self.log_std), generator=generator)
+        return torch.randn(*batch_shape, *self.noise_shape, generator=generator)
 
     def sample(
         self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None

@@ -14,7 +14,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
 from ppo_lightning.models.bodies import MLP, Activation, Body, ResidualMLP, linear_function
 from ppo_lightning.models.encoders import Encoders
-from ppo_lightning.models.heads import INVALID, GaussianHead, HeadName
+from ppo_lightning.models.heads import INVALID, HeadName
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.spaces.entries import choose_entries, describe, row_columns
@@ -137,9 +137,9 @@ class MLPAgent(ActorCritic):
             functools.partial(make_body, value, entries and entries.critic),
             entries,
         )
-        for part in self.head.modules():
-            if isinstance(part, GaussianHead):
-                nn.init.constant_(part.log_std, log_std_init)
+        for name, parameter in self.head.named_parameters():
+            if name.endswith("log_std"):
+                nn.init.constant_(parameter, log_std_init)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def array_policy(self) -> ArrayPolicy:

@@ -11,40 +11,8 @@ SPARE = 1.05  # frames per transition of a full buffer: an episode begins with a
 STACKS = ("observation", "next_observation")  # keys of stacks
 
 
-class Ring:
-    """The newest rows of a stream, by their numbers in the stream."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.added = 0
-        self.rows = torch.zeros(0)
-
-    def add(self, rows: Tensor) -> Tensor:
-        """Add at most ``size`` rows [K, ...], and return their numbers [K]."""
-        if not len(self.rows):
-            self.rows = rows.new_zeros(self.size, *rows.shape[1:])
-        numbers = torch.arange(self.added, self.added + len(rows), device=rows.device)
-        self.rows[numbers % self.size] = rows
-        self.added += len(rows)
-        return numbers
-
-    def gather(self, numbers: Tensor) -> Tensor:
-        """Return the rows of numbers [...]."""
-        return self.rows.index_select(0, numbers.flatten() % self.size).unflatten(0, numbers.shape)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rows on the CPU, without empty places."""
-        rows = self.rows[: self.added].cpu()
-        return {"added": self.added, "rows": rows if len(rows) == self.size else rows.clone()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` of a ring of the same size returned."""
-        self.add(state["rows"])
-        self.added = state["added"]
-
-
 class ReplayBuffer:
-    """The newest transitions.
+    """The newest transitions, numbered in the order in which they were added.
 
     To add a transition and gather 256 takes a sixth of the time of TorchRL's ``ReplayBuffer``.
 
@@ -63,37 +31,40 @@ class ReplayBuffer:
         self.capacity = capacity
         self.added = 0  # transitions since the buffer was made
         self.oldest = 0  # number of the oldest transition
-        self.rings: dict[str, Ring] = {}
+        self.columns: Minibatch = {}  # each [capacity, ...], after the first transitions
 
     def __len__(self) -> int:
         return self.added - self.oldest
 
     def add(self, transitions: Minibatch) -> None:
         """Add at most ``capacity`` transitions, tensors [K, ...], in place of the oldest ones."""
+        start, count = self.added % self.capacity, len(next(iter(transitions.values()), ()))
+        end = min(start + count, self.capacity)
         for key, rows in transitions.items():
-            self.rings.setdefault(key, Ring(self.capacity)).add(rows)
-        self.added += len(rows)
+            if key not in self.columns:
+                self.columns[key] = rows.new_zeros(self.capacity, *rows.shape[1:])
+            self.columns[key][start:end] = rows[: end - start]
+            self.columns[key][: start + count - end] = rows[end - start :]
+        self.added += count
         self.oldest = max(self.oldest, self.added - self.capacity)
 
     def gather(self, indices: Tensor) -> Minibatch:
         """Return the transitions at indices [K]: 0 is the oldest one."""
-        return {key: ring.gather(indices + self.oldest) for key, ring in self.rings.items()}
-
-    def to(self, device: torch.device) -> None:
-        """Move the transitions to a device."""
-        for ring in self.rings.values():
-            ring.rows = ring.rows.to(device)
+        places = (indices + self.oldest) % self.capacity
+        return {key: column.index_select(0, places) for key, column in self.columns.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the transitions on the CPU."""
-        rings = {key: ring.state_dict() for key, ring in self.rings.items()}
-        return {"capacity": self.capacity, "added": self.added, "oldest": self.oldest, "rings": rings}
+        """Return the transitions on the CPU, without empty places."""
+        rows = {key: column[: self.added].cpu() for key, column in self.columns.items()}
+        if self.added < self.capacity:  # `torch.save` writes whole storages
+            rows = {key: column.clone() for key, column in rows.items()}
+        return {"capacity": self.capacity, "added": self.added, "oldest": self.oldest, "rows": rows}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` of a buffer of the same capacity returned."""
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Restore on a device what :meth:`state_dict` of a buffer of the same capacity returned."""
+        self.added = 0
+        ReplayBuffer.add(self, {key: rows.to(device) for key, rows in state["rows"].items()})
         self.added, self.oldest = state["added"], state["oldest"]
-        for key, ring in state["rings"].items():
-            self.rings.setdefault(key, Ring(self.capacity)).load_state_dict(ring)
 
 
 class FrameBuffer(ReplayBuffer):
@@ -114,14 +85,14 @@ class FrameBuffer(ReplayBuffer):
         super().__init__(capacity)
         self.num_envs = num_envs
         self.reach = channels * (channels + 1) * num_envs  # largest number of frames of C steps
-        self.frames = self.rings["frames"] = Ring(int(capacity * SPARE) + 2 * self.reach)
+        self.frames = ReplayBuffer(int(capacity * SPARE) + 2 * self.reach)
 
     def add(self, transitions: Minibatch) -> None:
         """Add transitions, tensors [K, ...]: the steps of N environments one after the other."""
         numbers: Any = torch.zeros(0)
         if len(self) >= self.num_envs:
-            newest = torch.arange(self.added - self.num_envs, self.added, device=self.frames.rows.device)
-            numbers = self.rings["next_observation"].gather(newest)
+            newest = torch.arange(self.added - self.num_envs, self.added) % self.capacity
+            numbers = self.columns["next_observation"][newest]
         pairs = []
         for stacks in zip(*(transitions[key].split(self.num_envs) for key in STACKS), strict=True):
             first = self._store(stacks[0], numbers)
@@ -130,9 +101,14 @@ class FrameBuffer(ReplayBuffer):
         columns = map(torch.cat, zip(*pairs, strict=True))
         super().add(transitions | dict(zip(STACKS, columns, strict=True)))
         # A later transition may have older frames, by at most those of C steps.
-        kept = self.frames.added - self.frames.size + self.reach
-        while len(self) and self.rings["observation"].gather(torch.tensor([self.oldest])).min() < kept:
+        kept = self.frames.added - self.frames.capacity + self.reach
+        while len(self) and self.columns["observation"][self.oldest % self.capacity].min() < kept:
             self.oldest += 1
+
+    def gather(self, indices: Tensor) -> Minibatch:
+        """Return the transitions at indices [K] with their stacks."""
+        minibatch = super().gather(indices)
+        return minibatch | {key: self._stacks(minibatch[key]) for key in STACKS}
 
     def _store(self, stacks: Tensor, known: Tensor) -> Tensor:
         """Return the numbers of the frames of stacks [N, C, H, W], after storing the new ones, [N, C].
@@ -142,13 +118,24 @@ class FrameBuffer(ReplayBuffer):
         numbers = torch.full(stacks.shape[:2], -1, device=stacks.device)
         if len(known) == len(stacks):
             kept = known.shape[1]
-            continues = (stacks[:, :kept] == self.frames.gather(known)).flatten(1).all(1, keepdim=True)
+            continues = (stacks[:, :kept] == self._stacks(known)).flatten(1).all(1, keepdim=True)
             numbers[:, :kept] = known.where(continues, -1)
-        numbers[numbers < 0] = self.frames.add(stacks[numbers < 0])
+        new = numbers < 0
+        before = self.frames.added
+        self.frames.add({"frame": stacks[new]})
+        numbers[new] = torch.arange(before, self.frames.added, device=stacks.device)
         return numbers
 
-    def gather(self, indices: Tensor) -> Minibatch:
-        """Return the transitions at indices [K] with their stacks."""
-        numbers = indices + self.oldest
-        minibatch = {key: ring.gather(numbers) for key, ring in self.rings.items() if key != "frames"}
-        return minibatch | {key: self.frames.gather(minibatch[key]) for key in STACKS}
+    def _stacks(self, numbers: Tensor) -> Tensor:
+        """Return the frames of numbers [N, C], [N, C, H, W]."""
+        places = numbers.flatten() % self.frames.capacity
+        return self.frames.columns["frame"].index_select(0, places).unflatten(0, numbers.shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the transitions and the frames on the CPU."""
+        return super().state_dict() | {"frames": self.frames.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Restore on a device what :meth:`state_dict` of a buffer of the same sizes returned."""
+        super().load_state_dict(state, device)
+        self.frames.load_state_dict(state["frames"], device)

@@ -1,18 +1,62 @@
 """Categorical deep Q-networks."""
 
 import functools
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.offpolicy import losses
-from ppo_lightning.offpolicy.agents import QAgent
-from ppo_lightning.offpolicy.dqn import DQN
-from ppo_lightning.offpolicy.module import AgentMaker, Metrics
+from ppo_lightning.models.heads import INVALID, Float32Linear
+from ppo_lightning.offpolicy.dqn import DQN, QAgent, QHead
+from ppo_lightning.offpolicy.module import AgentMaker, Metrics, td_target
 from ppo_lightning.utils.arguments import Range, check_arguments
+
+
+class DistributionHead(QHead):
+    """Distributions of the returns of discrete actions, with the probabilities of K atoms ``support``."""
+
+    support: Tensor
+
+    def __init__(self, in_features: int, action_spec: TensorSpec, support: Tensor) -> None:
+        super().__init__(in_features, action_spec)
+        self.linear = Float32Linear(in_features, self.num_choices * len(support))
+        self.register_buffer("support", support, persistent=False)
+
+    def policy(self, features: Tensor) -> Tensor:
+        """Return the probabilities of the atoms, [B, A, K]."""
+        return self.linear(features).unflatten(-1, (self.num_choices, -1)).softmax(-1)
+
+    def logits(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Return Q(s, a) of all actions, [B, A]: the means of the distributions."""
+        q_values = self.policy(features) @ self.support
+        return q_values if mask is None else q_values.masked_fill(~mask, INVALID)
+
+    def array_sampler(self) -> None:  # type: ignore[override]
+        """Return None: the collector acts on tensors."""
+
+
+class C51Agent(QAgent):
+    """Agent of C51. Further arguments are those of :class:`QAgent`.
+
+    Args:
+        atoms: Number of atoms, the first and the last one.
+    """
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        hidden_sizes: Sequence[int] = (120, 84),
+        norm_obs: bool = False,
+        atoms: Sequence[float] = (101, -100.0, 100.0),
+    ) -> None:
+        support = torch.linspace(atoms[1], atoms[2], int(atoms[0]))
+        self.default_head = functools.partial(DistributionHead, support=support)
+        super().__init__(observation_spec, action_spec, hidden_sizes, norm_obs)
 
 
 class C51(DQN):
@@ -36,12 +80,14 @@ class C51(DQN):
         >>> L.Trainer(accelerator="cpu").fit(C51(), data)
     """
 
+    head = DistributionHead
+
     def __init__(
         self,
         n_atoms: Annotated[int, Range(2)] = 101,
         v_min: Annotated[float, Range(-1e30)] = -100.0,
         v_max: Annotated[float, Range(-1e30)] = 100.0,
-        agent: AgentMaker = QAgent,
+        agent: AgentMaker = C51Agent,
         **hyperparameters: Any,
     ) -> None:
         check_arguments(C51.__init__, locals(), "model")
@@ -57,9 +103,42 @@ class C51(DQN):
         rows = torch.arange(len(following), device=following.device)
         with torch.no_grad():
             chooser = self.agent if self.hparams.double else self.target
-            next_pmf = self.target.distributions(following)[rows, chooser.q_values(following).argmax(-1)]
+            next_pmf = self.target.policy(following)[rows, chooser.q_values(following).argmax(-1)]
             reward, terminated = minibatch["reward"], minibatch["terminated"]
-            target = losses.categorical_target(reward, terminated, next_pmf, support, self.hparams.gamma)
-        pmf = self.agent.distributions(minibatch["observation"])[rows, minibatch["action"]]
-        loss = losses.categorical_loss(pmf, target)
+            target = categorical_target(reward, terminated, next_pmf, support, self.hparams.gamma)
+        pmf = self.agent.policy(minibatch["observation"])[rows, minibatch["action"]]
+        loss = categorical_loss(pmf, target)
         return loss, {"losses/loss": loss.detach(), "losses/q_values": (pmf.detach() @ support).mean()}
+
+
+def categorical_target(
+    reward: Tensor, terminated: Tensor, next_pmf: Tensor, support: Tensor, gamma: float
+) -> Tensor:
+    """Return the distribution of r + gamma Z(s'), projected onto the support, [B, K].
+
+    Each shifted atom is split between its two neighbours in proportion to their distances. An atom on a
+    neighbour keeps its whole mass.
+
+    Source: Bellemare et al., "A Distributional Perspective on Reinforcement Learning" (2017).
+
+    Args:
+        reward: Rewards, [B].
+        terminated: 1 where the episode terminated, 0 elsewhere, [B].
+        next_pmf: Probabilities of the atoms at the next observation, for its best action, [B, K].
+        support: The atoms in equal distances, [K].
+        gamma: Discount.
+    """
+    shifted = td_target(reward[:, None], terminated[:, None], support, gamma)
+    spacing = support[1] - support[0]
+    position = (shifted.clamp(support[0], support[-1]) - support[0]) / spacing
+    position = position.clamp(0, len(support) - 1)  # rounding may exceed the last atom
+    lower, upper = position.floor(), position.ceil()
+    to_lower = (upper + (lower == upper).float() - position) * next_pmf
+    to_upper = (position - lower) * next_pmf
+    empty = next_pmf.new_zeros(next_pmf.shape)
+    return empty.scatter_add(1, lower.long(), to_lower).scatter_add(1, upper.long(), to_upper)
+
+
+def categorical_loss(pmf: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross-entropy of distributions [B, K]. Probabilities are clamped by 1e-5."""
+    return -(target * pmf.clamp(1e-5, 1 - 1e-5).log()).sum(-1).mean()

@@ -1,17 +1,68 @@
 """Deep deterministic policy gradient."""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torchrl.data import Composite, TensorSpec
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.offpolicy.agents import Critics, DeterministicAgent
-from ppo_lightning.offpolicy.heads import DeterministicHead
-from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, adam_of, frozen
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.heads import ArraySampler, Float32Linear, TanhGaussianHead
+from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent
+from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen
 from ppo_lightning.utils.arguments import Range, check_arguments
+
+
+class DeterministicHead(TanhGaussianHead):
+    """A deterministic policy, squashed into the bounds by tanh. Noise is in units of half their width."""
+
+    outputs_per_action = 1
+    exploration = 0.0  # factor of the noise; infinity: uniformly random actions
+
+    def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
+        if isinstance(action_spec, Composite) or not action_spec.dtype.is_floating_point:
+            raise ConfigError(
+                f"env_id has actions of kind {type(action_spec).__name__}, and DDPG, TD3 and SAC take vectors"
+                " of continuous actions: use DQN, C51 or DiscreteSAC for discrete actions, PPO for several"
+                " parts."
+            )
+        super().__init__(in_features, action_spec)
+        del self.log_std
+        self.linear = Float32Linear(in_features, self.outputs_per_action * len(self.low))
+
+    def action(self, outputs: Tensor, noise: Tensor | float) -> Tensor:
+        """Return the actions for outputs of the linear layer and noise, both [B, A]."""
+        return self.for_environment(self._squashed(outputs) + noise * (self.high - self.low) / 2)
+
+    def policy(self, features: Tensor, noise: Tensor | float = 0.0) -> Any:
+        """Return the actions with noise, [B, A]."""
+        return self.action(self.linear(features), noise)
+
+    def choose(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
+        """Return the actions for outputs of the linear layer and standard normal noise; None: the best."""
+        if noise is not None and math.isinf(self.exploration):
+            return self.low + (self.high - self.low) * torch.special.ndtr(noise)
+        return self.action(outputs, 0.0 if noise is None else self.exploration * noise)
+
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return actions [B, A] within the bounds, and zeros [B]."""
+        return self.choose(self.linear(features), noise), torch.zeros_like(features[:, 0])
+
+    def array_sampler(self) -> ArraySampler:
+        """Return a sampler of arrays."""
+        tensor = torch.from_numpy
+        return lambda x, noise: self.choose(tensor(x), None if noise is None else tensor(noise)).numpy()
+
+
+class DeterministicAgent(OffPolicyAgent):
+    """Agent of DDPG and TD3. The arguments are those of :class:`OffPolicyAgent`."""
+
+    default_head = DeterministicHead
 
 
 class DDPG(OffPolicyModule):
@@ -36,6 +87,7 @@ class DDPG(OffPolicyModule):
 
     head = DeterministicHead
     frequencies = ("policy_frequency",)
+    learning_rates: ClassVar = {"agent": "learning_rate", "critics": "learning_rate"}
     num_critics = 1
 
     def __init__(
@@ -52,18 +104,8 @@ class DDPG(OffPolicyModule):
 
     def add_networks(self, specs: Specs) -> None:
         """Build the critics and all target networks."""
-        size = len(self.agent.head.low), self.agent.hparams.hidden_sizes
-        self.critics = Critics(self.num_critics, specs.observation, *size)
+        self.critics = Critics(self.num_critics, self.agent, specs.observation)
         self.target_critics, self.target = frozen(self.critics), frozen(self.agent)
-
-    def adams(self) -> dict[str, torch.optim.Adam]:
-        """Return the optimizers of the policy and of the critics."""
-        networks = {"actor": self.agent, "q": self.critics}
-        return {name: adam_of(net.parameters(), self.hparams.learning_rate) for name, net in networks.items()}
-
-    def exploration(self, step: int) -> float:
-        """Return the standard deviation of the noise, infinity before ``learning_starts``."""
-        return math.inf if step < self.hparams.learning_starts else self.hparams.exploration_noise
 
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
         """Update the critics and, if they are due, the policy and the target networks."""
@@ -87,5 +129,5 @@ class DDPG(OffPolicyModule):
         """Update the policy by the first critic."""
         observation = minibatch["observation"]
         loss = -self.critics[0](observation, self.agent.policy(observation)).mean()
-        self.minimize("actor", loss)
+        self.minimize("agent", loss)
         return {"losses/actor_loss": loss.detach()}

@@ -1,18 +1,77 @@
 """Deep Q-networks."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torchrl.data import Categorical, TensorSpec
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.offpolicy import losses
-from ppo_lightning.offpolicy.agents import QAgent
-from ppo_lightning.offpolicy.heads import QHead
-from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, adam_of, frozen
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.models.heads import CategoricalHead
+from ppo_lightning.offpolicy.agents import OffPolicyAgent
+from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen, td_target
 from ppo_lightning.utils.arguments import Range, check_arguments
+
+RANDOM = 1e6  # noise of random actions, far above all values and far below that of forbidden actions
+
+
+class QHead(CategoricalHead):
+    """Values Q(s, a) of discrete actions. Noise explores: it is random with the probability epsilon."""
+
+    exploration = 0.0  # epsilon
+
+    def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
+        if type(action_spec) is not Categorical or action_spec.ndim:
+            raise ConfigError(
+                f"env_id has actions of kind {type(action_spec).__name__}, and DQN, C51 and DiscreteSAC"
+                " choose one of several actions: use SAC, TD3 or DDPG for continuous actions, PPO for several"
+                " components."
+            )
+        super().__init__(in_features, action_spec)
+
+    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw large noise with the probability epsilon, otherwise zeros, [*batch_shape, A]."""
+        uniform = torch.rand(*batch_shape, self.num_choices + 1, generator=generator)
+        return RANDOM * (uniform[..., :1] < self.exploration) * uniform[..., 1:]
+
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return Q(s, a), and bars that add up to 1."""
+        q_values = self.logits(features, mask)
+        return q_values, q_values.softmax(-1)
+
+
+class QAgent(OffPolicyAgent):
+    """Agent of DQN. The arguments are those of :class:`OffPolicyAgent`.
+
+    Example:
+        >>> from torchrl.data import Unbounded
+        >>> QAgent(Unbounded((4,)), Categorical(2, shape=())).mode(torch.zeros(3, 4)).shape
+        torch.Size([3])
+    """
+
+    default_head: Any = QHead
+    has_value = True
+
+    def __init__(
+        self,
+        observation_spec: TensorSpec,
+        action_spec: TensorSpec,
+        hidden_sizes: Sequence[int] = (120, 84),
+        norm_obs: bool = False,
+    ) -> None:
+        super().__init__(observation_spec, action_spec, hidden_sizes, norm_obs)
+
+    def critic(self, features: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the value of the best action, [B, 1]."""
+        return self.head.logits(features, None).amax(-1, keepdim=True)
+
+    def q_values(self, observation: Tensor) -> Tensor:
+        """Return Q(s, a), [B, A]; very low for forbidden actions."""
+        return self.head.logits(self.actor_body(observation), self._allowed(observation))
 
 
 class DQN(OffPolicyModule):
@@ -41,9 +100,9 @@ class DQN(OffPolicyModule):
         >>> L.Trainer(accelerator="cpu").fit(DQN(), data)
     """
 
-    head = QHead
+    head: ClassVar[type] = QHead
     frequencies = ("target_network_frequency",)
-    adam_eps = 1e-8
+    learning_rates: ClassVar = {"agent": "learning_rate"}
 
     def __init__(
         self,
@@ -75,10 +134,6 @@ class DQN(OffPolicyModule):
         """Build the target network."""
         self.target = frozen(self.agent)
 
-    def adams(self) -> dict[str, torch.optim.Adam]:
-        """Return the optimizer of the Q-network."""
-        return {"q_network": adam_of(self.agent.parameters(), self.hparams.learning_rate, self.adam_eps)}
-
     def exploration(self, step: int) -> float:
         """Return epsilon."""
         share = min(1.0, step / (self.hparams.exploration_fraction * self.data.total_timesteps))
@@ -92,7 +147,7 @@ class DQN(OffPolicyModule):
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
         """Update the Q-network and, if it is due, the target network."""
         loss, metrics = self.loss(minibatch)
-        self.minimize("q_network", loss)
+        self.minimize("agent", loss)
         if is_due[0]:
             self.move_target(self.agent, self.target)
         return metrics
@@ -105,7 +160,7 @@ class DQN(OffPolicyModule):
             chooser = self.agent.q_values(following) if self.hparams.double else next_q
             next_value = next_q.gather(1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
             reward, terminated = minibatch["reward"], minibatch["terminated"]
-            target = losses.td_target(reward, terminated, next_value, self.hparams.gamma)
+            target = td_target(reward, terminated, next_value, self.hparams.gamma)
         q_values = self.agent.q_values(minibatch["observation"])
         values = q_values.gather(1, minibatch["action"].unsqueeze(-1)).squeeze(-1)
         loss = F.mse_loss(values, target)  # neither the error nor the gradient is clipped

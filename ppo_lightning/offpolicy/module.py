@@ -2,8 +2,10 @@
 
 import copy
 import inspect
+import itertools
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -11,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn import functional as F
 from torch.optim.adam import adam as guarded_adam
 from torchrl.data import TensorSpec
 
@@ -22,7 +25,6 @@ from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.beside import BESIDE, read_beside
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.offpolicy import losses
 from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent
 from ppo_lightning.offpolicy.buffer import SPARE, FrameBuffer, ReplayBuffer
 from ppo_lightning.private import counted_step, trace_gradients
@@ -46,7 +48,7 @@ class OffPolicyModule(AgentModule):
     policy is at most one batch old. All minibatches of a batch are sampled before its first update. Delays
     depend on the environment step of an update, so that they count across batches and resumed runs.
 
-    A subclass implements ``update``, ``exploration`` and ``configure_optimizers``.
+    A subclass declares ``head``, ``frequencies`` and ``learning_rates``, and implements ``update``.
 
     Args:
         gamma: Discount of future rewards.
@@ -64,8 +66,11 @@ class OffPolicyModule(AgentModule):
     """
 
     fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
+    precisions = ("32-true",)
     head: ClassVar[type]  # of the agent
     frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
+    learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
+    adam_eps = 1e-8
     noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
     agent: Any
     critics: Critics  # of algorithms for continuous actions
@@ -117,8 +122,10 @@ class OffPolicyModule(AgentModule):
             "next_observation": following["observation"],  # at episode ends the final observation
             "terminated": following["terminated"].squeeze(-1).float(),
         }
-        valid = rollout.get("valid", torch.ones_like(columns["terminated"], dtype=torch.bool))
-        return {key: column.transpose(0, 1)[valid.T] for key, column in columns.items()}
+        valid = rollout.get("valid", None)
+        if valid is not None:
+            return {key: column.transpose(0, 1)[valid.T] for key, column in columns.items()}
+        return {key: column.transpose(0, 1).flatten(0, 1) for key, column in columns.items()}
 
     def due(self, before: int, after: int) -> range:
         """Return the environment steps of the updates that are due between two numbers of steps."""
@@ -133,6 +140,8 @@ class OffPolicyModule(AgentModule):
 
     def minibatches(self, count: int) -> Iterator[Minibatch]:
         """Sample minibatches from the buffer, which depend on the seed, the rank and the rollout alone."""
+        if not count:
+            return
         size, shard = self.hparams.batch_size, self.data.shard
         generator = shard.generator("replay", self.rollouts_done - 1, shard.first)
         indices = torch.randint(max(1, len(self.buffer)), (count, size), generator=generator).to(self.device)
@@ -147,15 +156,18 @@ class OffPolicyModule(AgentModule):
     def update_critics(self, minibatch: Minibatch, next_value: Tensor) -> Metrics:
         """Move all ``critics`` towards the rewards and the discounted values [B] of the next observations."""
         reward, terminated = minibatch["reward"], minibatch["terminated"]
-        target = losses.td_target(reward, terminated, next_value, self.hparams.gamma)
+        target = td_target(reward, terminated, next_value, self.hparams.gamma)
         values = self.critics(minibatch["observation"], minibatch["action"])
-        loss, metrics = losses.critic_loss(values, target)
-        self.minimize("q", loss)
-        return metrics
+        losses = [F.mse_loss(row, target) for row in values]
+        loss = torch.stack(losses).sum()
+        self.minimize("critics", loss)
+        metrics = {f"losses/qf{i}_loss": part.detach() for i, part in enumerate(losses, 1)}
+        metrics |= {f"losses/qf{i}_values": row.detach().mean() for i, row in enumerate(values, 1)}
+        return metrics | {"losses/qf_loss": loss.detach() / len(losses)}
 
     def minimize(self, name: str, loss: Tensor) -> None:
-        """Take a step of one of ``adams`` as operations of a graph, on the state that Lightning saves."""
-        parameters, *state, settings = self._adam_states[name]
+        """Take a step of the Adam of ``name`` as operations of a graph, on the state that Lightning saves."""
+        parameters, *state, settings = self._adams[name]
         grads = list(torch.autograd.grad(loss, parameters))
         if (ranks := collectives.world_size()) > 1:
             for grad in grads:  # each rank has minibatches of its own
@@ -171,9 +183,9 @@ class OffPolicyModule(AgentModule):
             for old, new in zip(target.parameters(), online.parameters(), strict=True):
                 old.lerp_(new, self.hparams.tau)
 
-    @abstractmethod
     def exploration(self, step: int) -> float:
-        """Return the exploration of the agent's head in a rollout that begins at an environment step."""
+        """Return the factor of the noise at an environment step, infinity before ``learning_starts``."""
+        return math.inf if step < self.hparams.learning_starts else self.hparams.get("exploration_noise", 1.0)
 
     def log_batch(self, metrics: list[Metrics]) -> None:
         """Log the metrics of the updates of a batch, of the first one and every hundred environment steps."""
@@ -198,8 +210,6 @@ class OffPolicyModule(AgentModule):
         refusals = {
             "data.overlap acts with weights that are two batches old, and off-policy algorithms allow for"
             " one: set it to false.": data.overlap,
-            f"trainer.precision is {self.trainer.precision!r}: {type(self).__name__} takes"
-            " '32-true'.": self.trainer.precision != "32-true",
             f"{batch} is not divisible by model.train_frequency = {hparams.train_frequency}: change one of"
             " these numbers.": frames % hparams.train_frequency,
             f"model.buffer_size is {hparams.buffer_size}, less than one batch of {batch} transitions: raise"
@@ -215,6 +225,7 @@ class OffPolicyModule(AgentModule):
 
     def check_agent(self) -> None:
         """Refuse an agent without the head of the algorithm, and make the buffer if it fits into memory."""
+        super().check_agent()
         if type(self.agent.head) is not self.head:
             raise ConfigError(
                 f"model.agent is {type(self.agent).__name__}, which {type(self).__name__} cannot train: leave"
@@ -232,18 +243,26 @@ class OffPolicyModule(AgentModule):
         if stacks_frames:
             self.buffer = FrameBuffer(capacity, self.data.shard.count, row.shape[0])
 
-    @abstractmethod
-    def adams(self) -> dict[str, torch.optim.Adam]:
-        """Return the optimizers by name."""
-
-    def configure_optimizers(self) -> Any:
-        """Return the optimizers."""
-        self._adams = self.adams()
-        return [*self._adams.values()]
+    def trained(self) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters of each of ``learning_rates``, without those that are frozen."""
+        parts = {name: getattr(self, name) for name in self.learning_rates}
+        lists = {name: [x] if isinstance(x, nn.Parameter) else [*x.parameters()] for name, x in parts.items()}
+        return {name: parameters for name, parameters in lists.items() if parameters[0].requires_grad}
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of all optimizers."""
-        return (parameter for parameter in self.parameters() if parameter.requires_grad)
+        return itertools.chain.from_iterable(self.trained().values())
+
+    def configure_optimizers(self) -> list[torch.optim.Adam]:
+        """Return an Adam for each part that is trained, with zero moments, from which a graph can start."""
+        optimizers = []
+        for name, parameters in self.trained().items():
+            lr = self.hparams[self.learning_rates[name]]
+            optimizers.append(torch.optim.Adam(parameters, lr=lr, eps=self.adam_eps, fused=True))
+            for x in parameters:
+                state = {"step": torch.zeros((), device=x.device), "exp_avg": torch.zeros_like(x)}
+                optimizers[-1].state[x] = state | {"exp_avg_sq": torch.zeros_like(x)}
+        return optimizers
 
     def begin_run(self) -> None:
         """Start the clock."""
@@ -252,11 +271,11 @@ class OffPolicyModule(AgentModule):
     def on_train_start(self) -> None:
         """Prepare the optimizers, the graph, the buffer and the exploration."""
         super().on_train_start()
-        self._adam_states = {name: adam_state(optimizer) for name, optimizer in self._adams.items()}
+        optimizers: Any = self.trainer.optimizers
+        self._adams = dict(zip(self.trained(), map(adam_state, optimizers), strict=True))
         if self.hparams.compile and self.trainer.world_size == 1:
             trace_gradients()
             self._compiled = compile_per_instance(self.update)
-        self.buffer.to(self.device)
         self.agent.head.exploration = self.exploration(self.env_steps)
 
     def on_train_end(self) -> None:
@@ -266,6 +285,8 @@ class OffPolicyModule(AgentModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the buffers of all ranks, if the settings say so or after a signal. This is a collective."""
         super().on_save_checkpoint(checkpoint)
+        if "optimizer_states" not in checkpoint:  # weights only
+            return
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
         if self.hparams.save_buffer or bool(collectives.gather(torch.tensor(preempted)).any()):
@@ -281,7 +302,8 @@ class OffPolicyModule(AgentModule):
         saved = read_beside(checkpoint, self.trainer.ckpt_path)
         buffers = saved["buffers"] if saved else []
         if [buffer["capacity"] for buffer in buffers] == [self.buffer.capacity] * self.trainer.world_size:
-            self.buffer.load_state_dict(buffers[self.trainer.global_rank])
+            device = self.trainer.strategy.root_device
+            self.buffer.load_state_dict(buffers[self.trainer.global_rank], device)
         elif self.env_steps > 0:
             self._refilled_at = self.env_steps + self.hparams.learning_starts
             rank_zero_warn(
@@ -300,13 +322,9 @@ class OffPolicyModule(AgentModule):
         return self.hparams.batch_size
 
 
-def adam_of(parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8) -> torch.optim.Adam:
-    """Return Adam with zero moments."""
-    optimizer = torch.optim.Adam(parameters, lr=lr, eps=eps, fused=True)
-    for parameter in optimizer.param_groups[0]["params"]:
-        moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
-    return optimizer
+def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: float) -> Tensor:
+    """Return r + gamma V(s'), [B]. Only a termination (1) stops the bootstrap: a time limit does not."""
+    return reward + gamma * (1 - terminated) * next_value
 
 
 def adam_state(optimizer: torch.optim.Adam) -> tuple[Any, ...]:

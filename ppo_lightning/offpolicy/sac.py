@@ -1,18 +1,49 @@
 """Soft actor-critic."""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.offpolicy import losses
-from ppo_lightning.offpolicy.agents import Critics, SACAgent
-from ppo_lightning.offpolicy.heads import SquashedGaussianHead
-from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, adam_of, frozen
+from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent
+from ppo_lightning.offpolicy.ddpg import DeterministicHead
+from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen
 from ppo_lightning.utils.arguments import Range, check_arguments
+
+
+class SquashedGaussianHead(DeterministicHead):
+    """SAC's squashed normal distribution, whose standard deviation depends on the state."""
+
+    outputs_per_action = 2
+    exploration = 1.0
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and logarithm of the standard deviation, which lies between -5 and 2, each [B, A]."""
+        mean, log_std = outputs.chunk(2, dim=-1)
+        return mean, -5 + 3.5 * (log_std.tanh() + 1)
+
+    def action(self, outputs: Tensor, noise: Tensor | float) -> Tensor:
+        """Return the actions that the noise selects."""
+        mean, log_std = self.moments(outputs)
+        return self._squashed(mean + log_std.exp() * noise)
+
+    def policy(self, features: Tensor, noise: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
+        """Return the actions [B, A] that normal noise [B, A] selects, and their log-probabilities [B]."""
+        mean, log_std = self.moments(self.linear(features))
+        noise = torch.as_tensor(noise)
+        raw = mean + log_std.exp() * noise
+        slope = (self.high - self.low) / 2 * (1 - raw.tanh().square()) + 1e-6
+        log_prob = -noise.square() / 2 - log_std - math.log(2 * math.pi) / 2 - slope.log()
+        return self._squashed(raw), log_prob.sum(-1)
+
+
+class SACAgent(OffPolicyAgent):
+    """Agent of SAC. The arguments are those of :class:`OffPolicyAgent`."""
+
+    default_head = SquashedGaussianHead
 
 
 class SAC(OffPolicyModule):
@@ -38,8 +69,9 @@ class SAC(OffPolicyModule):
         >>> L.Trainer(accelerator="cpu").fit(SAC(), data)
     """
 
-    head = SquashedGaussianHead
+    head: ClassVar[type] = SquashedGaussianHead
     frequencies = ("policy_frequency", "target_network_frequency")
+    learning_rates: ClassVar = {"agent": "policy_lr", "critics": "q_lr", "log_alpha": "q_lr"}
 
     def __init__(
         self,
@@ -59,26 +91,19 @@ class SAC(OffPolicyModule):
 
     def add_networks(self, specs: Specs) -> None:
         """Build the critics, the target critics and the temperature."""
-        num_actions = len(self.agent.head.low)
-        self.critics = Critics(2, specs.observation, num_actions, self.agent.hparams.hidden_sizes)
+        self.critics = self.make_critics(specs)
         self.target_critics = frozen(self.critics)
         autotune = self.hparams.autotune
         log_alpha = 0.0 if autotune else math.log(self.hparams.alpha)
         self.log_alpha = nn.Parameter(torch.tensor(log_alpha), requires_grad=autotune)
+
+    def make_critics(self, specs: Specs) -> Any:
+        """Build two critics, and set the target of the entropy and the shape of the noise."""
+        num_actions = len(self.agent.head.low)
         self.target_entropy = -float(num_actions)
         # Of the next action and, for each update of the policy, of its action and of the temperature's.
         self.noise_shape = (1 + 2 * self.hparams.policy_frequency, num_actions)
-
-    def adams(self) -> dict[str, torch.optim.Adam]:
-        """Return the optimizers of the policy, of the critics and of the temperature."""
-        q_lr = self.hparams.q_lr
-        actor = adam_of(self.agent.parameters(), self.hparams.policy_lr)
-        adams = {"actor": actor, "q": adam_of(self.critics.parameters(), q_lr)}
-        return adams | ({"alpha": adam_of([self.log_alpha], q_lr)} if self.hparams.autotune else {})
-
-    def exploration(self, step: int) -> float:
-        """Return 1, the policy's own noise, and infinity before ``learning_starts``."""
-        return math.inf if step < self.hparams.learning_starts else 1.0
+        return Critics(2, self.agent, specs.observation)
 
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
         """Update the critics and, if they are due, the policy, the temperature and the target critics."""
@@ -93,22 +118,40 @@ class SAC(OffPolicyModule):
 
     @torch.no_grad()
     def next_value(self, minibatch: Minibatch, noise: Tensor) -> Tensor:
-        """Return the smallest target value of the policy's actions plus the weighted entropy, [B]."""
-        following = minibatch["next_observation"]
-        action, log_prob = self.agent.policy(following, noise)
-        return self.target_critics(following, action).amin(0) - self.log_alpha.exp() * log_prob
+        """Return the expected smallest target value plus the weighted entropy of the policy, [B]."""
+        value, log_prob, weight = self.evaluate(minibatch["next_observation"], noise, self.target_critics)
+        return (weight * (value - self.log_alpha.exp() * log_prob)).sum(-1)
+
+    def evaluate(
+        self, observation: Tensor, noise: Tensor, critics: Any
+    ) -> tuple[Tensor, Tensor, Tensor | float]:
+        """Return smallest value, log-probability and weight of K of the policy's actions, each [B, K].
+
+        Here, K is 1: a sample stands for the expectation over all actions.
+        """
+        action, log_prob = self.agent.policy(observation, noise)
+        return critics(observation, action).amin(0)[:, None], log_prob[:, None], 1.0
 
     def update_actor(self, observation: Tensor, noise: Tensor, fresh_noise: Tensor) -> Metrics:
         """Update the policy and then the temperature, for which the actions are drawn again."""
-        action, log_prob = self.agent.policy(observation, noise)
-        q_value = self.critics(observation, action).amin(0)
-        loss = (self.log_alpha.detach().exp() * log_prob - q_value).mean()
-        self.minimize("actor", loss)
+        value, log_prob, weight = self.evaluate(observation, noise, self.critics)
+        loss = (weight * (self.log_alpha.detach().exp() * log_prob - value)).mean()
+        self.minimize("agent", loss)
         metrics = {"losses/actor_loss": loss.detach()}
         if self.hparams.autotune:
             with torch.no_grad():
-                _, log_prob = self.agent.policy(observation, fresh_noise)
-            alpha_loss = losses.temperature_loss(self.log_alpha, log_prob, self.target_entropy)
-            self.minimize("alpha", alpha_loss)
+                _, log_prob, weight = self.evaluate(observation, fresh_noise, self.critics)
+            alpha_loss = temperature_loss(self.log_alpha, log_prob, weight, self.target_entropy)
+            self.minimize("log_alpha", alpha_loss)
             metrics["losses/alpha_loss"] = alpha_loss.detach()
         return metrics | {"losses/alpha": self.log_alpha.detach().exp()}
+
+
+def temperature_loss(
+    log_alpha: Tensor, log_prob: Tensor, weight: Tensor | float, target_entropy: float
+) -> Tensor:
+    """Return the loss of the temperature alpha = exp(log_alpha), for weighted actions [B, K].
+
+    Its gradient is alpha times that of TorchRL and Stable-Baselines3, whose loss is linear in ``log_alpha``.
+    """
+    return -(weight * log_alpha.exp() * (log_prob + target_entropy)).mean()

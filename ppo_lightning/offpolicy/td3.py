@@ -6,7 +6,6 @@ from torch import Tensor
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.offpolicy import losses
 from ppo_lightning.offpolicy.ddpg import DDPG
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -46,6 +45,6 @@ class TD3(DDPG):
 
     def next_action(self, minibatch: Minibatch) -> Tensor:
         """Return the actions of the target policy plus clipped noise, [B, A]."""
-        noise = self.hparams.policy_noise * minibatch["noise"]
-        bounds = self.agent.head.low, self.agent.head.high
-        return losses.smoothed_action(super().next_action(minibatch), noise, bounds, self.hparams.noise_clip)
+        clip = self.hparams.noise_clip
+        noise = (self.hparams.policy_noise * minibatch["noise"]).clamp(-clip, clip)
+        return self.target.policy(minibatch["next_observation"], noise)

@@ -20,7 +20,7 @@ from ppo_lightning.models.normalizers import ArrayMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
-from ppo_lightning.utils.scans import discounted_sum
+from ppo_lightning.utils.scans import episode_sums
 
 
 class EpisodeEnds(NamedTuple):
@@ -146,9 +146,7 @@ class RolloutCollector(Collector):
         if env.turn_based:  # those of player 0
             own_rewards = own_rewards * (1 - 2 * store["mover"][..., 0])
         for name, values in (("episode_reward", own_rewards), ("step_count", valid)):
-            sums = torch.from_numpy(self._sums[name])
-            sums = discounted_sum(torch.from_numpy(values), torch.from_numpy(episode_done), sums)
-            store["next", name][..., 0] = sums.numpy()
+            store["next", name][..., 0] = episode_sums(values, episode_done, self._sums[name])
         self.rollouts_done += 1
         rollout = self._rollout.copy()  # keys that are added do not stay
         self._add_infos(rollout["next"])

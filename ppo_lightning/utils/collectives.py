@@ -37,6 +37,11 @@ def gather(tensor: Tensor) -> Tensor:
     return parts.to(tensor.device)
 
 
+def largest(number: int) -> int:
+    """Return the largest of the numbers of all ranks. This is a collective."""
+    return number if world_size() == 1 else int(gather(torch.tensor(number)).max())
+
+
 def concatenate(rows: Tensor) -> Tensor:
     """Concatenate the rows of all ranks in the order of ranks. Their number may differ between ranks."""
     if world_size() == 1:

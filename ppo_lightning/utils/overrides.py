@@ -5,12 +5,18 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ppo_lightning.errors import ConfigError
+
 # Prefixes of the methods in which this package's modules and data modules do something for the run
 HOOKS = ("on_", "begin_", "setup", "teardown", "train_dataloader", "configure_callbacks", "configure_model")
 
 
 def warn_of_lost_hooks(instance: Any) -> None:
-    """Name each method of a user's subclass that replaces a hook of this package without calling it."""
+    """Name each method of a user's subclass that replaces a hook of this package without calling it.
+
+    Raises:
+        ConfigError: The method is ``configure_model``, which makes the agent.
+    """
     classes = type(instance).__mro__
     base = next(cls for cls in classes if cls.__module__.startswith("ppo_lightning."))
     for cls in classes[: classes.index(base)]:
@@ -20,7 +26,10 @@ def warn_of_lost_hooks(instance: Any) -> None:
             code = getattr(inspect.unwrap(method), "__code__", None)
             if name.startswith(HOOKS) and is_ours and code is not None and name not in code.co_names:
                 purpose = (ours.__doc__ or "").partition("\n")[0].replace("`", "")
-                rank_zero_warn(
+                message = (
                     f"{cls.__qualname__}.{name} does not call super().{name}(), so that the run lacks what it"
                     f" does: {purpose}"
                 )
+                if name == "configure_model":  # no run goes on without an agent
+                    raise ConfigError(message)
+                rank_zero_warn(message)

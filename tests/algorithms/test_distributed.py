@@ -1,6 +1,8 @@
 """Data parallel training in real processes (gloo): N ranks train as one rank with all environments does."""
 
 import contextlib
+import functools
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +15,7 @@ from torch import distributed
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend)
 
 from ppo_lightning.utils import collectives
-from tests.helpers import DISTRIBUTED, ROOT, difference, finish, launch, left_of, port, run, start
+from tests.helpers import Forked, command_line, difference, finish, launch, left_of, port, run, start
 
 pytestmark = pytest.mark.integration
 # All running statistics, and environments whose episodes end soon and at different steps.
@@ -29,9 +31,25 @@ INVALID = [[2, 14], [3, 12]]  # environment and its number of invalid steps
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
+def alone(tmp_path_factory):
+    """Return a function that trains one rank with all environments, once for equal options."""
+
+    @functools.cache
+    def train(options):
+        (result,) = run(tmp_path_factory.mktemp("one"), 1, **json.loads(options))
+        return result
+
+    def one(options):
+        eager = {name: value for name, value in options.get("model", {}).items() if name != "compile"}
+        return train(json.dumps({key: options[key] for key in options if key != "nccl"} | {"model": eager}))
+
+    return one
+
+
+@pytest.fixture
+def one(alone):
     """Return the result of one rank with all environments after three iterations."""
-    (result,) = run(tmp_path_factory.mktemp("one") / "run", 1, **HOPPER)
+    result = alone(HOPPER)
     assert (result["weights"] - result["initial"]).abs().max() > 1e-3
     assert len(result["returns"]) > 2, "or nothing was reset"
     return result
@@ -115,8 +133,8 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_ranks_of_a_variant_do_what_one_rank_does(tmp_path, variant):
-    (one,) = run(tmp_path / "one", 1, **VARIANTS[variant])
+def test_ranks_of_a_variant_do_what_one_rank_does(tmp_path, alone, variant):
+    one = alone(VARIANTS[variant])
     two = run(tmp_path / "two", 2, **VARIANTS[variant])
     require_same_end(two, one)
     assert len(one["returns"]) > 2
@@ -167,10 +185,9 @@ FAST, SLOW = list(GROUPS)[:2], list(GROUPS)[2:]
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_ranks_on_a_group_of_recipes_save_and_resume(tmp_path, name):
+def test_ranks_on_a_group_of_recipes_save_and_resume(tmp_path, alone, name):
     options = GROUPS[name] | {"rollouts": 12, "check_every": 1}
-    (one,) = run(tmp_path / "one", 1, **options)
-    two = run(tmp_path / "two", 2, **options, save_after=6)
+    one, two = alone(options), run(tmp_path / "two", 2, **options, save_after=6)
     assert difference(two, one, "first") < 0.001
     if name != "atari":  # where the rounding of convolutions changes an action within twelve rollouts
         require_same_end(two, one, tolerance=0.05, metrics=1e-2, statistics=1e-3)
@@ -180,9 +197,9 @@ def test_ranks_on_a_group_of_recipes_save_and_resume(tmp_path, name):
     assert torch.equal(resumed[0]["weights"], resumed[1]["weights"])
     if name in FRESH:
         return
-    (alone,) = run(tmp_path / "alone", 1, **options, ckpt_path=checkpoint)
+    later = run(tmp_path / "alone", 1, **options, ckpt_path=checkpoint)
     require_same_end(two, one)
-    assert max(difference(two, one), difference([alone], one)) < 0.001
+    assert max(difference(two, one), difference(later, one)) < 0.001
     for rank, again in zip(two, resumed, strict=True):
         assert torch.equal(again["weights"], rank["weights"])
         assert again["returns"] == rank["returns"]
@@ -212,25 +229,24 @@ def test_ranks_are_equal_past_rollout_10(tmp_path, variant):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_ranks_of_self_play_do_what_one_rank_does(tmp_path, compiled):
+def test_ranks_of_self_play_do_what_one_rank_does(tmp_path, alone, compiled):
     """Openings are those of each game, and the ranks share the games of the ratings."""
     data = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 8}
     data |= {"env_kwargs": {"opening_moves": 2}}
     model = {"rating_games": 20, "rating_opponents": ["minimax:1"], "compile": compiled}
     options = {"algorithm": "SelfPlay", "data": data, "model": model, "rollouts": 24, "validations": 1}
     options["check_every"] = 1
-    (one,) = run(tmp_path / "one", 1, **options)
+    one = alone(options)
     require_same_end(run(tmp_path / "two", 2, **options), one, metrics=1e-2)
     assert "charts/elo" in one["metrics"]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_ranks_with_auxiliary_phases_do_what_one_rank_does(tmp_path, compiled):
+def test_ranks_with_auxiliary_phases_do_what_one_rank_does(tmp_path, alone, compiled):
     """Sequences are dealt out for all ranks, past the third phase and rollout 10. Some steps are invalid."""
     model = {"n_iteration": 3, "e_auxiliary": 2, "num_aux_rollouts": 2, "compile": compiled}
     options = HOPPER | {"algorithm": "PPG", "model": model, "rollouts": 11, "invalid": INVALID}
-    (one,) = run(tmp_path / "one", 1, **options)
-    two = run(tmp_path / "two", 2, **options)
+    one, two = alone(options), run(tmp_path / "two", 2, **options)
     assert difference(two, one, "first") < 0.001
     assert difference(two, one) < 0.05
     assert torch.equal(two[0]["weights"], two[1]["weights"])
@@ -240,11 +256,11 @@ def test_ranks_with_auxiliary_phases_do_what_one_rank_does(tmp_path, compiled):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_ranks_with_intrinsic_rewards_do_what_one_rank_does(tmp_path, compiled):
+def test_ranks_with_intrinsic_rewards_do_what_one_rank_does(tmp_path, alone, compiled):
     """Random steps, statistics, counts and the predictor's steps are those of all ranks, past rollout 10."""
     model = {"num_iterations_obs_norm_init": 3, "compile": compiled}
     options = {"algorithm": "RND", "model": model, "rollouts": 12, "check_every": 1}
-    (one,) = run(tmp_path / "one", 1, **options)
+    one = alone(options)
     require_same_end(run(tmp_path / "two", 2, **options), one, metrics=1e-2, statistics=1e-3)
     assert one["statistics"]["curiosity.normalizer.count"] == 4 * 16 * (3 + 12)
     assert "charts/episode_curiosity_reward" in one["metrics"]
@@ -337,14 +353,13 @@ def test_ranks_that_diverge_are_stopped(tmp_path):
 
 def test_processes_started_by_fork_or_spawn_train_as_ddp_does(tmp_path):
     """The starting process gets the trained agent."""
-    script = DISTRIBUTED.with_name("spawned_run.py")
     results = []
     for strategy in ("ddp", "ddp_spawn", "ddp_notebook"):
         folder = tmp_path / strategy
         folder.mkdir()
         model = {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}
         options = {"strategy": strategy, "folder": str(folder), "timesteps": 64 * 12, "model": model}
-        code, errors = finish(launch([script], options), timeout=300)
+        code, errors = finish(launch(["tests/algorithms/spawned_run.py"], options), timeout=300)
         assert code == 0, errors
         results.append(torch.load(folder / "result.pt"))
         assert results[-1]["validated"].items() <= results[-1]["fitted"].items()
@@ -367,12 +382,9 @@ data: {total_timesteps: 100000000}
 def test_a_stopped_rank_ends_the_run_after_the_timeout(tmp_path):
     """docs/long_runs.md promises this. The stopped process ends, too."""
     (tmp_path / "slow.yaml").write_text(SLOW_RANKS)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", "slow.yaml"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes)
+    process = Forked(tmp_path, command_line, "fit", "--config", "slow.yaml")
     try:
-        assert any("parameters" in line for line in process.stdout), "it is about to train"
+        process.wait_for("parameters")  # it is about to train
         (other,) = left_of(process.pid).keys() - {process.pid}
         os.kill(other, signal.SIGSTOP)
         _, errors = process.communicate(timeout=120)

@@ -1,12 +1,11 @@
 """PPO learns the five probe environments and the value of an infinite horizon behind time limits."""
 
-import subprocess
-import sys
+import re
 
 import pytest
 import torch
 
-from tests.helpers import RECIPE
+from tests.helpers import RECIPE, Forked, command_line
 
 FAST = {"num_envs": 8, "num_steps": 16, "total_timesteps": 8 * 16 * 100}
 EAGER = {"learning_rate": 3e-3, "gamma": 0.9, "ent_coef": 0.0, "anneal_lr": False}
@@ -57,11 +56,8 @@ LATER = [pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)]
 
 @pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.integration), *LATER])
 def test_cartpole_is_solved_by_the_recipe(seed, tmp_path):
-    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", RECIPE]
-    command += ["--seed_everything", str(seed), "--trainer.logger", "false"]
-    command += ["--trainer.default_root_dir", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    line = next(
-        line for line in run.stdout.splitlines() if line.startswith("return over the last 100 episodes")
-    )
-    assert float(line.split(":")[1]) >= 475
+    flags = ["--config", RECIPE, "--seed_everything", str(seed), "--trainer.logger", "false"]
+    process = Forked(tmp_path, command_line, "fit", *flags)
+    out, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert float(re.search(r"return over the last 100 episodes: (\S+)", out)[1]) >= 475

@@ -77,14 +77,18 @@ def plateau(optimizer, num_rollouts):
     return {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "charts/SPS"}
 
 
-FORMS = {
-    "optimizer": form(wrap=lambda found, _: found[0]),
-    "list": form(wrap=lambda found, _: found),
-    "two lists": form(halved),
-    "dictionary": form(wrap=lambda found, _: {"optimizer": found[0]}),
-    "dictionary, schedule": form(halved, wrap=lambda found, s: {"optimizer": found[0], "lr_scheduler": s[0]}),
-    "length of the run": form(
-        one_cycle, wrap=lambda found, s: {"optimizer": found[0], "lr_scheduler": {"scheduler": s[0]}}
+FORMS = {  # and the learning rate of the last rollout
+    "optimizer": (form(wrap=lambda found, _: found[0]), 0.1),
+    "list": (form(wrap=lambda found, _: found), 0.1),
+    "two lists": (form(halved), 0.025),
+    "dictionary": (form(wrap=lambda found, _: {"optimizer": found[0]}), 0.1),
+    "dictionary, schedule": (
+        form(halved, wrap=lambda found, s: {"optimizer": found[0], "lr_scheduler": s[0]}),
+        0.025,
+    ),
+    "length of the run": (
+        form(one_cycle, wrap=lambda found, s: {"optimizer": found[0], "lr_scheduler": {"scheduler": s[0]}}),
+        0.1 / 25 / 1e4,
     ),
 }
 REFUSED = {
@@ -102,10 +106,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_an_optimizer_may_have_any_form_of_lightning(fit, name):
-    module = fit(DATA, MODEL, ppo=type("Own", (Recorded,), {"configure_optimizers": FORMS[name]}))
+    configure_optimizers, last = FORMS[name]
+    module = fit(DATA, MODEL, ppo=type("Own", (Recorded,), {"configure_optimizers": configure_optimizers}))
     assert module.moved > 1e-3
     has_schedule = module.lr_schedulers() is not None
     assert len(set(module.learning_rates)) == (ROLLOUTS if has_schedule else 1)
+    assert module.trainer.callback_metrics["charts/learning_rate"] == pytest.approx(last)
 
 
 @pytest.mark.filterwarnings("ignore:.*configure_optimizers. returned .None")
@@ -113,7 +119,8 @@ def test_an_optimizer_may_have_any_form_of_lightning(fit, name):
 def test_an_optimizer_that_the_update_cannot_use_is_refused(fit, name):
     own = type("Own", (PPO,), {"configure_optimizers": REFUSED[name]})
     with pytest.raises(
-        ConfigError, match=r"^Own.configure_optimizers must return one optimizer .*num_rollouts"
+        ConfigError,
+        match=r"^Own.configure_optimizers must return one optimizer .*self.data.num_rollouts times\.$",
     ):
         fit(DATA, MODEL, ppo=own)
 
@@ -200,6 +207,12 @@ def test_an_override_that_loses_what_the_package_does_is_named(fit, hook, purpos
     )
     with pytest.warns(UserWarning, match=sentence):
         fit(DATA, MODEL, ppo=Own, max_epochs=1)
+
+
+def test_an_own_configure_model_without_super_is_refused(fit):
+    own = type("Own", (PPO,), {"configure_model": lambda self: None})
+    with pytest.raises(ConfigError, match=r"^Own.configure_model does not call super.*: Build the agent"):
+        fit(DATA, MODEL, ppo=own)
 
 
 def test_overrides_that_call_super_are_not_named(fit, recwarn):

@@ -47,11 +47,19 @@ class Counted(Recorder):
         self.steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
 
 
-class Tracing(Counted, PPO):
+class Watching(Counted):
+    """Recorder of the weights with which the minibatches of each epoch are drawn."""
+
+    def minibatches(self, rollout):
+        self.drawn = [*getattr(self, "drawn", []), weights(self)]
+        yield from super().minibatches(rollout)
+
+
+class Tracing(Watching, PPO):
     pass
 
 
-class TracingSequences(Counted, RecurrentPPO):
+class TracingSequences(Watching, RecurrentPPO):
     pass
 
 
@@ -60,6 +68,11 @@ def require_same_updates(one, other):
     torch.testing.assert_close(weights(other), weights(one), atol=1e-5, rtol=1e-4)
     for expected, found in zip(one.metrics, other.metrics, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
+
+
+def require_drawn(module, fresh):
+    """Require that the minibatches of the two epochs of an iteration are drawn with different weights."""
+    assert torch.equal(module.drawn[2], module.drawn[3]) != fresh, "the second iteration"
 
 
 def optimizer_state(module):
@@ -84,6 +97,7 @@ def optimizer_state(module):
     ],
 )
 def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls):
+    """The compiled update draws all minibatches of an iteration before its first step."""
     eager, compiled = (fit(data, MODEL | model | {"compile": on}, ppo=ppo) for on in (False, True))
     assert eager.steps == compiled.steps
     assert eager.steps.ready == eager.steps.completed == 3 * 2 * 2
@@ -91,6 +105,8 @@ def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls):
     assert all(parameter.grad is None for parameter in compiled.agent.parameters())
     assert eager.learning_rates == compiled.learning_rates
     require_same_updates(eager, compiled)
+    require_drawn(eager, fresh=True)
+    require_drawn(compiled, fresh=False)
     # Adam's step does not depend on the gradients' scale, but its state does.
     torch.testing.assert_close(optimizer_state(compiled), optimizer_state(eager), atol=1e-5, rtol=1e-3)
     assert list(eager.state_dict()) == list(compiled.state_dict())
@@ -99,12 +115,7 @@ def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls):
 @pytest.mark.integration
 def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path, calls):
     def half(compile, ckpt_path=None, rollouts=1):
-        model = MODEL | {
-            "anneal_clip_coef": False,
-            "anneal_lr": False,
-            "compile": compile,
-            "max_grad_norm": 0.1,
-        }
+        model = MODEL | {"anneal_clip_coef": False, "anneal_lr": False, "compile": compile}
         module = fit(REACH | {"total_timesteps": 64 * rollouts}, model, ckpt_path=ckpt_path, max_epochs=-1)
         path = tmp_path / f"{len(list(tmp_path.glob('*.ckpt')))}.ckpt"
         module.trainer.save_checkpoint(path)
@@ -165,7 +176,7 @@ def test_the_compiled_loss_is_checked_about_every_thousandth_update(fit, monkeyp
 
     monkeypatch.setattr(PPO, "loss", record)
     monkeypatch.setattr("ppo_lightning.algorithms.update.CHECK_EVERY", 5)
-    fit(CARTPOLE | {"total_timesteps": 64 * 6}, MODEL | {"compile": True})
+    fit(REACH | {"total_timesteps": 64 * 6}, MODEL | {"compile": True})
     assert checked == [0, 4, 8, 12], "20 updates, four by four, with a check at each multiple of 5"
 
 
@@ -317,25 +328,13 @@ def test_a_parameter_without_a_gradient_keeps_the_update_eager_and_is_named_once
     assert sum("has no effect" in str(w.message) for w in caught) == 1
 
 
-class Watching(Tracing):
-    """Recorder of the weights with which the minibatches of each epoch are drawn."""
-
-    def minibatches(self, rollout):
-        self.drawn = [*getattr(self, "drawn", []), weights(self)]
-        yield from super().minibatches(rollout)
-
-
-class ByEpoch(Watching):
+class ByEpoch(Tracing):
     draws_by_epoch = True
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("ppo", "fresh"), [(Watching, False), (ByEpoch, True)])
-def test_the_compiled_update_draws_all_minibatches_before_its_first_step(fit, ppo, fresh):
-    """A variant whose minibatches depend on the weights asks for one call an epoch."""
-    eager, compiled = (fit(CARTPOLE, MODEL | {"compile": on}, ppo=ppo).drawn for on in (False, True))
-    for drawn, changes in ((eager, True), (compiled, fresh)):
-        assert torch.equal(drawn[2], drawn[3]) != changes, "two epochs of the second iteration"
+def test_a_variant_whose_minibatches_depend_on_the_weights_asks_for_one_call_an_epoch(fit):
+    require_drawn(fit(CARTPOLE, MODEL | {"compile": True}, ppo=ByEpoch), fresh=True)
 
 
 def frozen(observation_spec, action_spec):

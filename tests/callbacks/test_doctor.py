@@ -91,18 +91,16 @@ def test_the_doctor_reports_each_symptom_once(symptom, fit, capsys):
 @pytest.mark.parametrize(
     ("symptom", "remedy"),
     [
-        ("ratio", {"agent": MLPAgent}),
-        ("large KL", {"learning_rate": 2.5e-4}),
         ("no clipping", {"learning_rate": 1e-3}),
         ("much clipping", {"learning_rate": 1e-5}),
         ("entropy collapse", {"learning_rate": 1e-5}),
         ("unscaled observations", {"agent": functools.partial(MLPAgent, norm_obs=True)}),
         ("saturated actions", {"agent": functools.partial(MLPAgent, head="tanh_gaussian")}),
         ("time limits", {"bootstrap_truncated": True}),
-        ("dead units", {"learning_rate": 2.5e-4}),
     ],
 )
 def test_a_run_with_the_doctors_remedy_has_the_symptom_no_more(symptom, remedy, fit):
+    """Without dropout and at the default learning rate, the run is the healthy one of CartPole below."""
     data, model = ILL[symptom]
     doctor = Doctor()
     fit(WELL | data, model | remedy, callbacks=[doctor])

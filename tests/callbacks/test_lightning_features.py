@@ -12,9 +12,7 @@ from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     LearningRateMonitor,
     ModelCheckpoint,
-    RichProgressBar,
     StochasticWeightAveraging,
-    TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -197,11 +195,6 @@ def test_trainer_options_that_change_nothing(fit, options):
     assert torch.equal(weights(fit(EIGHT, MODEL, **options)), weights(fit(EIGHT, MODEL)))
 
 
-@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
-def test_lightnings_progress_bars(fit, bar):
-    assert fit(EIGHT, MODEL, callbacks=[bar()], enable_progress_bar=True, **VALIDATED).rollouts_done == 8
-
-
 # The x axis
 
 
@@ -254,74 +247,14 @@ def test_a_run_resumes_at_every_rollout_of_an_epoch(fit, tmp_path):
         assert [rollouts for rollouts in watch.rollouts("epoch") if rollouts > done] == ends, path.name
 
 
-# Overrides
-
-
-def optimizer_of(module):
-    return torch.optim.Adam(module.agent.parameters(), lr=1e-3)
-
-
-def one_cycle(module, total_steps):
-    optimizer = optimizer_of(module)
-    return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total_steps)]
-
-
-def halved(module):
-    optimizer = torch.optim.AdamW(module.agent.parameters(), lr=1e-3)
-    return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 0.5**count)]
-
-
-def plateau(module):
-    optimizer = optimizer_of(module)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "losses/value_loss"}}
-
-
-def two_schedules(module):
-    optimizer = optimizer_of(module)
-    return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer) for _ in range(2)]
-
-
-@pytest.mark.parametrize(
-    "configure",
-    [
-        lambda module: [optimizer_of(module), optimizer_of(module)],
-        lambda module: None,
-        two_schedules,
-        plateau,
-    ],
-    ids=["two optimizers", "none", "two schedules", "plateau"],
-)
-def test_what_the_update_cannot_use_is_refused(fit, configure):
-    own = type("Own", (PPO,), {"configure_optimizers": configure})
-    with pytest.raises(ConfigError, match=r"Own.configure_optimizers must .*self.data.num_rollouts times\.$"):
-        fit(EIGHT, MODEL, ppo=own)
-
-
-@pytest.mark.parametrize(
-    ("configure", "learning_rate"),
-    [
-        (optimizer_of, 1e-3),
-        (halved, 1e-3 * 0.5**7),
-        (lambda module: one_cycle(module, module.data.num_rollouts), 4e-8),
-    ],
-    ids=["no schedule", "stepped once a rollout", "over the rollouts of the run"],
-)
-def test_the_last_rollout_has_the_learning_rate_of_a_subclass(fit, configure, learning_rate):
-    module = fit(EIGHT, MODEL, ppo=type("Own", (PPO,), {"configure_optimizers": configure}))
-    assert module.rollouts_done == 8
-    assert module.trainer.callback_metrics["charts/learning_rate"] == pytest.approx(learning_rate)
-
-
 # Fits of one module
 
 
 class Begin(L.Callback):
-    """Recorder of steps, weights and learning rate at the start of a run."""
+    """Recorder of steps and weights at the start of a run."""
 
     def on_train_start(self, trainer, pl_module):
         self.steps, self.weights = pl_module.env_steps, weights(pl_module)
-        self.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
 
 
 def test_a_second_fit_begins_a_new_run_with_the_trained_weights(fit, make_trainer):
@@ -331,7 +264,6 @@ def test_a_second_fit_begins_a_new_run_with_the_trained_weights(fit, make_traine
     make_trainer(callbacks=[begin]).fit(module, data)
     assert begin.steps == 0
     assert torch.equal(begin.weights, trained)
-    assert begin.learning_rate == module.hparams.learning_rate
     assert module.env_steps == STEPS * 4
 
 

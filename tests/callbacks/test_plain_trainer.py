@@ -5,8 +5,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,10 +21,10 @@ from ppo_lightning.callbacks import Preemption, RunSummary, Threads
 from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.rollouts.collector import RolloutCollector
+from tests.helpers import ROOT, Forked, script
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 12}
 MODEL = {"num_minibatches": 2, "update_epochs": 1}
-ROOT = Path(__file__).parents[2]
 
 
 STATEMENTS = """L.seed_everything(1)
@@ -255,7 +253,7 @@ def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(
 
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 import lightning as L
 from ppo_lightning import PPO, RolloutDataModule
 
@@ -265,7 +263,8 @@ class Slow(L.Callback):
         time.sleep(1 if pl_module.rollouts_done == 3 else 0)
 
 L.seed_everything(1)
-data = RolloutDataModule("CartPole-v1", num_envs=2, num_steps=16, total_timesteps=32_000)
+total = int(os.environ.get("TOTAL", 32_000))
+data = RolloutDataModule("CartPole-v1", num_envs=2, num_steps=16, total_timesteps=total)
 trainer = L.Trainer(accelerator="cpu", callbacks=[Slow()], enable_progress_bar=False)
 trainer.fit(PPO(num_minibatches=2, compile="compile" in sys.argv), data)
 """
@@ -278,38 +277,25 @@ def program(tmp_path):
 
     def start(*args, **environment):
         (tmp_path / "program.py").write_text(PROGRAM)
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        command = [sys.executable, "program.py", *args]
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=env, **pipes))
+        started.append(Forked(tmp_path, script, "program.py", *args, **environment))
         return started[-1]
 
     yield start
     for process in started:
         process.kill()
-        process.communicate()
-
-
-def wait_for(process, text):
-    said = ""
-    while text not in said:
-        line = process.stdout.readline()
-        assert line, said
-        said += line
-    return said
 
 
 @pytest.mark.integration
 def test_a_second_interrupt_ends_a_script_at_once(program):
     process = program()
-    said = wait_for(process, "rollout 3")
-    assert "Tip:" not in said
-    assert "max_epochs" not in said
-    assert "evaluation every 10688 environment steps, episodes: 2" in said
+    process.wait_for("rollout 3")
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.2)
-    said, _ = process.communicate(timeout=20)
+    said = "".join(process.communicate(timeout=20))
+    assert "Tip:" not in said
+    assert "max_epochs" not in said
+    assert "evaluation every 10688 environment steps, episodes: 2" in said
     assert process.returncode == -signal.SIGINT  # 130 in a shell
     assert "Interrupted: saving after this iteration. Interrupt again to end at once." in said
     assert "Interrupted after" not in said
@@ -318,11 +304,12 @@ def test_a_second_interrupt_ends_a_script_at_once(program):
 @pytest.mark.integration
 @pytest.mark.parametrize(("rollout", "code"), [(1, -signal.SIGINT), (3, 130)])
 def test_an_interrupt_during_compilation_ends_at_once_and_a_later_one_saves(program, tmp_path, rollout, code):
-    process = program("compile", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
-    wait_for(process, f"rollout {rollout}\n")
+    cold = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")} if rollout == 1 else {}
+    process = program("compile", **cold)
+    process.wait_for(f"rollout {rollout}\n")
     time.sleep(1 - rollout / 3)  # the second iteration compiles for seconds, the third rollout sleeps
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said = "".join(process.communicate(timeout=60))
     assert process.returncode == code, said
     assert ("preempted.ckpt" in said) == (code == 130)
 
@@ -339,23 +326,23 @@ def test_slurm_requeues_the_run_as_lightning_documents(program, tmp_path, fit):
     scontrol.write_text('#!/bin/sh\necho "scontrol $@"\n')
     scontrol.chmod(0o755)
     job = {f"SLURM_{name}": value for name, value in SLURM.items()}
-    job["PATH"] = f"{scontrol.parent}:{os.environ['PATH']}"
+    job |= {"PATH": f"{scontrol.parent}:{os.environ['PATH']}", "TOTAL": "3200"}
     process = program(**job)
-    wait_for(process, "rollout 3")
+    process.wait_for("rollout 3")
     process.send_signal(signal.SIGUSR1)
-    said, _ = process.communicate(timeout=60)
+    said = "".join(process.communicate(timeout=60))
     assert process.returncode == 143, said
     assert "scontrol requeue 4711" in said
     process = program(**job)
-    said, _ = process.communicate(timeout=120)
+    said = "".join(process.communicate(timeout=120))
     assert process.returncode == 0, said
     assert "hpc_ckpt_1.ckpt: each environment resumes its episode, to the bit" in said
     assert "rollout 4\n" in said
     assert "rollout 3\n" not in said
-    data = {"env_id": "CartPole-v1", "num_envs": 2, "num_steps": 16, "total_timesteps": 32_000}
+    data = {"env_id": "CartPole-v1", "num_envs": 2, "num_steps": 16, "total_timesteps": 3200}
     whole = fit(data, {"num_minibatches": 2})
     last = torch.load(ppo_lightning.last_checkpoint(tmp_path / "lightning_logs"), weights_only=True)
-    assert last["env_steps"] == 32_000
+    assert last["env_steps"] == 3200
     for key, value in whole.state_dict().items():
         assert torch.equal(value, last["state_dict"][key]), key
 

@@ -4,8 +4,6 @@ import contextlib
 import random
 import re
 import resource
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,9 +14,8 @@ from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.checkpoints.file import CHECKPOINT, read_checkpoint
 from ppo_lightning.checkpoints.io import UNFINISHED, CheckedCheckpointIO, remove_unfinished
 from ppo_lightning.commands import cli
+from tests.helpers import RECIPE, Forked
 
-ROOT = Path(__file__).parents[2]
-CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
 SMALL = ["--data.num_steps", "16", "--data.total_timesteps", "128", "--data.eval_episodes", "1"]
 DATA = "datamodule_hyper_parameters"
 
@@ -28,7 +25,7 @@ def run(tmp_path_factory):
     """Return the checkpoint of a command-line run, in the folder of the run."""
     folder = tmp_path_factory.mktemp("run")
     logger = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(folder)]
-    cli.main(["fit", "--config", CARTPOLE, *SMALL, *logger, "--data.rollouts_per_epoch", "2"])
+    cli.main(["fit", "--config", RECIPE, *SMALL, *logger, "--data.rollouts_per_epoch", "2"])
     return next(folder.rglob("*.ckpt"))
 
 
@@ -93,7 +90,7 @@ STRUCTURE |= {
 @pytest.mark.parametrize("name", STRUCTURE)
 def test_a_checkpoint_with_another_structure_ends_in_one_sentence(name, edited, capsys, make_trainer):
     path = edited(*STRUCTURE[name])
-    for command, *flags in (["validate"], ["fit", "--config", CARTPOLE, *SMALL], ["export", "--onnx", "a"]):
+    for command, *flags in (["validate"], ["fit", "--config", RECIPE, *SMALL], ["export", "--onnx", "a"]):
         error = refused(capsys, command, *flags, "--ckpt_path", path)
         assert "cannot be read as a checkpoint: " in error
     for load in (
@@ -191,7 +188,7 @@ COMMANDS = {
     "fit": ("--data.total_timesteps", "256"),
     "validate": (),
     "test": (),
-    "play": (),
+    "play": ("--max_frames", "3", "--output", "a.gif"),
     "export": ("--onnx", "a.onnx"),
     "details": (),
 }
@@ -327,16 +324,14 @@ def test_what_a_killed_writer_left_is_removed_and_a_running_writers_file_is_not(
     """The previous file of the same name stays intact."""
     monkeypatch.chdir(tmp_path)
     CheckedCheckpointIO().save_checkpoint({"a": torch.zeros(1)}, "last.ckpt")
-    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True, env=env
-    ) as writer:
-        try:
-            assert writer.stdout.readline() == "writes\n"
-            remove_unfinished(tmp_path)
-            assert (tmp_path / UNFINISHED).exists(), "the writer runs"
-        finally:
-            writer.send_signal(signal.SIGKILL)
+    writer = Forked(tmp_path, exec, WRITER, {})
+    try:
+        writer.wait_for("writes\n")
+        remove_unfinished(tmp_path)
+        assert (tmp_path / UNFINISHED).exists(), "the writer runs"
+    finally:
+        writer.kill()
+        writer.communicate()
     assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", UNFINISHED}
     assert torch.load("last.ckpt", weights_only=True) == {"a": torch.zeros(1)}
     remove_unfinished(tmp_path)

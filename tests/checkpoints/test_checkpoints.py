@@ -1,8 +1,5 @@
 """Checkpoints: plain types, loading without an environment, and resumed runs."""
 
-import subprocess
-import sys
-
 import lightning as L
 import pytest
 import torch
@@ -11,6 +8,7 @@ from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.rollouts.make_collector import make_collector
+from tests.helpers import Forked, finish
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
 EVERY_2 = {
@@ -40,8 +38,8 @@ def test_checkpoints_hold_plain_types_only(saved):
 
 
 @pytest.mark.integration
-def test_loading_needs_no_environment_and_gives_the_same_actions(saved):
-    """A new process that cannot make environments gives the same actions, to the bit."""
+def test_loading_needs_no_environment_and_gives_the_same_actions(saved, tmp_path):
+    """Another process, which cannot make environments, gives the same actions, to the bit."""
     module, paths = saved
     observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     code = f"""
@@ -52,10 +50,10 @@ from ppo_lightning import PPO
 model = PPO.load_from_checkpoint({str(paths[-1])!r})
 observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
 action = model.predict(observation)
-torch.save((action, tuple(model.agent.evaluate(observation, action)[:4])), {str(paths[-1]) + ".out"!r})
+torch.save((action, tuple(model.agent.evaluate(observation, action)[:4])), "out")
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env={"OMP_NUM_THREADS": "1"})
-    action, evaluated = torch.load(str(paths[-1]) + ".out")
+    assert finish(Forked(tmp_path, exec, code, {})) == (0, "")
+    action, evaluated = torch.load(tmp_path / "out")
     assert torch.equal(action, module.predict(observation))
     for a, b in zip(evaluated, module.agent.evaluate(observation, action)[:4], strict=True):
         assert torch.equal(a, b)

@@ -24,8 +24,8 @@ from ppo_lightning.commands.curves import curve
 from ppo_lightning.commands.jobs import Job, jobs_of
 from ppo_lightning.commands.report import interval, published, read_csv, table, write_csv
 from ppo_lightning.commands.runner import Runner, metrics_of, progress
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs/classic/cartpole.yaml"
 SHORT = ["--data.total_timesteps", "8192", "--data.eval_episodes", "1"]
 
@@ -263,6 +263,8 @@ def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
     [
         ("CartPole-v1", "classic", 490.04),
         ("HalfCheetah-v4", "mujoco", 1442.64),
+        ("HalfCheetah-v4", "best", 1442.64),
+        ("HalfCheetah-v4", "sac", 9635),
         ("ALE/Breakout-v5", "atari", 414.66),
         ("ALE/Pong-v5", "elsewhere", 20.36),
         ("starpilot", "procgen", 30.99),

@@ -4,7 +4,6 @@ import csv
 import statistics
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,8 @@ from ppo_lightning.commands.recipes import (
     table,
     with_recipe_paths,
 )
-
-ROOT = Path(__file__).parents[2]
-CARTPOLE = str(ROOT / "configs/classic/cartpole.yaml")
+from tests.helpers import RECIPE as CARTPOLE
+from tests.helpers import ROOT
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """``ppo-lightning check-env``: lines and exit codes."""
 
-import pytest
+import functools
 
-from ppo_lightning.commands.cli import main
+import pytest
 
 MODULE = """
 from tests.envs.broken_envs import Walk, Whole
@@ -13,20 +13,10 @@ def make(shift=0):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
+def run(run_cli, monkeypatch, tmp_path):
     (tmp_path / "own_env.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as the program does with the current folder
-
-    def run(*args):
-        code = 0
-        try:
-            main(["check-env", *args])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
+    return functools.partial(run_cli, "check-env")
 
 
 def test_a_clean_environment_of_the_current_folder(run):

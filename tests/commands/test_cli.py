@@ -23,9 +23,7 @@ import ppo_lightning
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 from ppo_lightning.commands import options
 from tests.commands.conftest import CARTPOLE, SHORT, checkpoint_of, metric
-
-ROOT = Path(__file__).parents[2]
-
+from tests.helpers import ROOT
 
 FIT = "data.env_kwargs does not fit env_id"
 WRONG = {
@@ -151,7 +149,7 @@ def test_a_run_without_a_recipe_writes_where_others_do_and_shows_no_noise(run_cl
     assert code == 0, err
     for noise in ("FLOPs", "LeafSpec", "Deprecat", "litlogger"):
         assert noise not in out + err
-    assert out.splitlines()[0] == "MLPAgent: 9155 parameters"
+    assert out.splitlines()[0] == "PPO, MLPAgent: 9155 parameters"
     assert logging.getLogger("lightning.pytorch.profilers.simple").isEnabledFor(logging.INFO)
     written = {path.name for path in (tmp_path / "runs/ppo/version_0").iterdir()}
     assert {"metrics.csv", "checkpoints", "cli_config.yaml"} <= written
@@ -430,6 +428,31 @@ def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli, tmp
 
 def one_hot_torchrl_cartpoles() -> EnvBase:
     return GymEnv("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "path", "reason"),
+    [
+        ("export", "--onnx", "folder", "folder cannot be used (Is a directory)"),
+        ("export", "--onnx", "", ". cannot be used (Is a directory)"),
+        ("export", "--onnx", "a" * 300, f"{'a' * 300} cannot be used (File name too long)"),
+        ("export", "--hub", "file", "file cannot be used (File exists)"),
+        ("export", "--hub", "/proc/x/hub", "/proc/x cannot be used (No such file or directory)"),
+        ("play", "--output", "file/a.gif", "file cannot be used (File exists)"),
+        ("benchmark", "--output", "file", "file/runs/cartpole-1 cannot be used (Not a directory)"),
+        ("tune", "--output", "file", "file cannot be used (File exists)"),
+    ],
+)
+def test_an_output_that_cannot_be_written_ends_in_one_sentence(run_cli, request, command, flag, path, reason):
+    Path("folder").mkdir()
+    Path("file").write_text("")
+    Path("space.yaml").write_text("parameters: {model.gamma: {choices: [0.9]}}")
+    if command in ("export", "play"):
+        own = ["--ckpt_path", request.getfixturevalue("trained")]
+    else:
+        own = ["--recipes", CARTPOLE, *(["--space", "space.yaml"] if command == "tune" else [])]
+    code, _, err = run_cli(command, *own, flag, path)
+    assert (code, err) == (2, f"error: {reason}: name another file or folder.\n")
 
 
 def test_a_folder_that_cannot_be_written_ends_in_one_sentence(run_cli):

@@ -43,12 +43,6 @@ def test_a_run_resumes_wherever_the_flag_stands(run_cli, trained, resume, place)
         assert min(int(row["step"]) for row in csv.DictReader(file)) > 1024, "the x axis continues"
 
 
-def test_a_flag_before_the_recipe_wins(run_cli):
-    code, out, err = run_cli("fit", *SHORT, "--config", CARTPOLE)
-    assert code == 0, err
-    assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == 1024
-
-
 def test_an_evaluation_takes_the_checkpoint_before_the_recipe(run_cli, trained):
     code, out, err = run_cli(
         "validate", "--ckpt_path", trained, "--config", settings_of_an_older_version(trained)

@@ -22,6 +22,7 @@ from torch.distributed import run as torchrun
 from ppo_lightning.commands import cli
 from tests.documented import blocks, commands
 from tests.helpers import ROOT, RUN, Runs, environment_of, wait_for_a_checkpoint
+from tests.helpers import port as free_port
 
 PAGE = ROOT / "docs/machines.md"
 JOB = ROOT / "docs/cluster/slurm.sh"
@@ -105,12 +106,6 @@ def machines(tmp_path):
     for process in started.ranks().values():  # torchrun's ranks have sessions of their own
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def documented(program):

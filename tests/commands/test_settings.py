@@ -14,8 +14,21 @@ import yaml
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.tuner import Tuner
 from torchrl.data import Categorical, Unbounded
+from torchrl.envs import GymEnv
 
-from ppo_lightning import PPO, RPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
+from ppo_lightning import (
+    DQN,
+    PPG,
+    PPO,
+    RPO,
+    SAC,
+    CNNAgent,
+    ConfigError,
+    MLPAgent,
+    RecurrentPPO,
+    RolloutDataModule,
+    SelfPlay,
+)
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.utils.arguments import Range
 from tests.commands.conftest import CARTPOLE, SHORT
@@ -27,18 +40,25 @@ SMALL = {"num_envs": 2, "num_steps": 8, "total_timesteps": 32}
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("model.learning_rate", 0.0),
         ("model.learning_rate", math.inf),
         ("model.learning_rate", float("nan")),
         ("model.adam_eps", 0.0),
         ("model.vf_coef", -1.0),
+        ("model.vf_coef", float("nan")),
         ("model.ent_coef", -math.inf),
         ("model.clip_coef", 1e-300),
+        ("model.target_kl", 0.0),
         ("model.max_grad_norm", 1e-30),
         ("model.num_minibatches", 2.5),
+        ("model.update_epochs", 0),
+        ("model.gae_lambda", -0.1),
+        ("model.gamma", 1.01),
         ("model.gamma", None),
         ("model.gamma", "0.9"),
         ("model.agent", "x"),
         ("model.agent", None),
+        ("data.num_envs", 0),
         ("data.total_timesteps", -512),
         ("data.step_timeout", math.inf),
         ("data.backend", None),
@@ -58,6 +78,76 @@ def test_a_value_that_cannot_work_is_refused(name, value):
 def test_what_means_no_limit_is_allowed():
     PPO(max_grad_norm=math.inf, clip_coef=math.inf, target_kl=None, ent_coef=-0.01, vf_coef=0)
     RolloutDataModule(step_timeout=None)
+
+
+def agent(kind=MLPAgent, **settings):
+    return {"agent": functools.partial(kind, **settings)}
+
+
+class Momentum(PPO):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.trainable_parameters(), lr=0.1)
+
+
+PENDULUM = {"env_id": "Pendulum-v1"}
+FUNCTION = {"env_id": lambda: gym.make("CartPole-v1")}
+MEMORY = agent(memory="gru", shared=True)
+STEPS = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64}
+SPLIT, RESIDUAL = agent(memory="gru", shared=False), agent(body="residual", hidden_sizes=[8, 16])
+TORCH = {"backend": "torch", "env_id": "Acrobot-v1"}
+REWARDS = {"backend": "torch", "env_kwargs": {"sutton_barto_reward": True}}
+ONE_HOT = {"env_id": GymEnv, "env_kwargs": {"env_name": "CartPole-v1"}}
+CATEGORICAL = {"env_kwargs": {"env_name": "CartPole-v1", "categorical_action_encoding": True}}
+GYMNASIUM = {"data": {"backend": "gymnasium"}}
+HUGE = {"num_steps": 10**11, "total_timesteps": 10**12}
+OFF = {"learning_starts": 32, "train_frequency": 4, "batch_size": 8}
+# What the sentence asks for, algorithm and settings of model and data before, and the changes after
+ASKED = {
+    "set anneal_lr to false": (PPO, {"desired_kl": 0.01}, {}, {"model": {"anneal_lr": False}}),
+    "lower it, or collect more steps": (PPO, {"num_minibatches": 32}, {}, {"model": {"num_minibatches": 4}}),
+    "leave model.compile off": (Momentum, {"compile": True}, {}, {"model": {"compile": False}}),
+    "use ppo_lightning.RecurrentPPO": (PPO, MEMORY, {}, {"ppo": RecurrentPPO}),
+    "min_gru, and model.agent.shared to true": (RecurrentPPO, {}, {}, {"model": MEMORY}),
+    "change one of the two": (RecurrentPPO, MEMORY, {"num_envs": 3}, {"data": {"num_envs": 4}}),
+    "or to false for a value function": (PPO, agent(memory="gru"), {}, {"ppo": RecurrentPPO, "model": SPLIT}),
+    "give each block the same": (PPO, RESIDUAL, {}, {"model": agent(body="residual", hidden_sizes=[8, 8])}),
+    "remove one of them": (
+        PPO,
+        agent(shared=True, critic_hidden_sizes=[8]),
+        {},
+        {"model": agent(shared=True)},
+    ),
+    "set model.agent to ppo_lightning.MLPAgent": (PPO, agent(CNNAgent), {}, {"model": agent()}),
+    "use ppo_lightning.PPO": (RPO, {}, {}, {"ppo": PPO}),
+    "would have no auxiliary phase: lower it": (PPG, {"n_iteration": 9}, {}, {"model": {"n_iteration": 2}}),
+    "Set model.rating_games to 0": (SelfPlay, {}, {}, {"model": {"rating_games": 0}}),
+    "use SAC, TD3 or DDPG": (DQN, OFF, PENDULUM, {"ppo": SAC}),
+    "use DQN, C51 or DiscreteSAC": (SAC, OFF, {}, {"ppo": DQN}),
+    "leave it out": (DQN, OFF | agent(), {}, {"model": {"agent": None}}),
+    "raise it": (PPO, {}, {"total_timesteps": 8}, {"data": {"total_timesteps": 32}}),
+    "lower one of these settings": (PPO, {}, HUGE, {"data": STEPS}),
+    "set it to 'gymnasium'": (PPO, {}, TORCH, GYMNASIUM),
+    "max_episode_steps only: set data.backend to 'gymnasium'": (PPO, {}, REWARDS, GYMNASIUM),
+    "is a function: set data.backend to 'gymnasium'": (PPO, {}, FUNCTION | {"backend": "envpool"}, GYMNASIUM),
+    "must be 0": (PPO, {}, {"backend": "vectorized", "num_workers": 2}, {"data": {"num_workers": 0}}),
+    "give a function that makes a new one": (
+        PPO,
+        {},
+        {"env_id": gym.make("CartPole-v1")},
+        {"data": FUNCTION},
+    ),
+    "make the environment with categorical_action_encoding=True": (PPO, {}, ONE_HOT, {"data": CATEGORICAL}),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_run_trains_after_what_the_sentence_asks_for(fit, asked):
+    algorithm, model, data, change = ASKED[asked]
+    with pytest.raises(ConfigError, match=re.escape(asked)):
+        fit(STEPS | data, model, ppo=algorithm)
+    model = {name: value for name, value in (model | change.get("model", {})).items() if value is not None}
+    module = fit(STEPS | data | change.get("data", {}), model, ppo=change.get("ppo", algorithm))
+    assert module.env_steps >= 32
 
 
 def test_every_number_has_a_range_and_its_default_lies_in_it():
@@ -81,6 +171,8 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
         (lambda: PPO(lr=1e-3), "PPO takes no argument 'lr': did you mean learning_rate?"),
         (lambda: PPO(n_envs=4), "PPO takes no argument 'n_envs': did you mean data.num_envs?"),
         (lambda: PPO(quux=4), "PPO takes no argument 'quux': it takes learning_rate, anneal_lr, "),
+        (lambda: SAC(lr=1e-3), "SAC takes no argument 'lr': did you mean q_lr?"),
+        (lambda: DQN(norm_adv=True), "DQN takes no argument 'norm_adv': it takes agent,"),
         (lambda: RolloutDataModule(n_envs=4), "takes no argument 'n_envs': did you mean num_envs?"),
         (lambda: RolloutDataModule(env="A"), "takes no argument 'env': did you mean env_id?"),
         (
@@ -141,7 +233,7 @@ def test_a_trainer_option_that_cannot_work_is_refused(fit, options, name):
 
 @pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
 def test_lightnings_tuner_is_refused(make_trainer, method):
-    with pytest.raises(ConfigError, match=r"Tuner.*model\.learning_rate"):
+    with pytest.raises(ConfigError, match="Tuner cannot tune runs"):
         getattr(Tuner(make_trainer()), method)(PPO(), datamodule=RolloutDataModule(**SMALL))
 
 

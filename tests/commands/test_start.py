@@ -5,11 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers import ROOT
+
 STOP = """
 import gc, json, sys
 from pathlib import Path
@@ -41,16 +41,21 @@ def python(folder, *args):
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Return the modules that Lightning and TorchRL import."""
+    code = "import json, sys, lightning, torchrl.envs; print(json.dumps(list(sys.modules)))"
+    return set(json.loads(python(tmp_path_factory.getbasetemp(), "-c", code)))
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_imports_only_what_it_uses(tmp_path, ranks):
+def test_a_run_imports_only_what_it_uses(tmp_path, given, ranks):
     """Trials of ``benchmark`` and ``tune`` and the ranks of a run are such processes, too."""
     (tmp_path / "stop.py").write_text(STOP)
     several = ["--trainer.devices", "2", "--trainer.strategy", "ddp"] if ranks == 2 else []
     flags = ["--trainer.callbacks+=stop.Stop", "--trainer.limit_val_batches", "0", *several]
     python(tmp_path, "-m", "ppo_lightning", "fit", "--config", "classic/cartpole", *flags)
-    code = "import json, sys, lightning, torchrl.envs; print(json.dumps(list(sys.modules)))"
-    given = set(json.loads(python(tmp_path, "-c", code)))
     for rank in range(ranks):
         more = set(json.loads((tmp_path / f"rank{rank}.json").read_text())) - given
         assert not {name for name in more if name.partition(".")[0] in HEAVY}

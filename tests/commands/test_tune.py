@@ -1,13 +1,11 @@
 """Search spaces, studies that several processes share, and the command in real processes."""
 
 import argparse
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +17,9 @@ from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import read_csv
 from ppo_lightning.commands.runner import DONE, Runner
 from ppo_lightning.commands.tune import SHARES, Tuner, read_space
+from tests.helpers import ROOT, forks
 
 optuna = pytest.importorskip("optuna")
-ROOT = Path(__file__).parents[2]
 CARTPOLE, ACROBOT = (ROOT / f"configs/classic/{name}.yaml" for name in ("cartpole", "acrobot"))
 SPACE = """
 targets:
@@ -213,9 +211,8 @@ def hold_a_trial(folder, pipe, has_heartbeat):
 def test_the_trial_of_a_killed_process_is_retried_after_its_heartbeats_end(
     has_heartbeat, tmp_path, space_file, monkeypatch
 ):
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(False)
-    process = context.Process(target=hold_a_trial, args=(tmp_path, send, has_heartbeat), daemon=True)
+    receive, send = forks().Pipe(False)
+    process = forks().Process(target=hold_a_trial, args=(tmp_path, send, has_heartbeat), daemon=True)
     process.start()
     assert receive.poll(60) and receive.recv() == 0
     process.kill()

@@ -121,12 +121,6 @@ def test_an_unknown_environment_is_refused_with_the_nearest_names(backend):
         make_env("CartPol-v1", 1, backend)
 
 
-def test_a_missing_extra_names_the_pip_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(ConfigError, match=r"pip install 'ppo-lightning\[envpool\]'"):
-        make_env("CartPole-v1", 1, "envpool")
-
-
 def test_an_environment_whose_package_is_missing_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
 
@@ -241,11 +235,6 @@ def test_a_wrong_action_is_refused_by_the_environment(env):
     batch.reset_arrays()
     with pytest.raises(AssertionError, match=r"2.* invalid"):
         batch.step_arrays(np.array([0, 2]))
-
-
-def test_a_wrong_option_of_many_cartpoles_ends_in_one_sentence():
-    with pytest.raises(ConfigError, match=r"data\.env_kwargs does not fit env_id 'CartPole-v1'"):
-        make_env("CartPole-v1", 16, env_kwargs={"max_episode_steps": "many"})
 
 
 def test_dictionaries_are_flattened_alphabetically(env):

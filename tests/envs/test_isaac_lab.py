@@ -1,9 +1,6 @@
 """Isaac Lab's environments, with a fake that behaves as they do, and the documented script."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +14,7 @@ from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.seeding import Shard
 from tests.documented import ROOT, blocks
 from tests.envs.simulators import FakeIsaacEnv, configuration
+from tests.helpers import Forked, script
 
 FAKES = {
     "isaaclab/__init__.py": "",
@@ -127,22 +125,16 @@ def test_an_environment_without_the_group_policy_is_refused():
 
 @pytest.mark.integration
 def test_the_documented_script_trains(tmp_path):
-    (script,) = [block.text for block in blocks(ROOT / "docs/simulators.md") if "AppLauncher" in block.text]
-    (tmp_path / "train.py").write_text(script)
+    (text,) = [block.text for block in blocks(ROOT / "docs/simulators.md") if "AppLauncher" in block.text]
+    (tmp_path / "train.py").write_text(text)
     for name, text in FAKES.items():
-        path = tmp_path / "fakes" / name
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(re.sub(r"^        ", "", text, flags=re.MULTILINE))
     recipe = ["--config", str(ROOT / "configs/tensor/isaac_ant.yaml")]
     small = ["--data.num_envs", "4", "--data.num_steps", "8", "--data.total_timesteps", "64"]
-    done = subprocess.run(
-        [sys.executable, "train.py", "--task", "Isaac-Ant-v0", "--device", "cpu", *recipe, *small],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path / 'fakes'}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "wall time:" in done.stdout and done.stdout.rstrip().endswith("closed")
+    flags = ["--task", "Isaac-Ant-v0", "--device", "cpu", *recipe, *small]
+    process = Forked(tmp_path, script, "train.py", *flags)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert "wall time:" in out and out.rstrip().endswith("closed")

@@ -75,6 +75,7 @@ REFUSED = {
     "EndOfLifeTransform": [t.EndOfLifeTransform()],
     "ExcludeTransform": [t.StepCounter(), t.ExcludeTransform("step_count")],
     "Hash": [t.Hash(out_keys=["hash"], **KEYS)],
+    "MultiAction": [t.MultiAction()],
     "MultiStepTransform": [t.MultiStepTransform(n_steps=2, gamma=0.9)],
     "NoopResetEnv": [t.NoopResetEnv(3)],
     "ObservationNorm": [t.ObservationNorm(**KEYS)],

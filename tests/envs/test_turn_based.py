@@ -63,6 +63,16 @@ def test_a_row_shows_the_player_to_move():
     np.testing.assert_array_equal(board[[4, 0]], [[1, 0], [0, 1]])
 
 
+def test_a_reset_of_all_games_forgets_those_that_ended():
+    env = make_env("TicTacToe-v1", 1, backend="envpool", seed=3)
+    env.reset_arrays()
+    ended = [env.step_arrays(np.array([move]))[2][0] for move in Scripted.moves]
+    assert ended == [False] * 4 + [True]
+    env.reset_arrays()
+    env.step_arrays(np.array([4]))
+    assert env.valid.all()
+
+
 class Scripted(MLPAgent):
     """An agent that plays given moves."""
 

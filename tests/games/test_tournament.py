@@ -93,6 +93,15 @@ def test_perfect_players_draw_and_do_not_lose():
     assert max(values(BOARDS["TicTacToe-v1"], 0, 0, 9).values()) == 0
 
 
+def test_random_play_is_uniform_over_the_legal_actions():
+    observation = connect_four().repeat(3000, axis=0)
+    observation[:, [1, 4]] = 0
+    chosen = player("random", CONNECT_FOUR)(observation, np.random.default_rng(1))
+    shares = np.bincount(chosen, minlength=7) / 3000
+    np.testing.assert_allclose(shares, [0.2, 0, 0.2, 0.2, 0, 0.2, 0.2], atol=0.03)
+    assert not shares[[1, 4]].any()
+
+
 def test_random_players_are_equal():
     random = player("random", CONNECT_FOUR)
     result = play_games(CONNECT_FOUR, random, random, 600)
@@ -239,6 +248,12 @@ def test_ratings_of_simulated_games_are_recovered():
     ratings = rate(simulated(true, 20_000, np.random.default_rng(1)), "random")
     for name, value in true.items():
         assert ratings[name].elo == pytest.approx(value, abs=8)
+
+
+def test_an_interval_has_the_width_of_a_normal_distribution():
+    ratings = [rate({("a", "b"): Outcomes(5000, 0, 5000)}, "b", seed)["a"] for seed in range(10)]
+    expected = 2 * 1.96 * 400 / np.log(10) / np.sqrt(10_000 * 0.5 * 0.5)
+    assert np.mean([rating.high - rating.low for rating in ratings]) == pytest.approx(expected, rel=0.08)
 
 
 def test_intervals_cover_the_true_rating():

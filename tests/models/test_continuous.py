@@ -1,8 +1,5 @@
 """Continuous actions: heads, running statistics, and clipping for the environment. Details 23 to 31."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -21,6 +18,7 @@ from ppo_lightning.models.normalizers import (
     summarize_array,
 )
 from ppo_lightning.rollouts.make_collector import make_collector
+from tests.helpers import Forked, finish
 
 VECTOR, ACTIONS = Unbounded(shape=(4,)), Bounded(-0.5, 0.5, shape=(2,), dtype=torch.float32)
 REACH = {"env_id": "Reach-v0", "num_envs": 3, "num_steps": 16, "total_timesteps": 96, "eval_episodes": 2}
@@ -312,7 +310,7 @@ def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
 
 @pytest.mark.integration
 def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(checkpoint, tmp_path):
-    """``predict`` and an evaluation of raw observations, in a new process."""
+    """``predict`` and an evaluation of raw observations, in another process."""
     module, path = checkpoint
     observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     code = f"""
@@ -322,9 +320,9 @@ from ppo_lightning import PPO, evaluate, make_env
 model = PPO.load_from_checkpoint({str(path)!r}, weights_only=True)
 observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
 episodes = evaluate(model.agent, make_env("Reach-v0", 3, seed=5))
-torch.save((model.predict(observation), episodes), {str(tmp_path / "out")!r})
+torch.save((model.predict(observation), episodes), "out")
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": "."})
+    assert finish(Forked(tmp_path, exec, code, {})) == (0, "")
     action, episodes = torch.load(tmp_path / "out", weights_only=False)
     assert torch.equal(action, module.predict(observation))
     assert (action.abs() <= 0.5).all()

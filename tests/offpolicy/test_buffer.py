@@ -19,7 +19,7 @@ def test_the_newest_transitions_stay_in_order_and_survive_a_checkpoint(sizes):
     kept = torch.arange(max(0, total - 4), total).float()
     assert torch.equal(buffer.gather(torch.arange(len(buffer)))["reward"], kept)
     restored = ReplayBuffer(4)
-    restored.load_state_dict(buffer.state_dict())
+    restored.load_state_dict(buffer.state_dict(), torch.device("cpu"))
     for other in (buffer, restored):  # both continue alike
         other.add(numbered(total, 2))
     expected = torch.cat([kept, torch.arange(total, total + 2).float()])[-4:]
@@ -63,7 +63,7 @@ def test_frames_are_stored_once_and_stacked_as_they_were(zeros, lengths):
     if len(lengths) == 1:
         assert buffer.frames.added < 1.1 * len(expected) + 8, "one frame a step"
     restored = FrameBuffer(40, num_envs=2, channels=4)
-    restored.load_state_dict(buffer.state_dict())
+    restored.load_state_dict(buffer.state_dict(), torch.device("cpu"))
     for other in (buffer, restored):
         other.add({"observation": before, "next_observation": after, "reward": torch.zeros(2)})
     indices = torch.arange(len(buffer))

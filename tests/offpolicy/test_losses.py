@@ -10,17 +10,19 @@ from torchrl.data import Bounded, Categorical
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss
 
-from ppo_lightning.offpolicy import losses
-from ppo_lightning.offpolicy.heads import DeterministicHead, QHead, SquashedGaussianHead
+from ppo_lightning.offpolicy.c51 import DistributionHead, categorical_loss, categorical_target
+from ppo_lightning.offpolicy.ddpg import DeterministicHead
+from ppo_lightning.offpolicy.dqn import QHead
+from ppo_lightning.offpolicy.module import td_target
+from ppo_lightning.offpolicy.sac import SquashedGaussianHead, temperature_loss
+from ppo_lightning.offpolicy.sac_discrete import SoftmaxHead
 
 SUPPORT = torch.linspace(-10, 10, 51)
 SPEC = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 1.0]))
 
 
 def test_only_a_termination_stops_the_bootstrap():
-    target = losses.td_target(
-        torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([5.0, 5.0]), 0.9
-    )
+    target = td_target(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([5.0, 5.0]), 0.9)
     assert target.tolist() == pytest.approx([5.5, 1.0])
 
 
@@ -44,7 +46,7 @@ def test_the_projection_is_that_of_the_definition_and_keeps_all_mass():
     reward[:8] = torch.arange(-4.0, 4.0) * 0.4  # on an atom, if the episode terminated
     terminated = (torch.arange(64) % 3 == 0).float()
     terminated[:8] = 1
-    found = losses.categorical_target(reward, terminated, pmf, SUPPORT, 0.97)
+    found = categorical_target(reward, terminated, pmf, SUPPORT, 0.97)
     assert found.sum(-1).numpy() == pytest.approx(np.ones(64), abs=1e-5)
     expected = projected(reward.double().numpy(), terminated.numpy(), pmf.double().numpy(), 0.97)
     assert found.numpy() == pytest.approx(expected, abs=1e-4)  # places in float32
@@ -52,24 +54,22 @@ def test_the_projection_is_that_of_the_definition_and_keeps_all_mass():
 
 def test_the_cross_entropy_is_least_at_the_target_and_finite_at_zero():
     target = torch.tensor([[0.25, 0.75]])
-    assert losses.categorical_loss(target, target).item() == pytest.approx(
+    assert categorical_loss(target, target).item() == pytest.approx(
         -sum(p * math.log(p) for p in (0.25, 0.75))
     )
-    worst = losses.categorical_loss(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
+    worst = categorical_loss(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
     assert worst.item() == pytest.approx(-math.log(1e-5), rel=1e-5)
 
 
-def test_noise_on_target_actions_is_scaled_and_clipped():
-    bounds = SPEC.space.low, SPEC.space.high
-    action = torch.tensor([[0.0, 0.5], [0.0, 0.5], [2.9, 0.5]])
-    noise = torch.tensor([[0.1, 0.1], [9.0, -9.0], [0.4, 0.0]])
-    found = losses.smoothed_action(action, noise, bounds, clip=0.5)
-    torch.testing.assert_close(found, torch.tensor([[0.2, 0.55], [1.0, 0.25], [3.0, 0.5]]))
+def test_noise_on_actions_is_scaled_and_the_sum_clipped():
+    raw = torch.tensor([[-0.5, 0.0], [0.95, 0.0]]).atanh()  # squashed: 0.0 and 2.9 of -1 to 3; 0.5 of 0 to 1
+    found = DeterministicHead(1, SPEC).action(raw, torch.tensor([[0.1, 0.1], [0.4, -0.2]]))
+    torch.testing.assert_close(found, torch.tensor([[0.2, 0.55], [3.0, 0.4]]))
 
 
 def test_the_temperature_rises_while_the_entropy_is_too_small():
     log_alpha = torch.tensor(math.log(0.05), requires_grad=True)
-    losses.temperature_loss(log_alpha, torch.tensor([1.0, 3.0]), target_entropy=-1.0).backward()
+    temperature_loss(log_alpha, torch.tensor([[1.0], [3.0]]), 1.0, target_entropy=-1.0).backward()
     assert log_alpha.grad.item() == pytest.approx(-0.05 * (2.0 - 1.0))
 
 
@@ -92,7 +92,7 @@ def test_the_td_loss_is_that_of_torchrl():
     batch = TensorDict({"observation": draw(32, 3), "action": action, "next": following}, [32])
     with torch.no_grad(), theirs.target_value_network_params.to_module(theirs.value_network):
         next_value = theirs.value_network(batch["next"].clone())["action_value"].amax(-1)
-    target = losses.td_target(following["reward"][:, 0], terminated.float(), next_value, 0.9)
+    target = td_target(following["reward"][:, 0], terminated.float(), next_value, 0.9)
     values = network(batch["observation"]).gather(1, action[:, None])[:, 0]
     torch.testing.assert_close(torch.nn.functional.mse_loss(values, target), theirs(batch)["loss"])
 
@@ -103,7 +103,7 @@ def test_the_squashed_density_integrates_to_one():
     noise = torch.linspace(-8, 8, 20001, dtype=torch.float64)[:, None]
     with torch.no_grad():
         head.linear.bias[:] = torch.tensor([0.3, 0.1])
-        action, log_prob = head.sample_with_log_prob(features, noise)
+        action, log_prob = head.policy(features, noise)
     assert torch.trapezoid(log_prob.exp(), action[:, 0]).item() == pytest.approx(1, abs=1e-4)
 
 
@@ -130,10 +130,11 @@ def test_continuous_actions_stay_within_their_bounds_and_zero_noise_is_greedy(he
 
 @pytest.mark.parametrize("support", [None, SUPPORT])
 def test_epsilon_is_the_share_of_random_actions_and_arrays_agree(support):
-    head, features = QHead(8, Categorical(4, shape=()), support), torch.randn(4000, 8)
+    spec, features = Categorical(4, shape=()), torch.randn(4000, 8)
+    head = QHead(8, spec) if support is None else DistributionHead(8, spec, support)
     generator = torch.Generator().manual_seed(0)
     noise = [head.noise((4000,), generator) for head.exploration in (0.0, 0.3)]
-    best = head.logits(features).argmax(-1)
+    best = head.logits(features, None).argmax(-1)
     chosen = [head.sample(features, rows)[0] for rows in noise]
     assert torch.equal(chosen[0], best)
     assert torch.equal(head.sample(features, torch.zeros(4000, 4))[0], best)
@@ -144,5 +145,12 @@ def test_epsilon_is_the_share_of_random_actions_and_arrays_agree(support):
     if support is None:
         arrays = head.array_sampler()(head.linear(features).detach().numpy(), noise[1].numpy())
         assert np.array_equal(arrays, chosen[1].numpy())
+    if support is None:
+        soft, table = SoftmaxHead(8, spec), torch.tensor([0.1, 0.2, 0.3, 0.4])
+        soft.linear.weight.data.zero_()
+        soft.linear.bias.data = table.log()
+        for soft.exploration, shares in ((1.0, table), (math.inf, torch.full((4,), 0.25))):
+            drawn = soft.sample(features, soft.noise((4000,), generator))[0].bincount(minlength=4) / 4000
+            torch.testing.assert_close(drawn, shares, atol=0.03, rtol=0)
     mask = torch.arange(4).expand(4000, 4) != 2
     assert not (head.sample(features, noise[1], mask)[0] == 2).any()

@@ -1,13 +1,19 @@
 """Two updates of each algorithm against a program written from the papers' formulas, in float64."""
 
+import copy
 import math
 
 import pytest
 import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
 from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives import DDPGLoss, SACLoss, TD3Loss
 
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3
+from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3, DeterministicAgent, DiscreteSAC
 from ppo_lightning.offpolicy.module import adam_state
 
 GAMMA, BATCH, LOW, HIGH = 0.9, 16, torch.tensor([-1.0, 0.0]).double(), torch.tensor([3.0, 1.0]).double()
@@ -25,8 +31,8 @@ def build(algorithm, specs, **settings):
     for parameter in module.parameters():  # online and target networks differ
         parameter.data += 0.1 * torch.randn_like(parameter)
     module.double()
-    module.configure_optimizers()
-    module._adam_states = {name: adam_state(optimizer) for name, optimizer in module._adams.items()}
+    optimizers = module.configure_optimizers()
+    module._adams = dict(zip(module.trained(), map(adam_state, optimizers), strict=True))
     return module
 
 
@@ -207,3 +213,118 @@ def test_sac():
     for critics, nets in ((module.critics, qs), (module.target_critics, target_qs)):
         for found, net in zip(critics, nets, strict=True):
             agree((found.body, found.linear), net)
+
+
+def test_discrete_sac():
+    module = build(DiscreteSAC, DISCRETE, q_lr=3e-4, tau=1.0, policy_frequency=1)
+    pi = network(module.agent.actor_body, module.agent.head)
+    qs, target_qs = (
+        [network(q.actor_body, q.head) for q in critics]
+        for critics in (module.critics, module.target_critics)
+    )
+    log_alpha = [module.log_alpha.detach().clone().requires_grad_()]
+    actor, critic, temperature = (
+        Adam(weights, 3e-4, eps=1e-4) for weights in (pi, [*qs[0], *qs[1]], log_alpha)
+    )
+    for step, batch in zip((7999, 8000), batches(DISCRETE, (3, 0)), strict=True):
+        module.update(batch, True, step == 8000)
+        s, following = batch["observation"], batch["next_observation"]
+        with torch.no_grad():
+            log_p = run(pi, following).log_softmax(1)
+            value = torch.minimum(*(run(q, following) for q in target_qs)) - log_alpha[0].exp() * log_p
+            y = batch["reward"] + GAMMA * (1 - batch["terminated"]) * (log_p.exp() * value).sum(1)
+        chosen = [run(q, s)[range(BATCH), batch["action"]] for q in qs]
+        critic.step(sum(((values - y) ** 2).mean() for values in chosen))
+        log_p, value = run(pi, s).log_softmax(1), torch.minimum(*(run(q, s) for q in qs)).detach()
+        actor.step((log_p.exp() * (log_alpha[0].detach().exp() * log_p - value)).mean())
+        log_p = run(pi, s).log_softmax(1).detach()
+        temperature.step((log_p.exp() * -log_alpha[0].exp() * (log_p + 0.89 * math.log(4))).mean())
+        if step == 8000:
+            for target, online in zip(target_qs, qs, strict=True):
+                polyak(target, online, 1.0)
+    agree((module.agent.actor_body, module.agent.head), pi)
+    assert module.log_alpha.item() == pytest.approx(log_alpha[0].item(), rel=1e-9)
+    for critics, nets in ((module.critics, qs), (module.target_critics, target_qs)):
+        for found, net in zip(critics, nets, strict=True):
+            agree((found.actor_body, found.head), net)
+
+
+# TorchRL's losses, where they mean the same: mean squared errors, target actors, scaled noise.
+
+
+NOISE = torch.randn(BATCH, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+class Drawn(torch.distributions.Normal):
+    """SAC's distribution, which draws the same noise each time."""
+
+    def rsample(self, sample_shape=()):
+        return (self.loc + self.scale * NOISE).tanh() * SCALE + BIAS
+
+    def log_prob(self, action):
+        squashed = (action - BIAS) / SCALE
+        return (super().log_prob(squashed.atanh()) - (SCALE * (1 - squashed**2) + 1e-6).log()).sum(-1)
+
+
+class Network(nn.Module):
+    """A network of this package as a network of TorchRL."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation, action=None):
+        if action is not None:
+            return self.network(observation, action)[..., None]
+        if isinstance(self.network, DeterministicAgent):
+            return self.network.policy(observation)
+        mean, log_std = self.network.head.moments(
+            self.network.head.linear(self.network.actor_body(observation))
+        )
+        return mean, log_std.exp()
+
+
+@pytest.mark.parametrize("algorithm", [DDPG, TD3, SAC])
+def test_the_losses_are_those_of_torchrl(algorithm):
+    module = build(algorithm, CONTINUOUS, **{"policy_frequency": 1} if algorithm is SAC else {})
+    batch = next(batches(CONTINUOUS, {DDPG: (0,), TD3: (2,), SAC: (3, 2)}[algorithm]))
+    batch["action"] = batch["action"].clamp(LOW, HIGH)
+    for online, target in (("critics", "target_critics"), ("agent", "target")):  # theirs begin as copies
+        if hasattr(module, target):
+            getattr(module, target).load_state_dict(getattr(module, online).state_dict())
+    qs = [ValueOperator(Network(q), in_keys=["observation", "action"]) for q in copy.deepcopy(module.critics)]
+    actor = TensorDictModule(Network(copy.deepcopy(module.agent)), ["observation"], ["action"])
+    if algorithm is DDPG:
+        theirs = DDPGLoss(actor, qs[0], loss_function="l2", delay_actor=True, delay_value=True)
+    elif algorithm is TD3:
+        torch.manual_seed(0)
+        batch["noise"] = torch.randn_like(batch["action"])
+        torch.manual_seed(0)
+        noise = {"policy_noise": 0.2 * SCALE, "noise_clip": 0.5 * SCALE}
+        theirs = TD3Loss(actor, qs, bounds=(LOW, HIGH), loss_function="l2", delay_actor=True, **noise)
+    else:
+        actor.out_keys = ["loc", "scale"]
+        actor = ProbabilisticActor(actor, in_keys=["loc", "scale"], distribution_class=Drawn)
+        options = {"alpha_init": module.log_alpha.exp().item(), "target_entropy": -2.0}
+        theirs = SACLoss(actor, qs, loss_function="l2", action_spec=CONTINUOUS.action, **options)
+        batch["noise"][:] = NOISE[:, None]
+    theirs.make_value_estimator(gamma=GAMMA)
+    ended = batch["terminated"][:, None].bool()
+    following = {"observation": batch["next_observation"], "reward": batch["reward"][:, None]}
+    following |= {"terminated": ended, "done": ended}
+    data = TensorDict(
+        {"observation": batch["observation"], "action": batch["action"], "next": following}, [BATCH]
+    )
+    if algorithm is SAC:  # their temperature's loss is linear in log alpha, and the gradient lacks alpha
+        log_prob = module.evaluate(batch["observation"], NOISE, module.critics)[1].detach()
+        alpha_loss = -(module.log_alpha * (log_prob - 2)).mean().item()
+        assert theirs(data)["loss_alpha"].item() == pytest.approx(alpha_loss)
+    expected = {name: loss.item() for name, loss in theirs(data).items() if loss.numel() == 1}
+    arguments = (batch["observation"], NOISE, NOISE) if algorithm is SAC else (batch,)
+    # The critics move first, and theirs do not.
+    other = copy.deepcopy(module)
+    other._adams = dict(zip(other.trained(), map(adam_state, other.configure_optimizers()), strict=True))
+    found = module.update(batch, False, False) | other.update_actor(*arguments)
+    loss = expected["loss_value"] if algorithm is DDPG else expected["loss_qvalue"] / 2
+    assert found["losses/qf_loss"].item() == pytest.approx(loss)
+    assert found["losses/actor_loss"].item() == pytest.approx(expected["loss_actor"])

@@ -4,8 +4,6 @@ import functools
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from tests.environments import Trouble
-from tests.helpers import finish, start
+from tests.helpers import Forked, finish, start
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
 
@@ -176,12 +174,10 @@ kwargs = {{"kind": "hangs", "at": 3, "env": 1}}  # 0 gives the specs
 data = RolloutDataModule("Trouble-v0", num_envs=4, eval_episodes=2, env_kwargs=kwargs, step_timeout=2.0)
 L.Trainer(logger=False, accelerator="cpu", default_root_dir={str(tmp_path)!r}).validate(PPO(), data)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 1
-    assert "Timeout (0:00:02)!" in done.stderr
-    assert "environments.py" in done.stderr.split("most recent call first", 1)[1], "says where it hangs"
+    code, errors = finish(Forked(tmp_path, exec, script, {}))
+    assert code == 1
+    assert "Timeout (0:00:02)!" in errors
+    assert "environments.py" in errors.split("most recent call first", 1)[1], "says where it hangs"
 
 
 @pytest.mark.integration

@@ -501,6 +501,7 @@ def test_unusual_observations_train_and_predict(train, space):
     assert max(kl) < 1e-6
     assert module.predict(space.sample()) in (0, 1)
     assert module.predict(batch_space(space, 3).sample()).shape == (3,)
+    assert (evaluate(module.agent, make_env(reads(space), 2))["step_count"] == 7).all()
     vector = gym.vector.SyncVectorEnv([reads(space)] * 2)
     train(env_id=lambda num_envs: vector)
 

@@ -1,13 +1,11 @@
 """Compiled scans are stored on disk."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.helpers import Forked
+
 PROGRAM = """
-import sys, torch
+import torch
 from torch._dynamo.utils import counters
 from torch._higher_order_ops.scan import scan
 from ppo_lightning.utils.compiler import compile_scan
@@ -23,7 +21,7 @@ class Sums:
             return carry, carry.clone()
         return scan(step, start, rows)[1]
 
-compiled = compile_scan(Sums(float(sys.argv[1]), float(sys.argv[2])).sums, True)
+compiled = compile_scan(Sums(factor, weight).sums, True)
 print(compiled(torch.ones(3), torch.ones(2, 3))[:, 0].tolist(), counters["inductor"]["fxgraph_cache_hit"])
 """
 
@@ -31,11 +29,11 @@ print(compiled(torch.ones(3), torch.ones(2, 3))[:, 0].tolist(), counters["induct
 @pytest.mark.integration
 def test_a_compiled_scan_is_stored_on_disk_and_its_key_includes_the_step(tmp_path):
     def run(factor, weight):
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(factor), str(weight)]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, env=environment
-        ).stdout.strip()
+        names = {"factor": float(factor), "weight": float(weight)}
+        process = Forked(tmp_path, exec, PROGRAM, names, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+        out, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        return out.strip()
 
     assert run(2, 1) == "[3.0, 7.0] 0"
     assert run(2, 1) == "[3.0, 7.0] 1"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ppo_lightning.utils.scans import LinearRecurrence, discounted_sum
+from ppo_lightning.utils.scans import LinearRecurrence, discounted_sum, episode_sums
 
 STEPS = pytest.mark.parametrize("num_steps", [1, 2, 5, 8, 33])
 
@@ -20,6 +20,19 @@ def test_a_discounted_sum_starts_again_after_each_end(num_steps, gamma):
         torch.testing.assert_close(found, total, atol=1e-12, rtol=0)
         total = total.masked_fill(end, 0)
     torch.testing.assert_close(carry, total, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 33, 500])
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_the_sums_of_arrays_are_those_of_tensors(num_steps, share):
+    torch.manual_seed(0)
+    steps, done = torch.randn(num_steps, 4, dtype=torch.float64), torch.rand(num_steps, 4) < share
+    carry = torch.randn(4, dtype=torch.float64)
+    expected_carry = carry.clone()
+    expected = discounted_sum(steps, done, expected_carry)
+    found = torch.from_numpy(episode_sums(steps.numpy(), done.numpy(), carry.numpy()))
+    torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
+    torch.testing.assert_close(carry, expected_carry, atol=1e-11, rtol=0)
 
 
 @STEPS

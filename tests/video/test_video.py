@@ -1,5 +1,6 @@
 """``ppo-lightning play``."""
 
+import functools
 import re
 
 import gymnasium
@@ -91,6 +92,19 @@ class Painted(gymnasium.Env):
 
     def render(self):
         return self.picture
+
+
+RATES = (None, "30", "fast", 0, -5, np.nan, np.inf, np.array(20.0), np.array([20, 30]), [30], lambda: 30)
+
+
+def test_a_video_needs_no_valid_frame_rate():
+    for attributes in (
+        *({"metadata": {"render_fps": rate}} for rate in RATES),
+        *({"dt": rate} for rate in RATES),
+        *({"metadata": metadata} for metadata in (None, {}, [])),
+    ):
+        env = EnvFactory(functools.partial(Painted, None, **attributes)).make(render=True)
+        assert 0 < env.render_fps <= 60, attributes
 
 
 @pytest.mark.parametrize("shape", [(33, 31), (33, 31, 1), (33, 31, 3), (33, 31, 4)])

@@ -1,0 +1,91 @@
+"""Soft actor-critic for discrete actions."""
+
+import copy
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from ppo_lightning.envs.specs import Specs
+from ppo_lightning.models.heads import CategoricalHead
+from ppo_lightning.offpolicy.agents import OffPolicyAgent, reset
+from ppo_lightning.offpolicy.dqn import RANDOM, QAgent, QHead
+from ppo_lightning.offpolicy.module import AgentMaker
+from ppo_lightning.offpolicy.sac import SAC
+from ppo_lightning.utils.arguments import Range, check_arguments
+
+
+class SoftmaxHead(QHead):
+    """A categorical distribution over discrete actions, uniform while its exploration is infinite."""
+
+    exploration = 1.0
+    bars = CategoricalHead.bars
+
+    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw Gumbel noise, as :class:`~ppo_lightning.models.heads.DiscreteHead`."""
+        return min(self.exploration, RANDOM) * super(QHead, self).noise(batch_shape, generator)
+
+
+class DiscreteSACAgent(QAgent):
+    """Agent of :class:`DiscreteSAC`, with He's initialization. The arguments are those of :class:`QAgent`."""
+
+    default_head = SoftmaxHead
+    has_value = False
+    critic = OffPolicyAgent.critic
+    he_init = True
+
+
+class DiscreteCritics(nn.ModuleList):
+    """Critics Q(s, a) of discrete actions, each a :class:`DiscreteSACAgent`."""
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Return the values of actions [B], [C, B]."""
+        return torch.stack([values[range(len(action)), action] for values in self.all_values(observation)])
+
+    def all_values(self, observation: Tensor) -> Tensor:
+        """Return the values of all actions, [C, B, A]."""
+        return torch.stack([critic.q_values(observation) for critic in self])  # type: ignore[operator]
+
+
+class DiscreteSAC(SAC):
+    """SAC for discrete actions, whose losses are expectations over all actions.
+
+    The temperature is updated with the probabilities after the policy's update, in CleanRL with those before.
+
+    Source: Christodoulou, "Soft Actor-Critic for Discrete Action Settings" (2019), with the details of
+    CleanRL's ``sac_atari.py``.
+
+    Args:
+        target_entropy_scale: Desired entropy as a share of that of uniformly random actions.
+        agent: As for :class:`OffPolicyModule`.
+        **hyperparameters: Those of :class:`SAC`.
+
+    Example:
+        >>> data = RolloutDataModule("CartPole-v1", num_envs=1, num_steps=10)
+        >>> L.Trainer(accelerator="cpu").fit(DiscreteSAC(), data)
+    """
+
+    head = SoftmaxHead
+    adam_eps = 1e-4
+
+    def __init__(
+        self,
+        target_entropy_scale: Annotated[float, Range(0, 1)] = 0.89,
+        agent: AgentMaker = DiscreteSACAgent,
+        **hyperparameters: Any,
+    ) -> None:
+        check_arguments(DiscreteSAC.__init__, locals(), "model")
+        super().__init__(agent=agent, **hyperparameters)
+
+    def make_critics(self, specs: Specs) -> Any:
+        """Build two critics like the agent, and set the target of the entropy and the shape of the noise."""
+        self.target_entropy = self.hparams.target_entropy_scale * self.agent.head.largest_entropy
+        self.noise_shape = (1 + 2 * self.hparams.policy_frequency, 0)
+        critics = DiscreteCritics(copy.deepcopy(self.agent) for _ in range(2))
+        reset(critics, self.agent.he_init)
+        return critics
+
+    def evaluate(self, observation: Tensor, noise: Tensor, critics: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return smallest value, log-probability and probability of all actions, each [B, A]."""
+        log_probs = self.agent.q_values(observation).log_softmax(-1)
+        return critics.all_values(observation).amin(0).detach(), log_probs, log_probs.exp()
