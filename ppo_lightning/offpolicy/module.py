@@ -32,7 +32,7 @@ from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.compiler import compile_per_instance
+from ppo_lightning.utils.compiler import compile_per_instance, of_arguments
 
 AgentMaker = Callable[[TensorSpec, TensorSpec], ActorCritic]
 Metrics = dict[str, Tensor]  # scalars by name
@@ -66,7 +66,7 @@ class OffPolicyModule(AgentModule):
     """
 
     fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
-    precisions = ("32-true",)
+    precisions: ClassVar[tuple[str, ...]] = ("32-true",)
     head: ClassVar[type]  # of the agent
     frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
@@ -275,7 +275,9 @@ class OffPolicyModule(AgentModule):
         self._adams = dict(zip(self.trained(), map(adam_state, optimizers), strict=True))
         if self.hparams.compile and self.trainer.world_size == 1:
             trace_gradients()
-            self._compiled = compile_per_instance(self.update)
+            vectors = all(parameter.ndim < 3 for parameter in self.trainable_parameters())
+            options = {"cpp_wrapper": vectors and self.device.type == "cpu", "guard_filter_fn": of_arguments}
+            self._compiled = compile_per_instance(self.update, options=options)
         self.agent.head.exploration = self.exploration(self.env_steps)
 
     def on_train_end(self) -> None:
