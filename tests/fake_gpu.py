@@ -16,10 +16,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ppo_lightning import PPO, CNNAgent, MLPAgent, RecurrentPPO
+from ppo_lightning import PPO, SAC, CNNAgent, MLPAgent, RecurrentPPO
+from ppo_lightning.envs.specs import Specs
 from ppo_lightning.export.onnx import random_observations
 from ppo_lightning.models import heads
 from ppo_lightning.models.normalizers import TensorMoments
+from ppo_lightning.offpolicy.buffer import ReplayBuffer
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space
 from tests.spaces.test_spaces import ACTIONS, EVERYTHING, VECTOR, spaces
@@ -158,6 +160,33 @@ def look_at(device: str, module: PPO, raw: torch.Tensor) -> None:
     episode_statistics("eval", TensorDict(episode_reward=rewards, step_count=lengths, batch_size=[3]))
 
 
+def make_sac():
+    """Return SAC with its networks, and transitions [N, ...] on the CPU."""
+    specs = Specs(spec_from_space(VECTOR), spec_from_space(BOX))
+    module = SAC(batch_size=STEPS)
+    module.agent = module.make_agent(*specs)
+    module.add_networks(specs)
+    observation = module.agent.normalize(specs.observation.zero((ENVS,)))
+    rows = {"observation": observation, "next_observation": observation, "action": specs.action.zero((ENVS,))}
+    return module, rows | {key: torch.zeros(ENVS) for key in ("reward", "terminated")}
+
+
+def look_at_replay(device: str, module: SAC, rows: dict[str, torch.Tensor]) -> None:
+    """Store transitions on the device, and compute the parts of SAC's losses for a minibatch of them.
+
+    The simulated device has no backward pass.
+    """
+    module.to(device)
+    buffer = ReplayBuffer(2 * ENVS)
+    for _ in range(3):
+        buffer.add({key: column.to(device) for key, column in rows.items()})
+    minibatch = buffer.gather(torch.zeros(STEPS, dtype=torch.int64, device=device))
+    noise = torch.zeros(STEPS, *module.noise_shape[1:], device=device)
+    value, log_prob, _ = module.evaluate(minibatch["observation"], noise, module.critics)
+    same_device(device, value, log_prob, module.next_value(minibatch, noise), *minibatch.values())
+    module.move_target(module.critics, module.target_critics)
+
+
 @contextmanager
 def autocast(device: str, precision: torch.dtype) -> Iterator[None]:
     """Enable autocast; ``torch.autocast`` itself refuses an absent device."""
@@ -193,6 +222,9 @@ def look_at_agents(device: str) -> None:
                 assert (ones @ ones).dtype == precision
                 look_at(f"{device}:0", module, raw)
             print(device, case[0].__name__, case[3], precision)
+    sac = make_sac()
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
+        look_at_replay(f"{device}:0", *sac)
 
 
 def main(folder: Path) -> None:

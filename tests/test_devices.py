@@ -5,7 +5,7 @@ import torch
 from torch.optim.adam import adam as own
 
 from ppo_lightning import CNNAgent, MLPAgent
-from ppo_lightning.algorithms import update
+from ppo_lightning.offpolicy.module import adam
 from ppo_lightning.rollouts.storage import allocate
 from tests import fake_gpu
 from tests.helpers import CARTPOLE, MODEL, REACH, Forked, weights
@@ -63,7 +63,7 @@ def test_adams_formula_is_compiled_where_its_state_is_on_a_gpu(monkeypatch):
 
     with pytest.raises(torch._dynamo.exc.Unsupported, match="marked as skipped"):
         torch.compile(lambda: step(own), backend="eager", fullgraph=True)()
-    ours = torch.compile(lambda: step(update.adam), backend="eager", fullgraph=True)()
+    ours = torch.compile(lambda: step(adam), backend="eager", fullgraph=True)()
     torch.testing.assert_close(ours, torch.full((3,), 0.9), atol=1e-4, rtol=0)
 
 

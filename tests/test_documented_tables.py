@@ -17,7 +17,7 @@ from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks/results"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("[!o]*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 LABELS = {"recipe", "env_id", "program", "task", "mujoco", "critic", "arm", "opponent", "deterministic"}
 NUMBER = r"-?\d+(?:\.\d+)?"
 

@@ -45,7 +45,7 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
-from ppo_lightning.rollouts.evaluation import episode_statistics
+from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
 from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives
@@ -74,6 +74,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
+    precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
     reward_scaler: RewardScaler | None
@@ -126,7 +127,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
         Unsupported options and callbacks of the Trainer are refused here, before Lightning's own checks.
         """
-        check_trainer(self.trainer)
+        check_trainer(self.trainer, self)
         kinds: list[type[L.Callback]] = [LoggerGuard, ExceptionGuard]
         if self.fitting:
             check_callbacks(self.trainer, self.steps_per_rollout)
@@ -303,7 +304,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     def observation_spec(self) -> TensorSpec:
         """Spec of one environment's observations, from training."""
         if self.agent is None:
-            raise ConfigError("There is no trained agent: call fit, or PPO.load_from_checkpoint(path).")
+            name = type(self).__name__
+            raise ConfigError(f"There is no trained agent: call fit, or {name}.load_from_checkpoint(path).")
         return spec_from_plain(self._recipe["observation_spec"])
 
     def to_onnx(self, file_path: str | Path) -> Path:  # type: ignore[override]
@@ -412,9 +414,13 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
         if self.fitting:
             self._evaluated_at = self.env_steps
+        names = self.data.factory.log_info
+        no_info = episodes["episode_reward"].new_full((len(episodes), len(names)), torch.nan)
+        episodes.setdefault("info", no_info)  # the same keys on all ranks
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
         prefix = "test" if self.trainer.testing else "eval"
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
+        results |= info_means(prefix, played["info"], names)
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
             results,
@@ -458,7 +464,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         """
         if self.agent is None:
             raise ConfigError(
-                "predict needs a trained agent: give ckpt_path, or use PPO.load_from_checkpoint(path)."
+                "predict needs a trained agent: give ckpt_path, or use"
+                f" {type(self).__name__}.load_from_checkpoint(path)."
             )
         if self._predictor is None or self._predictor.recipe is not self._recipe:
             self._predictor = Predictor(self._recipe)

@@ -1,8 +1,8 @@
 """Eager and compiled updates with minibatches."""
 
 import functools
-import inspect
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam as guarded_adam
 
 from ppo_lightning.algorithms.minibatches import Minibatch, equal_parts, mean_of
 from ppo_lightning.errors import ConfigError
@@ -19,15 +18,12 @@ from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.compiler import compile_per_instance, compile_scan
 
 Metrics = dict[str, Tensor]  # parts of a loss, scalars
-State = dict[str, list[Tensor]]
-Carry = tuple[list[Tensor], State]
-Step = tuple[Carry, Metrics]  # in a compiled function, an annotation must be a name
 Loss = Callable[[Minibatch], tuple[Tensor, Metrics]]
+Tensors = list[Tensor]
+Rows = tuple[Tensor, Minibatch]
+Step = tuple[Tensors, Metrics]  # in a compiled function, an annotation must be a name
 CHECK_EVERY = 1000  # updates
 CPP_PARAMETERS = 16  # an MLP has 12 or 13
-# The wrapper around Adam refuses to compile a state on a GPU that is not `capturable`. The capturable formula
-# is 0 / 0 at a learning rate of 0. The compiled plain formula also reads the state in place.
-adam: Any = inspect.unwrap(guarded_adam)
 
 
 class EagerUpdate:
@@ -111,17 +107,15 @@ class CompiledUpdate:
         self._max_grad_norm = module.hparams.max_grad_norm
         self._holder = _Holder(module, eager.loss)
         self._params = [parameter for parameter in group["params"] if parameter.requires_grad]
-        self._detached = [parameter.detach() for parameter in self._params]
         names = {parameter: name for name, parameter in self._holder.named_parameters()}
         self._names = [names[parameter] for parameter in self._params]
         self._constants = (*group["betas"], group["eps"])
-        self._lr = torch.zeros((), device=self._params[0].device)
         self._calls = 0
         self._drift = 0.0
         self._warned = False
         self._length: int | None = None  # number of minibatches for which the scan is compiled
         # The loop of two runs with RND compiles for 140 s in C++, and for 57 s in Python.
-        cpp_loop = self._lr.device.type == "cpu" and len(self._params) <= CPP_PARAMETERS
+        cpp_loop = self._params[0].device.type == "cpu" and len(self._params) <= CPP_PARAMETERS
         self._scan: Any = compile_scan(self._epoch, cpp_loop)
         self._whole: Any = compile_per_instance(self._update)
         self._gradients: Any = compile_per_instance(self._differentiate)
@@ -140,6 +134,7 @@ class CompiledUpdate:
                     stacklevel=2,
                 )
             return metrics
+        self._done = torch.stack(self._steps).tolist()
         remaining = iter(minibatches)
         first = next(remaining, None)
         if first is None:
@@ -158,7 +153,6 @@ class CompiledUpdate:
         return [name.removeprefix("module.") for p, name in pairs if p not in state]
 
     def _compiled(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
-        self._lr.fill_(self._optimizer.param_groups[0]["lr"])
         expected = None
         if -self._calls % CHECK_EVERY < len(minibatches):
             parts = equal_parts(minibatches[0], self.module.microbatch_size)
@@ -184,18 +178,21 @@ class CompiledUpdate:
         sizes = {len(minibatch["action"]) for minibatch in minibatches}
         if len(minibatches) == 1 or len(sizes) > 1:
             return False
+        # The scan carries all parameters as one vector, with one step count.
+        if len(set(self._done)) > 1 or len({parameter.dtype for parameter in self._params}) > 1:
+            return False
         # Minibatches without two valid steps are left out. A graph for each number of them would take long.
         self._length = self._length or len(minibatches)
         return len(minibatches) == self._length
 
     def _scan_over(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
         stacked = {key: torch.stack([rows[key] for rows in minibatches]) for key in minibatches[0]}
-        params, state, metrics = self._scan(self._detached, self._state, self._lr, stacked)
-        foreach_copy_(self._detached, params)
-        for key, tensors in state.items():
-            foreach_copy_(self._state[key], tensors)
+        tensors, metrics = self._scan(self._tensors, self._rates(len(minibatches), self._done[:1]), stacked)
+        for old, new in zip(self._tensors, tensors, strict=True):
+            foreach_copy_(old, new)
+        optimizer = self.module.optimizers()
         for _ in minibatches:
-            with counted_step(self.module.optimizers()):
+            with counted_step(optimizer):
                 pass
         rows = zip(*(values.unbind() for values in metrics.values()), strict=True)
         return [dict(zip(metrics, scalars, strict=True)) for scalars in rows]
@@ -205,75 +202,96 @@ class CompiledUpdate:
         with counted_step(self.module.optimizers()):
             if len(parts) > 1:
                 return self._accumulate(parts)
-            return self._whole(self._detached, self._state, self._lr, minibatch)
+            return self._whole(self._tensors, self._rates(1, self._done)[0], minibatch)
 
     @functools.cached_property
-    def _state(self) -> State:
-        """Lists of Adam's tensors, one per parameter."""
-        return {
-            key: [self._optimizer.state[p][key] for p in self._params]
-            for key in ("exp_avg", "exp_avg_sq", "step")
-        }
+    def _tensors(self) -> list[Tensors]:
+        """Parameters and Adam's two moments, one tensor per parameter each."""
+        states = [self._optimizer.state[parameter] for parameter in self._params]
+        moments = [[state[key] for state in states] for key in ("exp_avg", "exp_avg_sq")]
+        return [[parameter.detach() for parameter in self._params], *moments]
 
-    def _epoch(
-        self, params: list[Tensor], state: State, lr: Tensor, stacked: Minibatch
-    ) -> tuple[list[Tensor], State, Metrics]:
-        """Update copies of the parameters and of Adam's state with minibatches, tensors [count, B, ...]."""
+    @functools.cached_property
+    def _steps(self) -> Tensors:
+        """Number of Adam's steps, one tensor per parameter."""
+        return [self._optimizer.state[parameter]["step"] for parameter in self._params]
 
-        def step(carry: Carry, minibatch: Minibatch) -> Step:
+    def _rates(self, count: int, done: list[float]) -> Tensor:
+        """Count steps of Adam, and return step size and correction of the second moment.
+
+        A graph would compute them anew for each element of the parameters.
+
+        Args:
+            count: Number of steps.
+            done: Number of earlier steps of each parameter, or of all.
+
+        Returns:
+            Tensor [count, 2, length of ``done``].
+        """
+        beta1, beta2, _ = self._constants
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        steps = [before + n for n in range(1, count + 1) for before in done]
+        rates = [[lr / (1 - beta1**n) for n in steps], [math.sqrt(1 - beta2**n) for n in steps]]
+        foreach_add_(self._steps, count)
+        self._done = [before + count for before in self._done]
+        return torch.tensor(rates, device=self._params[0].device).view(2, count, -1).transpose(0, 1)
+
+    def _epoch(self, tensors: list[Tensors], rates: Tensor, stacked: Minibatch) -> tuple[Any, Metrics]:
+        """Return copies of the tensors, updated with minibatches [count, B, ...].
+
+        The scan carries each list as one vector, so that Adam is one loop instead of one per parameter.
+        """
+
+        def step(carry: Tensors, rows: Rows) -> Step:
             # A scan takes functions without effects, and outputs that share no memory with inputs.
-            params = [tensor.clone() for tensor in carry[0]]
-            state = {key: [tensor.clone() for tensor in tensors] for key, tensors in carry[1].items()}
-            metrics = self._update(params, state, lr, minibatch)
-            return (params, state), {key: value.clone() for key, value in metrics.items()}
+            vectors = [vector.clone() for vector in carry]
+            rates, minibatch = rows
+            grads, metrics = self._differentiate(self._views(carry[0]), minibatch)
+            self._apply([[vector] for vector in vectors], rates, [_vector(grads)])
+            return vectors, {key: value.clone() for key, value in metrics.items()}
 
-        (params, state), metrics = scan(step, (params, state), stacked)
-        return params, state, metrics
+        vectors, metrics = scan(step, [_vector(parts) for parts in tensors], (rates, stacked))
+        return [self._views(vector) for vector in vectors], metrics
 
-    def _update(self, params: list[Tensor], state: State, lr: Tensor, minibatch: Minibatch) -> Metrics:
-        grads, metrics = self._differentiate(params, minibatch)
-        self._apply(params, state, lr, grads)
+    def _views(self, vector: Tensor) -> Tensors:
+        """Return the parts of a vector in the shapes of the parameters."""
+        parts = vector.split([parameter.numel() for parameter in self._params])
+        return [part.view_as(parameter) for part, parameter in zip(parts, self._params, strict=True)]
+
+    def _update(self, tensors: list[Tensors], rates: Tensor, minibatch: Minibatch) -> Metrics:
+        grads, metrics = self._differentiate(tensors[0], minibatch)
+        self._apply(tensors, rates, grads)
         return metrics
 
     def _accumulate(self, parts: Sequence[Minibatch]) -> Metrics:
-        grads, metrics = self._gradients(self._detached, parts[0])
+        grads, metrics = self._gradients(self._tensors[0], parts[0])
         sums = list(metrics.values())
         for part in parts[1:]:
-            more_grads, metrics = self._gradients(self._detached, part)
+            more_grads, metrics = self._gradients(self._tensors[0], part)
             foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
         foreach_div_([*grads, *sums], len(parts))
-        self._step(self._detached, self._state, self._lr, grads)
+        self._step(self._tensors, self._rates(1, self._done)[0], grads)
         return dict(zip(metrics, sums, strict=True))
 
-    def _differentiate(self, params: list[Tensor], minibatch: Minibatch) -> tuple[list[Tensor], Metrics]:
-        def loss(params: list[Tensor]) -> Any:
+    def _differentiate(self, params: Tensors, minibatch: Minibatch) -> tuple[Tensors, Metrics]:
+        def loss(params: Tensors) -> Any:
             named = dict(zip(self._names, params, strict=True))
             return torch.func.functional_call(self._holder, named, (minibatch,))
 
         grads, (_, metrics) = torch.func.grad_and_value(loss, has_aux=True)(params)
         return grads, metrics
 
-    def _apply(self, params: list[Tensor], state: State, lr: Tensor, grads: list[Tensor]) -> None:
+    def _apply(self, tensors: list[Tensors], rates: Tensor, grads: Tensors) -> None:
+        """Clip the gradients and take Adam's step, in place; ``rates`` are those of :meth:`_rates`."""
         beta1, beta2, eps = self._constants
         # Without `foreach`, the compiler fuses the norm with the backward pass.
         norm = torch.nn.utils.get_total_norm(grads, foreach=False)
         scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ does
-        adam(
-            params,
-            [grad * scale for grad in grads],
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            [],
-            state["step"],
-            foreach=False,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=lr,
-            weight_decay=0.0,
-            eps=eps,
-            maximize=False,
-        )
+        for param, mean, square, grad, size, root in zip(*tensors, grads, *rates, strict=True):
+            clipped = grad * scale
+            mean.lerp_(clipped, 1 - beta1)
+            square.mul_(beta2).addcmul_(clipped, clipped, value=1 - beta2)
+            param.sub_(size * mean / (square.sqrt() / root + eps))
 
 
 def make_update(module: Learner, loss: Loss) -> EagerUpdate | CompiledUpdate:
@@ -282,6 +300,10 @@ def make_update(module: Learner, loss: Loss) -> EagerUpdate | CompiledUpdate:
     whole = module.trainer.world_size == 1 and module.agent.traceable
     eager = EagerUpdate(module, loss, compile_loss=compiled and not whole)
     return CompiledUpdate(module, eager) if compiled and whole else eager
+
+
+def _vector(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 class _Holder(nn.Module):

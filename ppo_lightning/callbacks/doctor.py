@@ -1,4 +1,4 @@
-"""Doctor: a callback that diagnoses common failures of PPO training."""
+"""Doctor: a callback that diagnoses common failures of training."""
 
 import math
 import statistics

@@ -36,7 +36,8 @@ class RunSummary(Guard):
         if trainer.is_global_zero:
             size = sum(weight.numel() for weight in agent.parameters())
             reads = getattr(agent, "reads", "")
-            print(f"{type(agent).__name__}: {size} parameters{reads and f', {reads}'}")
+            names = f"{type(pl_module).__name__}, {type(agent).__name__}"
+            print(f"{names}: {size} parameters{reads and f', {reads}'}")
             entries = getattr(agent, "entries", None)
             if entries is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)

@@ -26,12 +26,12 @@ REFUSED: dict[Any, str] = {
         " lightning.pytorch.callbacks instead."
     ),
     LearningRateFinder | BatchSizeFinder: (
-        "Lightning's Tuner cannot tune PPO, because the data change with the policy: compare values of"
-        " model.learning_rate and data.num_envs in whole runs instead."
+        "Lightning's Tuner cannot tune runs whose data change with the policy: compare learning rates and"
+        " data.num_envs in whole runs instead."
     ),
     GradientAccumulationScheduler: (
         "trainer.accumulate_grad_batches must stay 1, but a GradientAccumulationScheduler changes it: remove"
-        " the callback and set model.num_minibatches lower instead."
+        " the callback and use larger minibatches instead."
     ),
 }
 FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the end of a run
@@ -56,14 +56,15 @@ class TrainerGuard(Guard):
                 )
 
 
-def check_trainer(trainer: Any) -> None:
-    """Raise a ConfigError that names an unsupported option of a Trainer, and the alternative."""
+def check_trainer(trainer: Any, module: Learner) -> None:
+    """Raise a ConfigError that names an option of a Trainer that a module does not support."""
+    name, hparams = type(module).__name__, module.hparams
     if trainer.gradient_clip_val is not None:
-        raise ConfigError(
-            "trainer.gradient_clip_val does not act on PPO's minibatches: set model.max_grad_norm instead."
-        )
-    if trainer.precision not in ("32-true", "bf16-mixed"):
-        raise ConfigError(f"trainer.precision is {trainer.precision!r}: PPO takes '32-true' or 'bf16-mixed'.")
+        remedy = "set model.max_grad_norm" if "max_grad_norm" in hparams else "leave it out"
+        raise ConfigError(f"trainer.gradient_clip_val does not act on {name}'s minibatches: {remedy}.")
+    if trainer.precision not in module.precisions:
+        accepted = " or ".join(map(repr, module.precisions))
+        raise ConfigError(f"trainer.precision is {trainer.precision!r}: {name} takes {accepted}.")
     if trainer.state.fn != TrainerFn.FITTING:
         return
     for name in ("max_steps", "max_epochs", "limit_train_batches", "val_check_interval", "log_every_n_steps"):
@@ -76,15 +77,14 @@ def check_trainer(trainer: Any) -> None:
                 " data.total_timesteps ends the run."
             )
     if trainer.accumulate_grad_batches != 1:
-        raise ConfigError(
-            f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}: set model.num_minibatches"
-            " lower instead."
-        )
+        remedy = "lower model.num_minibatches" if "num_minibatches" in hparams else "raise model.batch_size"
+        number = trainer.accumulate_grad_batches
+        raise ConfigError(f"trainer.accumulate_grad_batches is {number}: {remedy} instead.")
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
     """Raise a ConfigError that names a callback that cannot work, and what to use instead."""
-    # Lightning's advice, to save the weights before the last optimizer step, does not apply to PPO.
+    # Lightning's advice, to save the weights before the last optimizer step, does not apply here.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind, sentence in REFUSED.items():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ppo_lightning.checkpoints.file import require_intact
 from ppo_lightning.errors import ConfigError
 
 BESIDE = "beside"  # entry of a checkpoint: the large state until it is written, then the name of its file
@@ -48,7 +49,9 @@ def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
     if isinstance(state, str):
         file = Path(path).resolve().with_name(Path(state).name)
         try:
-            state = torch.load(file, "cpu", weights_only=True)
+            require_intact(file)
+            # A buffer may take most of the memory: each rank copies its own.
+            state = torch.load(file, "cpu", weights_only=True, mmap=True)
         except Exception as error:  # a damaged file may raise anything
             reason = "is missing" if isinstance(error, FileNotFoundError) else "is damaged"
             raise ConfigError(

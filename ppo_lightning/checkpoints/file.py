@@ -53,11 +53,7 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
     if isinstance(source, str | Path) and "://" not in str(source) and not Path(source).is_file():
         raise ConfigError(f"ckpt_path {str(source)!r} is not a file: give the path of a checkpoint.")
     with _one_sentence(f"ckpt_path {str(source)!r} cannot be read as a checkpoint"), _opened(source) as file:
-        with zipfile.ZipFile(file) as archive:
-            if any(member.compress_type for member in archive.infolist()):  # of any size in memory
-                raise _DefectError("it is compressed, as no checkpoint is")
-            if (damaged := archive.testzip()) is not None:
-                raise _DefectError(f"it is damaged: the checksum of {damaged} is wrong")
+        require_intact(file)
         file.seek(0)
         checkpoint = torch.load(file, map_location, weights_only=True)
         _require(checkpoint, CHECKPOINT)
@@ -67,6 +63,15 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
             raise _DefectError(f"{name} is NaN or infinite")
         require_known_classes(checkpoint)
     return checkpoint
+
+
+def require_intact(file: str | Path | IO[bytes]) -> None:
+    """Raise an exception if a checksum in a file of ``torch.save`` is wrong."""
+    with zipfile.ZipFile(file) as archive:
+        if any(member.compress_type for member in archive.infolist()):  # of any size in memory
+            raise _DefectError("it is compressed, as no checkpoint is")
+        if (damaged := archive.testzip()) is not None:
+            raise _DefectError(f"it is damaged: the checksum of {damaged} is wrong")
 
 
 def require_resumable(checkpoint: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from ppo_lightning import __version__
 from ppo_lightning.checkpoints.agent import is_ours, known_class, naming_writer, writer_of
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.utils.arguments import arguments_of
 
 
 def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -89,11 +90,6 @@ def require_known(
     unknown = [f"{group}.{name}" for name in names if name not in known and not name.startswith("_")]
     if unknown:
         raise _unknown(checkpoint, ", ".join(sorted(unknown)))
-
-
-def arguments_of(cls: type) -> set[str]:
-    """Return the names of the arguments of a class and its bases, all of which Lightning saves."""
-    return {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters}  # type: ignore[misc]
 
 
 def _unknown(checkpoint: Mapping[str, Any], names: str) -> ConfigError:

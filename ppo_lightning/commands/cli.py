@@ -86,7 +86,7 @@ class SaveRunConfig(SaveConfigCallback):
 
 @private.keep_flags  # `main` inserts the settings of a checkpoint before the flags
 class PPOCLI(LightningCLI):
-    """Lightning's CLI for PPO: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
+    """Lightning's CLI: ``model`` is an algorithm, ``data`` a :class:`RolloutDataModule`."""
 
     algorithm = "ppo_lightning.PPO"  # class path of the model, whose defaults hold
 
@@ -120,7 +120,7 @@ class PPOCLI(LightningCLI):
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and config.ckpt_path is None:
             raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
-        name = config.name or _recipe_name(config.config)
+        name = config.name or _recipe_name(config.config) or self.algorithm.rpartition(".")[2].lower()
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
             if logger.init_args.get("name") == DEFAULT_NAME:
                 logger.init_args.name = name
@@ -192,7 +192,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
     is_help = bool(HELP & set(args))
     args = args if is_help else with_configs_first(args)
     algorithm = _read_recipes(args)
-    helped = getattr(ppo_lightning, algorithm.removeprefix("ppo_lightning."), PPO)
+    helped = getattr(ppo_lightning, algorithm.rpartition(".")[2], PPO)
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag
     subcommands = {
         command: common
@@ -250,9 +250,9 @@ def _read_recipes(args: Sequence[str]) -> str:
 
 
 def _recipe_name(configs: Sequence[Any] | None) -> str:
-    """Return the file name of the last recipe, without its suffix; a saved configuration has a name."""
+    """Return the file name of the last recipe, without its suffix; nothing for a saved configuration."""
     paths = [Path(str(config)) for config in configs or () if str(config).endswith((".yaml", ".yml"))]
-    return DEFAULT_NAME if not paths or paths[-1].stem == "cli_config" else paths[-1].stem
+    return "" if not paths or paths[-1].stem == "cli_config" else paths[-1].stem
 
 
 def _require_writable(folder: Path) -> None:

@@ -15,6 +15,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import PolicyLearner
 
 ROOT = Path(__file__).parents[1]
+NO_DETAILS = "details lists those of PPO, not of {}: see docs/off-policy.md for off-policy algorithms."
 
 
 def places() -> dict[str, str]:
@@ -42,10 +43,7 @@ class ManifestReader(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: PolicyLearner) -> None:
         """Raise a StopRunError with the manifest."""
         if not isinstance(pl_module, PPO):
-            raise ConfigError(
-                f"details lists those of PPO, and the recipe trains {type(pl_module).__name__}: see"
-                " docs/off-policy.md for the details of off-policy algorithms."
-            )
+            raise ConfigError(NO_DETAILS.format(type(pl_module).__name__))
         raise StopRunError(manifest(pl_module))
 
 
@@ -58,6 +56,15 @@ def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
     except StopRunError as stop:
         return stop.args[0]
     raise AssertionError("fit did not call on_fit_start")
+
+
+def checkpoint_manifest(path: str) -> dict[str, Value]:
+    """Return the manifest of a checkpoint."""
+    checkpoint = read_checkpoint(path)
+    if not checkpoint["details"]:
+        class_path = checkpoint["hyper_parameters"].get("_class_path", "another algorithm")
+        raise ConfigError(NO_DETAILS.format(class_path.rpartition(".")[2]))
+    return checkpoint["details"]
 
 
 def main(args: Sequence[str]) -> None:
@@ -75,7 +82,7 @@ def main(args: Sequence[str]) -> None:
     options, flags = parser.parse_known_args(args)
     if superfluous := [*options.ckpt_path[2:], *(flags if options.ckpt_path else ())]:
         raise ConfigError(f"details --ckpt_path takes one or two files only: leave out {superfluous[0]}.")
-    manifests = [read_checkpoint(path)["details"] for path in options.ckpt_path] or [recipe_manifest(flags)]
+    manifests = [checkpoint_manifest(path) for path in options.ckpt_path] or [recipe_manifest(flags)]
     code = places()
     names = options.ckpt_path if len(manifests) > 1 else ["this run"]
     print(f"| detail | | {' | '.join(names)} | code |\n|---|---|{'---|' * len(manifests)}---|")

@@ -33,10 +33,10 @@ FLAGS = {  # flags beside those of Lightning
 }
 NAME, NUM_THREADS = "--name", "--num_threads"
 SETTINGS = {  # of the command line beside Lightning's own
-    NAME: "name of the run in the default loggers (default: the recipe's file name)",
+    NAME: "name of the run in the default loggers (default: that of the recipe's file, or of the algorithm)",
     NUM_THREADS: "PyTorch threads (default: all cores for convolutions and wide layers, otherwise 1)",
 }
-DEFAULT_NAME = "ppo"  # of a run without a recipe
+DEFAULT_NAME = "ppo"  # of a run without a recipe, and for other algorithms their names
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # data.total_timesteps ends the run
     "num_sanity_val_steps": 0,
@@ -64,7 +64,7 @@ def answer(args: Sequence[str]) -> bool:
         print(f"ppo-lightning {__version__}")
     elif not args or args[0] in ("-h", "--help"):
         print("usage: ppo-lightning COMMAND [--config RECIPE] [--OPTION VALUE ...]\n")
-        print("PPO with TorchRL rollouts and PyTorch Lightning. Every command has a --help:\n")
+        print("PPO, SAC, DQN and others with TorchRL and PyTorch Lightning. Every command has a --help:\n")
         print(*(f"  {name:<10} {text}" for name, text in DESCRIPTIONS.items()), sep="\n")
         print("\nStart with: ppo-lightning fit --config classic/cartpole")
     elif args[0] == "recipes":

@@ -20,7 +20,7 @@ from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.utils.processors import processors
 
 WARM_UP, WARM_UP_SECONDS = 3, 20.0  # for compilation and caches: iterations, or at most this time
-STAGES = ("collect", "advantages", "update", "log")  # marked in the code, also for --trainer.profiler simple
+STAGES = ("collect", "advantages", "store", "update", "log")  # marks, also for --trainer.profiler simple
 GAIN = 1.1  # smallest speedup for which another setting is recommended
 
 
@@ -56,8 +56,10 @@ class StageClock(L.Callback):
         self._is_warm = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Record the stages."""
+        """Record the stages, and those of updates from the start."""
         trainer.profiler = self._profiler
+        if "learning_starts" in pl_module.hparams:
+            pl_module.hparams.learning_starts = 0
 
     def on_train_start(self, *_: Any) -> None:
         """Start the clock."""
@@ -75,7 +77,7 @@ class StageClock(L.Callback):
         if self._is_warm and wall >= self.seconds and not self.sps:
             self.sps = self._iterations * data.frames_per_rollout / wall
             spent = self._profiler.recorded_durations
-            self.shares = {stage: sum(spent[stage]) / wall for stage in STAGES}
+            self.shares = {stage: sum(spent[stage]) / wall for stage in STAGES if stage in spent}
             self.shares["other"] = 1 - sum(self.shares.values())
             self.environments = self._steps.seconds / wall
             self.changes = changes(pl_module, self.environments)
@@ -100,7 +102,8 @@ def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
         candidates.append(("--model.compile", "true"))
     if module.device.type == "cpu" and cores > 1:
         candidates.append(("--num_threads", str(cores) if torch.get_num_threads() == 1 else "1"))
-    if module.trainer.precision == "32-true" and data.specs.observation.dtype == torch.uint8:
+    takes_bf16 = module.trainer.precision != "bf16-mixed" in module.precisions
+    if takes_bf16 and data.specs.observation.dtype == torch.uint8:
         candidates.append(("--trainer.precision", "bf16-mixed"))
     num_workers = largest_divisor(data.num_envs // module.trainer.world_size, cores)
     # Only the backend 'gymnasium' has workers.

@@ -333,7 +333,7 @@ def check_rewards(rollout: TensorDictBase) -> Findings:
     rewards = rollout["next", "reward"].double()
     if not rewards.any():
         what = f"All {rewards.numel()} rewards of random play are 0."
-        remedy = "PPO learns nothing before it finds a reward. A sparse task may need many steps."
+        remedy = "An agent learns nothing before it finds a reward. A sparse task may need many steps."
         yield Finding("note", "reward", what, remedy)
         return
     scale = rewards[rewards != 0].square().mean().sqrt().item()

@@ -51,8 +51,8 @@ def deployed_actor(agent: ActorCritic, observation_spec: TensorSpec) -> Deployed
     """
     entries = agent.entries
     if entries is None or entries.actor.keys() == entry_columns(observation_spec).keys():
-        return DeployedActor(agent, observation_spec, None, has_value=True)
-    has_value = entries.critic.keys() <= entries.actor.keys()
+        return DeployedActor(agent, observation_spec, None, agent.has_value)
+    has_value = agent.has_value and entries.critic.keys() <= entries.actor.keys()
     spec, columns = restricted_spec(observation_spec, entries.actor)
     arguments = dict(agent.hparams) | {"actor_keys": list(entries.actor)}
     if has_value:

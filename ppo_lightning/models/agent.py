@@ -106,6 +106,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     in_keys = ("observation",)
     out_keys = ("action", "action_log_prob", "state_value")
     default_head: HeadChoice = None  # of a subclass whose ``head`` is None
+    has_value = True  # whether the critic's outputs are values
     reads = ""  # the observations in words, for the start line of a run
 
     def __init__(

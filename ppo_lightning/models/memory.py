@@ -248,8 +248,7 @@ class MinGRU(Memory):
     steps at once. At the first step of an episode the previous state has the weight 0: resets need no
     padding. The state has the width of the output, M = H.
 
-    The output gate is not in the paper. Without it, logits and value are linear in the state, and an action
-    that depends on present and past features together is hard to learn (docs/memory.md).
+    The output gate is not in the paper. Without it, logits and value are linear in the state.
 
     Source: Feng et al., "Were RNNs All We Needed?" (2024).
 

@@ -38,6 +38,11 @@ class QHead(CategoricalHead):
         uniform = torch.rand(*batch_shape, self.num_choices + 1, generator=generator)
         return RANDOM * (uniform[..., :1] < self.exploration) * uniform[..., 1:]
 
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return Q(s, a), and bars that add up to 1."""
+        q_values = self.logits(features, mask)
+        return q_values, q_values.softmax(-1)
+
 
 class QAgent(OffPolicyAgent):
     """Agent of DQN. The arguments are those of :class:`OffPolicyAgent`.
@@ -49,6 +54,7 @@ class QAgent(OffPolicyAgent):
     """
 
     default_head: Any = QHead
+    has_value = True
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.compiler import compile_per_instance
+from ppo_lightning.utils.compiler import compile_per_instance, of_arguments
 
 AgentMaker = Callable[[TensorSpec, TensorSpec], ActorCritic]
 Metrics = dict[str, Tensor]  # scalars by name
@@ -66,6 +66,7 @@ class OffPolicyModule(AgentModule):
     """
 
     fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
+    precisions: ClassVar[tuple[str, ...]] = ("32-true",)
     head: ClassVar[type]  # of the agent
     frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
@@ -209,8 +210,6 @@ class OffPolicyModule(AgentModule):
         refusals = {
             "data.overlap acts with weights that are two batches old, and off-policy algorithms allow for"
             " one: set it to false.": data.overlap,
-            f"trainer.precision is {self.trainer.precision!r}: {type(self).__name__} takes"
-            " '32-true'.": self.trainer.precision != "32-true",
             f"{batch} is not divisible by model.train_frequency = {hparams.train_frequency}: change one of"
             " these numbers.": frames % hparams.train_frequency,
             f"model.buffer_size is {hparams.buffer_size}, less than one batch of {batch} transitions: raise"
@@ -276,7 +275,9 @@ class OffPolicyModule(AgentModule):
         self._adams = dict(zip(self.trained(), map(adam_state, optimizers), strict=True))
         if self.hparams.compile and self.trainer.world_size == 1:
             trace_gradients()
-            self._compiled = compile_per_instance(self.update)
+            vectors = all(parameter.ndim < 3 for parameter in self.trainable_parameters())
+            options = {"cpp_wrapper": vectors and self.device.type == "cpu", "guard_filter_fn": of_arguments}
+            self._compiled = compile_per_instance(self.update, options=options)
         self.agent.head.exploration = self.exploration(self.env_steps)
 
     def on_train_end(self) -> None:
@@ -286,6 +287,8 @@ class OffPolicyModule(AgentModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the buffers of all ranks, if the settings say so or after a signal. This is a collective."""
         super().on_save_checkpoint(checkpoint)
+        if "optimizer_states" not in checkpoint:  # weights only
+            return
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
         if self.hparams.save_buffer or bool(collectives.gather(torch.tensor(preempted)).any()):

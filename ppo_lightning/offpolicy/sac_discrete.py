@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ppo_lightning.envs.specs import Specs
+from ppo_lightning.models.heads import CategoricalHead
 from ppo_lightning.offpolicy.agents import OffPolicyAgent, reset
 from ppo_lightning.offpolicy.dqn import RANDOM, QAgent, QHead
 from ppo_lightning.offpolicy.module import AgentMaker
@@ -18,6 +19,7 @@ class SoftmaxHead(QHead):
     """A categorical distribution over discrete actions, uniform while its exploration is infinite."""
 
     exploration = 1.0
+    bars = CategoricalHead.bars
 
     def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw Gumbel noise, as :class:`~ppo_lightning.models.heads.DiscreteHead`."""
@@ -28,6 +30,7 @@ class DiscreteSACAgent(QAgent):
     """Agent of :class:`DiscreteSAC`, with He's initialization. The arguments are those of :class:`QAgent`."""
 
     default_head = SoftmaxHead
+    has_value = False
     critic = OffPolicyAgent.critic
     he_init = True
 

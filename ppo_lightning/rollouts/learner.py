@@ -3,7 +3,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import lightning as L
 import torch
@@ -25,6 +25,7 @@ class Agent(Protocol):
 class Learner(Protocol):
     """A module of any algorithm, on-policy or off-policy, see :class:`ppo_lightning.AgentModule`."""
 
+    precisions: ClassVar[tuple[str, ...]]
     env_steps: int
     episode_returns: deque[float]
     run_log: Any

@@ -62,6 +62,14 @@ class Range:
         return bool(self.low <= number <= self.high)
 
 
+def arguments_of(cls: type) -> set[str]:
+    """Return the names of the arguments of a class and its bases, all of which Lightning saves."""
+    signatures = [inspect.signature(base.__init__) for base in cls.__mro__]  # type: ignore[misc]
+    parameters = [parameter for signature in signatures for parameter in signature.parameters.values()]
+    open_ended = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return {parameter.name for parameter in parameters if parameter.kind not in open_ended} - {"self"}
+
+
 class ArgumentError(ConfigError, TypeError):
     """An argument that a class does not take."""
 
@@ -83,11 +91,16 @@ class NamedArguments:
                 f"{cls.__name__}'s first argument is {first.name}, not {args[0]!r}: name the environment in"
                 " RolloutDataModule(env_id=...), and a network by agent=..."
             )
-        unknown = [name for name in kwargs if name not in taken]
-        if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-            known = {meant: meant for meant in SYNONYMS.values() if "." in meant}
-            known |= {key: name for name in taken for key in (f"model.{name}", f"data.{name}", name)}
-            guess = nearest(unknown[0], known) or f": it takes {', '.join(taken)}."
+        names = list(taken)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            # Classes of this package pass other arguments on; those of users may read any.
+            names = sorted(arguments_of(cls)) if cls.__module__.startswith("ppo_lightning.") else list(kwargs)
+        if unknown := [name for name in kwargs if name not in names]:
+            ours = r"model\.\w+(=.*)?" if "agent" in names else r"data\.\w+"  # settings of such a class
+            others = (meant for meant in SYNONYMS.values() if "." in meant and not re.fullmatch(ours, meant))
+            known = {meant: meant for meant in others}
+            known |= {key: name for name in names for key in (f"model.{name}", f"data.{name}", name)}
+            guess = nearest(unknown[0], known) or f": it takes {', '.join(names)}."
             raise ArgumentError(f"{cls.__name__} takes no argument {unknown[0]!r}{guess}")
         return super().__new__(cls)
 

@@ -1,7 +1,7 @@
 """Compile methods for their objects."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,15 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
             ) from error
 
     return call
+
+
+def of_arguments(guards: Sequence[Any]) -> list[bool]:
+    """Return which guards of a compiled method to check at each call: those of its arguments.
+
+    The other two hundred, of the module and its networks, take 80 microseconds. What they guard must not
+    change as long as the graph is used.
+    """
+    return [not ("self" in guard.name or guard.name.startswith("G[")) for guard in guards]
 
 
 def scan_in_python(step: Callable[..., Any], carry: Any, rows: Any) -> tuple[Any, Any]:

@@ -106,8 +106,10 @@ def _frame(
     names = env.action_names or [f"action {index}" for index in range(len(numbers))]
     chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
     texts = [f"{number:.2f}" for number in numbers]
-    values.append(float(value))
-    lines = [f"value   {values[-1]:.2f}", f"return  {total:g}"]
+    lines = [f"return  {total:g}"]
+    if agent.has_value:
+        values.append(float(value))
+        lines.insert(0, f"value   {values[-1]:.2f}")
     return draw(picture, lines, names, lengths, texts, chosen, values)
 
 

@@ -144,6 +144,22 @@ def test_microbatches_give_the_update_of_the_whole_minibatch(fit, calls):
         require_same_updates(ends[0], end)
 
 
+class Ahead(Tracing):
+    """One parameter has more of Adam's steps, as in a run that resumes from one with the others frozen."""
+
+    def training_step(self, rollout, batch_idx):
+        if self.rollouts_done == 2:
+            next(iter(self.trainer.optimizers[0].state.values()))["step"] += 3
+        super().training_step(rollout, batch_idx)
+
+
+@pytest.mark.integration
+def test_parameters_with_different_numbers_of_steps_are_not_one_vector(fit, calls):
+    ends = [fit(CARTPOLE, MODEL | {"compile": on}, ppo=Ahead) for on in (False, True)]
+    assert {len(call) for call in calls} == {1}
+    require_same_updates(*ends)
+
+
 class Irregular(Tracing):
     """Iterations with fewer minibatches, without any, and with minibatches of different sizes."""
 

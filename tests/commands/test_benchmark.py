@@ -263,6 +263,8 @@ def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
     [
         ("CartPole-v1", "classic", 490.04),
         ("HalfCheetah-v4", "mujoco", 1442.64),
+        ("HalfCheetah-v4", "best", 1442.64),
+        ("HalfCheetah-v4", "sac", 9635),
         ("ALE/Breakout-v5", "atari", 414.66),
         ("ALE/Pong-v5", "elsewhere", 20.36),
         ("starpilot", "procgen", 30.99),

@@ -149,7 +149,7 @@ def test_a_run_without_a_recipe_writes_where_others_do_and_shows_no_noise(run_cl
     assert code == 0, err
     for noise in ("FLOPs", "LeafSpec", "Deprecat", "litlogger"):
         assert noise not in out + err
-    assert out.splitlines()[0] == "MLPAgent: 9155 parameters"
+    assert out.splitlines()[0] == "PPO, MLPAgent: 9155 parameters"
     assert logging.getLogger("lightning.pytorch.profilers.simple").isEnabledFor(logging.INFO)
     written = {path.name for path in (tmp_path / "runs/ppo/version_0").iterdir()}
     assert {"metrics.csv", "checkpoints", "cli_config.yaml"} <= written

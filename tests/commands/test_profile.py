@@ -6,12 +6,13 @@ import time
 import pytest
 from lightning.pytorch.profilers import SimpleProfiler
 
-from ppo_lightning import CNNAgent
+from ppo_lightning import DQN, CNNAgent
 from ppo_lightning.commands import cli, profile
 from ppo_lightning.commands.profile import StageClock
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 10**9}
 REACH = SMALL | {"env_id": "Reach-v0"}
+STAGES = ("collect", "advantages", "update", "log")  # of PPO
 
 
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -30,16 +31,23 @@ def test_the_stages_add_up_and_the_run_ends(fit, compile):
 def test_with_overlap_the_wait_for_a_rollout_is_collect(fit):
     clock = StageClock(0.5)
     fit(REACH | {"overlap": True}, {}, max_epochs=-1, callbacks=[clock])
-    assert set(clock.shares) == {*profile.STAGES, "other"}
+    assert set(clock.shares) == {*STAGES, "other"}
     assert 0 < clock.shares["collect"] < 1
     assert clock.environments == 0, "the thread steps them beside the update"
+
+
+def test_a_run_with_replay_is_measured_with_its_updates(fit):
+    clock = StageClock(0.2)
+    fit(SMALL | {"num_steps": 8}, {"train_frequency": 8}, ppo=DQN, max_epochs=-1, callbacks=[clock])
+    assert set(clock.shares) == {"collect", "store", "update", "log", "other"}
+    assert clock.shares["update"] > clock.shares["store"] > 0
 
 
 def test_lightnings_simple_profiler_shows_the_same_stages_once_a_rollout(fit, tmp_path):
     profiler = SimpleProfiler(tmp_path, "stages")
     data = SMALL | {"total_timesteps": 3 * 64, "eval_episodes": 1, "rollouts_per_epoch": 3}
     fit(data, {}, profiler=profiler, limit_val_batches=1)
-    calls = {stage: len(profiler.recorded_durations[stage]) for stage in (*profile.STAGES, "evaluate")}
+    calls = {stage: len(profiler.recorded_durations[stage]) for stage in (*STAGES, "evaluate")}
     assert calls == {"collect": 3, "advantages": 3, "update": 3, "log": 3, "evaluate": 1}
 
 

@@ -122,7 +122,7 @@ ASKED = {
     "would have no auxiliary phase: lower it": (PPG, {"n_iteration": 9}, {}, {"model": {"n_iteration": 2}}),
     "Set model.rating_games to 0": (SelfPlay, {}, {}, {"model": {"rating_games": 0}}),
     "use SAC, TD3 or DDPG": (DQN, OFF, PENDULUM, {"ppo": SAC}),
-    "use DQN or C51": (SAC, OFF, {}, {"ppo": DQN}),
+    "use DQN, C51 or DiscreteSAC": (SAC, OFF, {}, {"ppo": DQN}),
     "leave it out": (DQN, OFF | agent(), {}, {"model": {"agent": None}}),
     "raise it": (PPO, {}, {"total_timesteps": 8}, {"data": {"total_timesteps": 32}}),
     "lower one of these settings": (PPO, {}, HUGE, {"data": STEPS}),
@@ -171,6 +171,8 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
         (lambda: PPO(lr=1e-3), "PPO takes no argument 'lr': did you mean learning_rate?"),
         (lambda: PPO(n_envs=4), "PPO takes no argument 'n_envs': did you mean data.num_envs?"),
         (lambda: PPO(quux=4), "PPO takes no argument 'quux': it takes learning_rate, anneal_lr, "),
+        (lambda: SAC(lr=1e-3), "SAC takes no argument 'lr': did you mean q_lr?"),
+        (lambda: DQN(norm_adv=True), "DQN takes no argument 'norm_adv': it takes agent,"),
         (lambda: RolloutDataModule(n_envs=4), "takes no argument 'n_envs': did you mean num_envs?"),
         (lambda: RolloutDataModule(env="A"), "takes no argument 'env': did you mean env_id?"),
         (
@@ -231,7 +233,7 @@ def test_a_trainer_option_that_cannot_work_is_refused(fit, options, name):
 
 @pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
 def test_lightnings_tuner_is_refused(make_trainer, method):
-    with pytest.raises(ConfigError, match=r"Tuner.*model\.learning_rate"):
+    with pytest.raises(ConfigError, match="Tuner cannot tune runs"):
         getattr(Tuner(make_trainer()), method)(PPO(), datamodule=RolloutDataModule(**SMALL))
 
 

@@ -1,5 +1,6 @@
 """Train SAC on two ranks, then resume the run from its middle, and save the result of every rank."""
 
+import functools
 import json
 import sys
 
@@ -7,13 +8,15 @@ import lightning as L
 import torch
 
 from ppo_lightning import SAC, RolloutDataModule
+from ppo_lightning.offpolicy import SACAgent
 from tests.helpers import SaveAfter, weights
 
 
 def train(folder, ckpt_path=None):
     L.seed_everything(1)
     data = RolloutDataModule("Pendulum-v1", num_envs=2, num_steps=10, total_timesteps=100)
-    module = SAC(batch_size=16, learning_starts=40, buffer_size=200, save_buffer=True)
+    agent = functools.partial(SACAgent, norm_obs=True)
+    module = SAC(batch_size=16, learning_starts=40, buffer_size=200, save_buffer=True, agent=agent)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
@@ -40,6 +43,9 @@ if __name__ == "__main__":
     rows = module.buffer.gather(torch.arange(len(module.buffer)))
     result = {
         "weights": weights(module),
+        "state": module.state_dict(),  # with target networks and statistics
+        "optimizers": [optimizer.state_dict()["state"] for optimizer in module.trainer.optimizers],
+        "returns": list(module.episode_returns),
         "resumed": weights(resumed),
         "initial": initial[0],
         "observation": rows["observation"],

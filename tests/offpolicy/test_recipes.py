@@ -2,6 +2,7 @@
 
 import inspect
 
+import onnx
 import pytest
 import torch
 import yaml
@@ -78,15 +79,26 @@ def test_a_recipe_runs(name, run_cli, tmp_path):  # noqa: F811
 
 @pytest.mark.integration
 def test_commands_take_a_checkpoint(run_cli, tmp_path):  # noqa: F811
-    _, out, _ = run_cli("fit", "--config", "sac/pendulum", *SHORT, "--model.save_buffer", "true")
+    data = ("--data.env_id", "Pendulum-v1", "--data.num_envs", "1")
+    _, out, _ = run_cli("fit", "--model", "SAC", *data, *SHORT, "--model.save_buffer", "true")
+    assert out.startswith("SAC, SACAgent: ")
     path = checkpoint_of(out)
+    assert path.parents[2] == tmp_path / "runs/sac"
     assert [*path.parent.glob("*.replay")]
     code, out, errors = run_cli("validate", "--ckpt_path", path, "--data.eval_episodes", "2")
     assert code == 0, errors
-    code, out, errors = run_cli("play", "--ckpt_path", path, "--max_frames", "20", "--output", "video.gif")
+    code, out, errors = run_cli(
+        "play", "--ckpt_path", path, "--max_frames", "9", "--output", "v.gif", "--overlay"
+    )
     assert code == 0, errors
-    code, out, errors = run_cli("export", "--ckpt_path", path, "--onnx", "agent.onnx")
+    flags = ("--onnx", "agent.onnx", "--hub", "hub", "--no_video")
+    code, out, errors = run_cli("export", "--ckpt_path", path, *flags)
     assert code == 0, errors
+    outputs = onnx.load("agent.onnx").graph.output
+    assert [output.name for output in outputs] == ["action"], "there is no value of observations alone"
+    assert "# SAC on Pendulum-v1" in (tmp_path / "hub/README.md").read_text()
+    _, _, errors = run_cli("details", "--ckpt_path", path)
+    assert "those of PPO, not of SAC" in errors
     code, out, errors = run_cli("fit", "--ckpt_path", path, "--data.total_timesteps", "160")
     assert code == 0, errors
     assert "refill" not in errors
@@ -105,4 +117,4 @@ def test_help_and_messages_name_the_algorithm_of_the_recipe(run_cli):  # noqa: F
     assert "the option '--model.norm_adv' is unknown" in errors
     assert "did you mean --model.norm_adv" not in errors
     _, _, errors = run_cli("details", "--config", "sac/pendulum")
-    assert "the recipe trains SAC" in errors
+    assert "those of PPO, not of SAC" in errors

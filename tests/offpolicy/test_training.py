@@ -8,10 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from ppo_lightning import C51, DDPG, DQN, SAC, TD3, ConfigError, DiscreteSAC, MLPAgent, last_checkpoint
+from ppo_lightning import (
+    C51,
+    DDPG,
+    DQN,
+    SAC,
+    TD3,
+    AgentModule,
+    ConfigError,
+    DiscreteSAC,
+    MLPAgent,
+    last_checkpoint,
+)
+from ppo_lightning.callbacks import Doctor
 from ppo_lightning.offpolicy import C51Agent, DeterministicAgent, SACAgent
 from ppo_lightning.offpolicy.buffer import FrameBuffer
-from tests.helpers import SaveAfter, weights
+from tests.conftest import train, trainers_in
+from tests.helpers import SaveAfter, require_same, weights
 
 CARTPOLE = {"num_envs": 2, "num_steps": 10, "total_timesteps": 200}
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 1, "num_steps": 10, "total_timesteps": 100}
@@ -34,49 +47,89 @@ RUNS = {
 }
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a function that trains a run once, and returns module and folder of the checkpoints."""
+
+    @functools.cache
+    def run(name):
+        algorithm, data, model = RUNS[name]
+        folder = tmp_path_factory.mktemp("run")
+        saves = (("first", 4), ("second", 6), ("last", 4), ("last", 6))
+        callbacks = [SaveAfter(folder / f"{stem}.ckpt", rollouts) for stem, rollouts in saves]
+        options = {"ppo": algorithm, "callbacks": [*callbacks, Doctor(every=1)]}
+        return train(trainers_in(folder), data, model | {"save_buffer": True}, **options), folder
+
+    return run
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_with_its_buffer_resumes_to_the_bit(name, fit_and_resume, capsys):
+def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys):
     algorithm, data, model = RUNS[name]
-    whole, resumed = fit_and_resume(4, data, model | {"save_buffer": True}, ppo=algorithm)
+    whole, folder = trained(name)
+    capsys.readouterr()
+    model = model | {"save_buffer": True}
+    resumed = fit(data, model, ppo=algorithm, ckpt_path=folder / "first.ckpt")
+    require_same(whole, resumed)
     assert "refill" not in capsys.readouterr().err
     assert len(resumed.buffer) == len(whole.buffer) > 0
     assert isinstance(whole.buffer, FrameBuffer) == ("pictures" in name)
-    assert any(key.startswith("losses/") for key in whole.trainer.callback_metrics)
 
 
-def test_a_run_without_its_buffer_refills_it_before_it_learns(fit, tmp_path):
-    fit(CARTPOLE, Q, ppo=DQN, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 5)])
-    assert not [*tmp_path.glob("*.replay")]
+def test_a_run_without_its_buffer_refills_it_before_it_learns(counted, fit):
+    _, folder = counted
+    assert not [*folder.glob("*.replay")]
     with pytest.warns(UserWarning, match="40 steps of the trained policy refill it"):
-        resumed = fit(CARTPOLE, Q, ppo=DQN, ckpt_path=tmp_path / "middle.ckpt")
-    assert resumed.due(0, 200) == range(150, 201, 10)
+        resumed = fit(CARTPOLE, Q, ppo=DQN, ckpt_path=folder / "middle.ckpt")
+    assert resumed.due(0, 200) == range(90, 201, 10)
     assert len(resumed.buffer) == 100
 
 
-def test_a_checkpoint_has_its_own_buffer_or_is_skipped(fit, tmp_path):
-    save = [SaveAfter(tmp_path / "a.ckpt", 4), SaveAfter(tmp_path / "b.ckpt", 6)]
-    model = Q | {"save_buffer": True}
-    fit(CARTPOLE, model, ppo=DQN, callbacks=save)
-    first, second = tmp_path / "a.80.replay", tmp_path / "b.120.replay"
-    assert {first, second} == {*tmp_path.glob("*.replay")}
-    assert last_checkpoint(tmp_path) == str(tmp_path / "b.ckpt")
+def test_a_checkpoint_has_its_own_buffer_or_is_skipped(trained, fit, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(trained("DQN")[1], folder)
+    (folder / "last.ckpt").unlink()
+    first, second, last = (folder / f"{name}.replay" for name in ("first.80", "second.120", "last.120"))
+    # The checkpoint that was written again has replaced its buffer.
+    assert {first, second, last} == {*folder.glob("*.replay*")}
+    assert last_checkpoint(folder) == str(folder / "second.ckpt")
+    resume = functools.partial(fit, CARTPOLE, Q | {"save_buffer": True}, ppo=DQN)
     shutil.copy(first, second)  # a pair of two steps
-    assert last_checkpoint(tmp_path) == str(tmp_path / "a.ckpt")
+    assert last_checkpoint(folder) == str(folder / "first.ckpt")
     with pytest.raises(ConfigError, match="of step 120, and the buffer beside it of step 80"):
-        fit(CARTPOLE, model, ppo=DQN, ckpt_path=tmp_path / "b.ckpt")
-    first.write_bytes(first.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"a\.80\.replay is damaged"):
-        fit(CARTPOLE, model, ppo=DQN, ckpt_path=tmp_path / "a.ckpt")
+        resume(ckpt_path=folder / "second.ckpt")
+    content = first.read_bytes()
+    row = torch.load(first)["buffers"][0]["rows"]["observation"][0].numpy().tobytes()
+    for damaged in (content.replace(row, row[::-1]), content[:-100]):
+        first.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"first\.80\.replay is damaged"):
+            resume(ckpt_path=folder / "first.ckpt")
     first.unlink()
     with pytest.raises(ConfigError, match="is missing"):
-        fit(CARTPOLE, model, ppo=DQN, ckpt_path=tmp_path / "a.ckpt")
-    assert last_checkpoint(tmp_path) is None
+        resume(ckpt_path=folder / "first.ckpt")
+    assert last_checkpoint(folder) is None
 
 
-def test_a_checkpoint_that_is_written_again_replaces_its_buffer(fit, tmp_path):
-    save = [SaveAfter(tmp_path / "last.ckpt", rollouts) for rollouts in (4, 6)]
-    fit(CARTPOLE, Q | {"save_buffer": True}, ppo=DQN, callbacks=save)
-    assert [path.name for path in tmp_path.glob("*.replay*")] == ["last.120.replay"]
+def test_weights_alone_are_saved_without_the_buffer(trained, tmp_path):
+    module, _ = trained("DQN")
+    module.trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.ckpt"]
+    assert module.trainer.callback_metrics["step"] == module.env_steps, "for names of checkpoints"
+
+
+def test_a_checkpoint_has_the_whole_module(trained):
+    for name in ("DQN", "C51", "DDPG", "TD3", "SAC"):
+        module, folder = trained(name)
+        loaded = AgentModule.load_from_checkpoint(folder / "last.ckpt")
+        assert type(loaded) is type(module)
+        assert loaded.state_dict().keys() == module.state_dict().keys()
+        observation = np.full(module.observation_spec.shape, 0.1, np.float32)
+        assert loaded.predict([observation] * 2).shape[:1] == (2,)
+        value, numbers, bars = loaded.agent.explain(torch.from_numpy(observation)[None])
+        assert numbers.shape == bars.shape == (1, 2 if name in ("DQN", "C51") else 1)
+        assert loaded.agent.has_value == (name in ("DQN", "C51"))
+        if loaded.agent.has_value:
+            assert value == numbers.max()
 
 
 class Counted(DQN):
@@ -95,8 +148,18 @@ class Counted(DQN):
         return self.stored[-1][1]
 
 
-def test_updates_are_due_by_environment_steps_after_the_transitions_are_stored(fit):
-    module = fit(CARTPOLE | {"total_timesteps": 100}, Q | {"learning_starts": 35}, ppo=Counted)
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """Train a run of :class:`Counted` without saving its buffer; return module and folder."""
+    folder = tmp_path_factory.mktemp("counted")
+    model = Q | {"learning_starts": 35, "exploration_fraction": 0.5, "end_e": 0.1}
+    callbacks = [SaveAfter(folder / "middle.ckpt", 2)]
+    data = CARTPOLE | {"total_timesteps": 100}
+    return train(trainers_in(folder), data, model, ppo=Counted, callbacks=callbacks), folder
+
+
+def test_updates_are_due_by_environment_steps_after_the_transitions_are_stored(counted):
+    module, _ = counted
     assert module.steps == [(40, 40, 40), *((n, s, n) for n in (60, 80, 100) for s in (n - 10, n))]
 
 
@@ -111,8 +174,8 @@ def test_the_buffer_holds_final_observations_and_a_time_limit_is_no_termination(
     assert not rows["terminated"].any()
 
 
-def test_invalid_steps_are_not_stored(fit):
-    module = fit(CARTPOLE | {"total_timesteps": 100}, Q, ppo=Counted)
+def test_invalid_steps_are_not_stored(counted):
+    module, _ = counted
     rollout, all_rows = module.stored[-1]
     rollout = rollout.clone()
     rollout["valid"] = torch.ones(2, 10, dtype=torch.bool)
@@ -124,11 +187,11 @@ def test_invalid_steps_are_not_stored(fit):
         assert torch.equal(column, all_rows[key][kept])
 
 
-def test_exploration_follows_the_environment_steps(fit):
-    module = fit(CARTPOLE, Q | {"exploration_fraction": 0.5, "end_e": 0.1}, ppo=DQN)
-    assert [*map(module.exploration, (0, 50, 100, 150))] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+def test_exploration_follows_the_environment_steps(counted, trained):
+    module, _ = counted
+    assert [*map(module.exploration, (0, 25, 50, 75))] == pytest.approx([1.0, 0.55, 0.1, 0.1])
     assert module.agent.head.exploration == pytest.approx(0.1)
-    soft = fit(PENDULUM, SOFT, ppo=SAC)
+    soft, _ = trained("SAC")
     assert [*map(soft.exploration, (39, 40))] == [float("inf"), 1.0]
 
 
@@ -153,14 +216,23 @@ REFUSED = {
     "set it to false": (DQN, CARTPOLE | {"overlap": True}, {}),
     "GB of memory": (DQN, CARTPOLE, {"buffer_size": 10**13}),
     "without finite bounds": (SAC, PENDULUM | {"env_id": unbounded}, {}),
+    "SAC takes '32-true'": (SAC, PENDULUM, {}, {"precision": "bf16-mixed"}),
+    "does not act on SAC's minibatches: leave it out": (SAC, PENDULUM, {}, {"gradient_clip_val": 1.0}),
+    "raise model.batch_size instead": (DQN, CARTPOLE, {}, {"accumulate_grad_batches": 2}),
 }
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_what_does_not_fit_ends_in_a_sentence(sentence, fit):
-    algorithm, data, model = REFUSED[sentence]
+    algorithm, data, model, *options = REFUSED[sentence]
+    options = dict(*options)
     with pytest.raises(ConfigError, match=sentence):
-        fit(data, {"learning_starts": 0, "train_frequency": 10, "buffer_size": 100} | model, ppo=algorithm)
+        fit(
+            data,
+            {"learning_starts": 0, "train_frequency": 10, "buffer_size": 100} | model,
+            ppo=algorithm,
+            **options,
+        )
 
 
 @pytest.mark.integration
@@ -230,14 +302,16 @@ def test_learns(algorithm, data, model, least, fit):
 
 
 @pytest.mark.integration
-def test_two_ranks_have_equal_weights_and_buffers_of_their_own(tmp_path):
+def test_two_ranks_have_equal_states_and_buffers_of_their_own(tmp_path):
     from tests.helpers import finish, launch
 
     process = launch(["tests/offpolicy/ranks.py"], {"folder": str(tmp_path)})
     code, errors = finish(process)
     assert code == 0, errors
     one, other = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
-    assert torch.equal(one["weights"], other["weights"])
+    for key in ("weights", "state", "optimizers", "returns"):
+        torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
+    assert one["state"]["agent.normalizer.count"] > 0
     assert not torch.equal(one["weights"], one["initial"])
     assert not torch.equal(one["observation"], other["observation"])
     assert one["length"] == other["length"] == 50
@@ -245,7 +319,7 @@ def test_two_ranks_have_equal_weights_and_buffers_of_their_own(tmp_path):
         assert torch.equal(result["weights"], result["resumed"])
 
 
-def test_metrics_have_the_names_of_cleanrl(fit):
+def test_metrics_have_the_names_of_cleanrl(trained):
     expected = {
         "DQN": {"td_loss", "q_values"},
         "C51": {"loss", "q_values"},
@@ -253,6 +327,5 @@ def test_metrics_have_the_names_of_cleanrl(fit):
         "SAC": {"qf1_loss", "qf2_loss", "qf_loss", "qf1_values", "actor_loss", "alpha", "alpha_loss"},
     }
     for name, names in expected.items():
-        algorithm, data, model = RUNS[name]
-        metrics = fit(data, model, ppo=algorithm).trainer.callback_metrics
+        metrics = trained(name)[0].trainer.callback_metrics
         assert names <= {key.removeprefix("losses/") for key in metrics}

@@ -142,7 +142,7 @@ def test_the_small_picture_is_refused_with_a_body_that_trains(fit):
         (box(4, 40, 48), CNNAgent, "parameters, 4 x 40 x 48 picture, Nature network\n"),
         (box(2, 40, 48, 3, high=1, dtype=np.float32), CNNAgent, "2 x 40 x 48 x 3 picture, Nature network\n"),
         (box(40, 48), CNNAgent, "40 x 48 picture, Nature network\n"),
-        (spaces.Box(-1, 1, (3,)), MLPAgent, "MLPAgent: 9027 parameters\n"),
+        (spaces.Box(-1, 1, (3,)), MLPAgent, "PPO, MLPAgent: 9027 parameters\n"),
         (
             spaces.Dict(camera=box(40, 48, 3), speed=spaces.Box(-1, 1, (2,))),
             MLPAgent,
