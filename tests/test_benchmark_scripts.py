@@ -70,6 +70,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("record a.json --runs cartpole"),
         Command("compare a.json a.json", "cartpole_resumed: equal to the bit"),
     ],
+    "resolve": "asks a package index",
     "rnd": [
         Command("cartpole --seeds 1 --steps 4096 --output .", r"(?s)\| rnd .*\| ppo "),
         Command("--report --output .", r"(?s)\| rnd .*\| ppo "),

@@ -45,7 +45,7 @@ from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
-from ppo_lightning.rollouts.evaluation import episode_statistics
+from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
 from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives
@@ -420,9 +420,13 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
         if self.fitting:
             self._evaluated_at = self.env_steps
+        names = self.data.factory.log_info
+        no_info = episodes["episode_reward"].new_full((len(episodes), len(names)), torch.nan)
+        episodes.setdefault("info", no_info)  # the same keys on all ranks
         played = {key: collectives.concatenate(value) for key, value in episodes.items()}
         prefix = "test" if self.trainer.testing else "eval"
         results = episode_statistics(prefix, played)  # on the CPU: MPS has no float64
+        results |= info_means(prefix, played["info"], names)
         # The results are equal on all ranks. Without `sync_dist`, Lightning warns that they might differ.
         self.log_dict(
             results,

@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning import private
+from ppo_lightning.rollouts.evaluation import info_means
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.rounding import decimals
 
 SAVE_EVERY = 10  # seconds
+ENOUGH = 10  # episodes to know what their infos have
 
 
 class RunLog:
@@ -27,6 +30,7 @@ class RunLog:
         self.module = module
         self.steps_before = module.env_steps
         self._values: dict[str, Any] = {}  # for the next call of `log`
+        self._unseen = {f"charts/{name}" for name in module.data.factory.log_info[1:]}
         self._started = time.perf_counter()
         self._saved = self._started
 
@@ -34,17 +38,23 @@ class RunLog:
         """Count environment steps and finished episodes of a rollout [N, T], over all ranks.
 
         The next call of :meth:`log` logs mean return and length of the finished episodes, also by player in
-        games of several, and of the last 100 episodes.
+        games of several, and of the last 100 episodes, and the means of numbers of their infos.
         """
         self.module.env_steps += self.module.data.frames_per_rollout
         # ModelCheckpoint uses it in file names, also for rollouts that are not logged.
         self.module.trainer.callback_metrics["step"] = torch.tensor(self.module.env_steps)
-        episodes = collectives.concatenate(finished_episodes(rollout))
+        names = self.module.data.factory.log_info
+        episodes = collectives.concatenate(finished_episodes(rollout, len(names)))
         if not len(episodes):
             return
         self.module.episode_returns.extend(episodes[:, 0].tolist())
         self.module.episode_lengths.extend(episodes[:, 1].tolist())
-        self.add(episode_means(episodes, zero_sum="mover" in rollout.keys()))  # noqa: SIM118
+        means = info_means("charts", episodes[:, 3:], names)
+        self._unseen -= means.keys()
+        if self._unseen and len(self.module.episode_returns) >= ENOUGH:
+            rank_zero_warn(f"data.log_info: no info at an episode end has a number for {self._unseen}.")
+            self._unseen.clear()
+        self.add(means | episode_means(episodes[:, :3], zero_sum="mover" in rollout.keys()))  # noqa: SIM118
 
     @property
     def waits(self) -> bool:
@@ -96,18 +106,21 @@ class RunLog:
             self._saved = time.perf_counter()
 
 
-def finished_episodes(rollout: TensorDictBase) -> Tensor:
-    """Return return, length and player of the episodes that finished in a rollout [N, T], [E, 3].
+def finished_episodes(rollout: TensorDictBase, num_infos: int = 0) -> Tensor:
+    """Return return, length, player and infos of the episodes that finished in a rollout [N, T], [E, 3 + I].
 
-    The player is -1 unless each row is a player.
+    The player is -1 unless each row is a player. Numbers that the info does not have are NaN.
     """
     following = rollout["next"]
     done = following["episode_done"]
     if not done.any():
-        return torch.zeros(0, 3)
+        return torch.zeros(0, 3 + num_infos)
     player = rollout.get("player", -torch.ones_like(following["step_count"]))
     columns = (following["episode_reward"], following["step_count"], player)
-    return torch.stack([column[done].float() for column in columns], dim=-1)
+    results = torch.stack([column[done].float() for column in columns], dim=-1)
+    infos = following.get("info", None)
+    infos = results.new_full((len(results), num_infos), torch.nan) if infos is None else infos[done[..., 0]]
+    return torch.cat([results, infos], dim=-1)
 
 
 def episode_means(episodes: Tensor, zero_sum: bool = False) -> dict[str, Tensor]:

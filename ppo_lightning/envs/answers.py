@@ -1,7 +1,8 @@
 """Validate the return values of ``reset`` and ``step``, and add context to their errors."""
 
+import contextlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -107,6 +108,24 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
             f"the {name} has fractions, and its space has the dtype {space.dtype}: declare a Box of dtype"
             " float32."
         )
+
+
+def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of an info."""
+    arrays = {key: _as_array(value) for key, value in info.items()}
+    return {key: x.item() for key, x in arrays.items() if x.size == 1 and x.dtype.kind in "biuf"}
+
+
+def numbers_of(info: Any, names: Sequence[str], count: int) -> np.ndarray:
+    """Return numbers of an info of some environments, [count, names] float64, NaN where there is none."""
+    numbers = np.full((count, len(names)), np.nan)
+    for column, name in enumerate(names):
+        if isinstance(info, Mapping) and name in info and (values := _as_array(info[name])).size == count:
+            with contextlib.suppress(TypeError, ValueError):  # a text
+                numbers[:, column] = values.reshape(count)
+            if (present := _as_array(info.get(f"_{name}"))).shape == (count,):  # of a VectorEnv
+                numbers[~present.astype(bool), column] = np.nan
+    return numbers
 
 
 def _as_array(value: Any) -> np.ndarray:

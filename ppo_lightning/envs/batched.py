@@ -1,5 +1,6 @@
 """Base class of natively batched environments: arrays for the fast collector, TensorDicts for TorchRL."""
 
+import copy
 import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.answers import check_observation
+from ppo_lightning.envs.answers import check_observation, numbers_of
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
@@ -72,6 +73,7 @@ class BatchedEnv(EnvBase):
     episode_done: np.ndarray | None = None
     # Maximum duration of a step in seconds, for adapters that step in other processes. None: no limit.
     step_timeout: float | None = None
+    info_names: Sequence[str] | None = None  # numbers for `final_infos`. None: there are no infos
     # False where the last step does not count, [N]: the environment failed or only reset, or its agent is
     # dead. None: all steps of these environments count.
     valid: np.ndarray | None = None
@@ -113,6 +115,8 @@ class BatchedEnv(EnvBase):
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
         self._seeds_to_use: Sequence[int | None] = list(seeds)
+        self.infos: dict[Any, Any] = {}  # row -> numbers at an episode end, or "all" -> the last info
+        self._attributes: dict[str, Any] = {}  # from `set_attr`
         # What a step returns: observations, rewards and flags, for adapters that write row by row.
         self._observation = self.empty_rows()
         self._results = np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
@@ -204,6 +208,20 @@ class BatchedEnv(EnvBase):
             done: ``terminated | truncated`` of the last step, [N] bool.
         """
         return done if self.episode_done is None else self.episode_done
+
+    def final_infos(self, done: np.ndarray) -> np.ndarray:
+        """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""
+        names, info = self.info_names or (), self.infos.get("all")
+        if info is not None:
+            return numbers_of(info.get("final_info", info), names, self.num_envs)[done]
+        rows = np.flatnonzero(done).tolist()
+        return np.concatenate([numbers_of(self.infos.pop(row, {}), names, 1) for row in rows])
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of each environment, see :func:`set_attribute`."""
+        for env in self.envs if isinstance(self.envs, list) else getattr(self.envs, "envs", [self.envs]):
+            set_attribute(env, name, value)
+        self._attributes[name] = value
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment, [H, W, 3] uint8, or None without rendering.
@@ -328,6 +346,15 @@ class BatchedEnv(EnvBase):
     def _close_envs(self) -> None:
         for env in self.envs if isinstance(self.envs, list) else [self.envs]:
             env.close()
+
+
+def set_attribute(env: Any, name: str, value: Any) -> None:
+    """Set an attribute of an environment, or of the wrapper around it that has the attribute."""
+    while name not in dir(env):
+        if not isinstance(env, gymnasium.Wrapper):
+            raise ConfigError(f"{type(env).__name__} has no attribute {name!r}, which data.set_attr needs.")
+        env = env.env
+    setattr(env, name, copy.deepcopy(value))
 
 
 def name_of(env: Any) -> str:

@@ -44,6 +44,8 @@ class EnvPoolEnv(BatchedEnv):
         (2, 3)
     """
 
+    info_names = ()
+
     def __init__(self, env_id: str, seeds: list[int], /, num_threads: int = 0, **env_kwargs: Any) -> None:
         envpool = import_extra("envpool", extra="envpool")
         if env_id not in envpool.list_all_envs():
@@ -84,6 +86,7 @@ class EnvPoolEnv(BatchedEnv):
         action = action.astype(self._action_dtype, copy=False)
         observation, reward, terminated, truncated, info = self.envs.step(action)
         self._observation = self._flat(observation)
+        self.infos["all"] = info
         if self._limit is not None:  # some environments (Catch) ignore their time limit
             truncated = truncated | (info["elapsed_step"] >= self._limit)
         return self._observation, reward, terminated, truncated

@@ -22,6 +22,7 @@ from ppo_lightning.envs.vector import GymnasiumVectorEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
+SUCCESS = "is_success"  # in the info at the end of an episode
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
 
@@ -79,6 +80,7 @@ class EnvFactory:
         num_workers: Number of processes that step the environments, 0 for this process. Training environments
             need a number that divides theirs. Evaluation uses the largest divisor that does not exceed it.
         step_timeout: Maximum duration of a step in these processes in seconds; None: no limit.
+        log_info: Names of numbers in the infos at episode ends; the first one may be missing.
 
     Example:
         >>> env = EnvFactory("CartPole-v1").make(num_envs=4, seed=1)
@@ -92,6 +94,7 @@ class EnvFactory:
     transforms: Sequence[Transform] = ()
     num_workers: int = 0
     step_timeout: float | None = None
+    log_info: Sequence[str] = (SUCCESS,)
 
     def make(
         self,
@@ -145,6 +148,11 @@ class EnvFactory:
                 f"data.num_workers is {self.num_workers} and must be 0 for {type(env).__name__}: workers step"
                 " single environments of the backend 'gymnasium'."
             )
+        if isinstance(env, BatchedEnv) and env.info_names is not None:
+            env.info_names = self.log_info
+        elif self.log_info[1:]:
+            env.close()
+            raise ConfigError(f"data.log_info: {type(env).__name__} has no infos, leave it out.")
         if self.transforms:
             transforms = [*_single(self.transforms)]
             if stream == "train" and isinstance(env, BatchedEnv) and not env.untransformable:

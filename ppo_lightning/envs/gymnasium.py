@@ -14,8 +14,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import NUMBERS, check_parts, check_step, describe, reraise
-from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of, require_distinct
+from ppo_lightning.envs.answers import NUMBERS, check_parts, check_step, describe, numbers_in, reraise
+from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of, require_distinct, set_attribute
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
@@ -67,6 +67,7 @@ class GymnasiumEnv(BatchedEnv):
         ((2, 4), [1.0, 1.0])
     """
 
+    info_names = ()
     _pending_resets: dict[int, tuple[Any, Any]]  # results of resets that were made early
 
     def __init__(
@@ -224,6 +225,8 @@ class GymnasiumEnv(BatchedEnv):
         check_step(answer)
         value, reward, terminated, truncated, info = answer
         over = bool(terminated or truncated)
+        if over and info:
+            self.infos[i] = numbers_in(info)
         if self._mask_source is not None:
             value = self._with_mask(i, value, info, over)
         dtype = value.dtype if isinstance(value, np.ndarray) else None
@@ -257,6 +260,8 @@ class GymnasiumEnv(BatchedEnv):
         with contextlib.suppress(Exception):
             self.envs[i].close()
         self.envs[i] = self._make()
+        for name, value in self._attributes.items():
+            set_attribute(self.envs[i], name, value)
         # The count of this environment, so that its episodes do not depend on the failures of others.
         seed = derive_seed(self._seeds[i], "train", self._restarts[i])
         self._pending_resets[i] = check_parts(self.envs[i].reset(seed=seed), "reset", 2)

@@ -29,7 +29,7 @@ def read_state(env: gymnasium.Env) -> Row | None:
     if not (type(inner).__module__.startswith(KNOWN) and wrappers <= WRAPPERS):
         return None
     state: Row = {
-        f"attribute {name}": to_plain(value) for name, value in vars(inner).items() if _is_plain(value)
+        f"attribute {name}": to_plain(value) for name, value in vars(inner).items() if is_plain(value)
     }
     state["wrappers"] = wrapper_attributes(env)
     state["random"] = inner.np_random.bit_generator.state
@@ -89,9 +89,10 @@ def _arrays(data: Any) -> Iterable[tuple[str, np.ndarray]]:
             yield name, array
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a number, an array, None or a tuple of these."""
     if isinstance(value, tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "fiub"
     return value is None or isinstance(value, bool | int | float)

@@ -3,7 +3,7 @@
 import itertools
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -58,6 +58,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         >>> env.reset_arrays().shape, env.resets_late
         ((2, 4), True)
     """
+
+    info_names: Sequence[str] | None = ()
 
     def __init__(self, envs: VectorEnv, seeds: list[int], any_number: bool = False) -> None:
         self._name = name_of(envs)
@@ -149,6 +151,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             answer = self.envs.step(convert(action))
             check_step(answer, self.num_envs)
             observation, reward, terminated, truncated, info = answer
+            self.infos["all"] = info
             reward = np.asarray(reward)
             terminated = np.asarray(terminated, bool)
             truncated = np.asarray(truncated, bool)
@@ -281,6 +284,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
     """
 
     envs: Any
+    info_names = None
 
     def __init__(self, envs: VectorEnv, seeds: list[int]) -> None:
         super().__init__(envs, seeds)

@@ -42,10 +42,11 @@ START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
 class Reply(NamedTuple):
-    """What the method of a request returned and which steps count, or its error."""
+    """What the method of a request returned, which steps count, and infos; or its error."""
 
     value: Any = None
     valid: np.ndarray | None = None
+    infos: Mapping[int, dict[str, Any]] | None = None
     error: Any = None  # an exception that can be pickled
 
 
@@ -79,6 +80,7 @@ class WorkerEnv(BatchedEnv):
     """
 
     envs = ()  # those of the workers
+    info_names = ()
 
     def __init__(
         self,
@@ -140,11 +142,17 @@ class WorkerEnv(BatchedEnv):
                 array[worker.rows] = part
             if self.valid is not None:
                 self.valid[worker.rows] = reply.valid
+            if reply.infos:
+                self.infos |= {worker.rows.start + row: info for row, info in reply.infos.items()}
         return self._observation, *self._results
 
     def reseed(self, seeds: list[int]) -> None:
         """Set the seeds of the next reset."""
         self._ask({worker: ("reseed", seeds[worker.rows]) for worker in self.workers})
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute in the workers."""
+        self._ask(dict.fromkeys(self.workers, ("set_attr", name, value)))
 
     def get_state(self) -> list[Row] | None:
         """Return states as :class:`GymnasiumEnv` does."""
@@ -325,10 +333,12 @@ def serve(pipe: multiprocessing.connection.Connection, make: Callable[[], Member
             if members is None:
                 members = make()
             method, *arguments = request
-            reply = Reply(getattr(members, method)(*arguments), members.valid)
+            reply = Reply(getattr(members, method)(*arguments), members.valid, members.infos or None)
         except (Exception, SystemExit) as error:
             reply = Reply(error=portable(error))
         transport.send(reply)
+        if reply.infos:
+            members.infos.clear()
     if members is not None:
         members.close()
 

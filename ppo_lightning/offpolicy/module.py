@@ -66,7 +66,7 @@ class OffPolicyModule(AgentModule):
     """
 
     fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
-    precisions = ("32-true",)
+    precisions: ClassVar[tuple[str, ...]] = ("32-true",)
     head: ClassVar[type]  # of the agent
     frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each

@@ -47,6 +47,7 @@ class RolloutCollector(Collector):
     - An agent with a memory adds ``memory`` [N, T, M] and ``("next", "memory")``. At all steps, ``memory`` is
       the state before the first step. ``("next", "memory")`` is the state after a step, written only at
       episode ends and at the last step.
+    - ``("next", "info")`` [N, T, names], if an info has a number of ``data.log_info``, otherwise NaN.
     - ``valid`` [N, T] is False for steps that do not count, and missing if all steps of the environments
       count. These steps enter no statistics of rewards, sums or counts: where an environment failed and was
       made anew (``max_restarts``), where it reset at the step after an episode end, and those of dead agents
@@ -147,10 +148,12 @@ class RolloutCollector(Collector):
         for name, values in (("episode_reward", own_rewards), ("step_count", valid)):
             store["next", name][..., 0] = episode_sums(values, episode_done, self._sums[name])
         self.rollouts_done += 1
-        if env.valid is None:
-            return self._rollout.copy()  # keys that the caller adds do not stay
-        episode_done &= valid
-        return self._rollout.copy().set("valid", torch.from_numpy(valid).T)
+        rollout = self._rollout.copy()  # keys that are added do not stay
+        self._add_infos(rollout["next"])
+        if env.valid is not None:
+            episode_done &= valid
+            rollout["valid"] = torch.from_numpy(valid).T
+        return rollout
 
     def _walk(self, moments: ArrayMoments | None, valid: np.ndarray) -> list[EpisodeEnds]:
         """Step the environments through a rollout, write the steps into the storage, and return the ends.
@@ -210,6 +213,7 @@ class RolloutCollector(Collector):
             # count_nonzero takes a third of the time of any().
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 done = terminated | truncated
+                self._read_infos(t, done)
                 raw = raw.copy()  # the reset may write into it
                 fresh = reset(done)[done]
                 if counted:

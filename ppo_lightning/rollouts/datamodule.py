@@ -17,15 +17,15 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
-from torchrl.envs import EnvBase, Transform
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.settings import code_in_data, data_settings, require_known
-from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.factory import Backend, EnvFactory, Specs, require_maker, specs_of
+from ppo_lightning.envs.batched import BatchedEnv, set_attribute
+from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.state import to_columns, to_rows
+from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
 from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.base import Collector
@@ -121,6 +121,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             this process. The number must divide the environments of a rank. The episodes do not depend on it.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
             See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
+        log_info: Names of numbers in the ``info`` at the end of an episode. Their means over the episodes of
+            a rollout are the metrics ``charts/NAME``, over those of an evaluation ``eval/NAME``.
+            ``is_success`` needs no name: it is ``success_rate``.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -145,6 +148,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         step_timeout: Annotated[float | None, Range(0.001)] = 600.0,
         num_workers: Annotated[int, Range(0)] = 0,
         overlap: bool = False,
+        log_info: list[str] | None = None,
     ) -> None:
         check_arguments(RolloutDataModule.__init__, locals(), "data")
         require_maker(env_id)
@@ -155,9 +159,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
-        self.factory = EnvFactory(
-            self.env_id, backend, env_kwargs or {}, tuple(transforms or ()), num_workers, step_timeout
-        )
+        options = env_kwargs or {}, tuple(transforms or ()), num_workers, step_timeout
+        self.factory = EnvFactory(self.env_id, backend, *options, (SUCCESS, *(log_info or ())))
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
@@ -176,6 +179,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._specs: Specs | None = None
         self._rollouts_per_epoch = rollouts_per_epoch
         self._clock: StepClock | None = None
+        self._attributes: dict[str, Any] = {}  # of the training environments, as plain types
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
 
     @classmethod
@@ -237,7 +241,25 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         if self._env is None:
             shard = self.shard
             self._env = self.factory.make(shard.count, shard.seed, shard.first)
+            self._set_attributes()
         return self._env
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of all training environments from the next rollout on, also of a resumed run.
+
+        The value is a number, text, array or tuple. The pending rollout of ``overlap`` has the former one.
+        """
+        if not (isinstance(value, str) or is_plain(value)):
+            raise ConfigError(f"data.set_attr({name!r}) got a {type(value).__name__}, not a number or array.")
+        self._attributes[name] = to_plain(value)
+        self.wait()
+        self._set_attributes()
+
+    def _set_attributes(self) -> None:
+        env = self._env.base_env if isinstance(self._env, TransformedEnv) else self._env
+        for name, value in self._attributes.items() if env is not None else ():
+            setter = env.set_attr if isinstance(env, BatchedEnv) else functools.partial(set_attribute, env)
+            setter(name, from_plain(value))
 
     @property
     def has_valid(self) -> bool:
@@ -311,7 +333,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the collector and the running episodes, if known. This is a collective."""
-        state = {"backend": self.backend, "rollouts_per_epoch": self._rollouts_per_epoch}
+        state: dict[str, Any] = {"backend": self.backend, "rollouts_per_epoch": self._rollouts_per_epoch}
+        state["attributes"] = dict(self._attributes)
         if self.collector is None:  # before or after a fit
             return state | {"collector": None, "running": None}
         rows = collectives.chain(self.collector.running() or [])
@@ -330,6 +353,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._saved = {}
         if saved.get("collector") is not None:
             self.collector.load_state_dict(saved["collector"])
+        self._attributes |= saved.get("attributes", {})
         running = saved.get("running") if saved.get("backend") == self.backend else None
         rows = [] if running is None else to_rows(running)
         if self.collector.can_resume and len(rows) == self.num_envs:
@@ -337,6 +361,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             outcome = "each environment resumes its episode, to the bit."
         else:
             outcome = "the environments start fresh episodes: the checkpoint does not hold the running ones."
+        self._set_attributes()
         if self.trainer.is_global_zero:
             print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")
 

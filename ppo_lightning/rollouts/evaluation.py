@@ -1,7 +1,7 @@
 """Evaluation: whole episodes with the deterministic policy."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +9,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.envs.factory import SUCCESS, EnvFactory
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
@@ -35,24 +35,27 @@ def evaluate(
         step_timeout: As for :class:`~ppo_lightning.RolloutCollector`.
 
     Returns:
-        ``episode_reward`` and ``step_count`` of the N episodes, batch size [N].
+        ``episode_reward``, ``step_count`` and, if infos have numbers, ``info`` of the N episodes, [N].
     """
     collector = make_collector(env, agent, num_steps, deterministic=True, step_timeout=step_timeout)
     episodes = no_episodes(env.batch_size[0])
     playing = torch.ones(env.batch_size, dtype=torch.bool)
     for played, rollout in enumerate(collector, start=1):
-        following = rollout["next"].select("episode_done", *episodes.keys()).cpu()
+        if (info := rollout["next"].get("info", None)) is not None:
+            episodes.setdefault("info", torch.full_like(info[:, 0], torch.nan, device="cpu"))
+        following = rollout["next"].select("episode_done", *episodes.keys(), strict=False).cpu()
         done = following["episode_done"].squeeze(-1)
-        last = done.int().argmax(dim=1, keepdim=True)  # the first step that ended an episode, [N, 1]
+        last = range(len(done)), done.int().argmax(dim=1)  # the first step that ended an episode
         ended = playing & done.any(dim=1)
-        for key, result in episodes.items():
-            result[ended] = following[key].squeeze(-1).gather(1, last).squeeze(1)[ended]
+        for key in episodes.keys() & following.keys():
+            result = episodes[key]
+            result[ended] = following[key][last].reshape(result.shape)[ended]
         playing &= ~ended
         if not playing.any():
             break
         if played * num_steps >= MAX_EPISODE_STEPS:
-            for key, result in episodes.items():
-                result[playing] = following[key][playing, -1, 0]
+            for key in ("episode_reward", "step_count"):
+                episodes[key][playing] = following[key][playing, -1, 0]
             warnings.warn(
                 f"{int(playing.sum())} episodes of the evaluation have not ended within"
                 f" {played * num_steps} steps and count as they are: data.env_kwargs.max_episode_steps gives"
@@ -76,6 +79,13 @@ def episode_statistics(prefix: str, episodes: Mapping[str, torch.Tensor]) -> dic
         results[f"{prefix}/{name}_min"] = values.min()
         results[f"{prefix}/{name}_max"] = values.max()
     return results
+
+
+def info_means(prefix: str, numbers: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the means of numbers of infos [E, names], without NaN, as ``prefix/NAME``."""
+    labels = [f"{prefix}/{'success_rate' if name == SUCCESS else name}" for name in names]
+    means = zip(labels, numbers.nanmean(dim=0), strict=True)
+    return {label: mean for label, mean in means if not mean.isnan()}
 
 
 @dataclass(eq=False)

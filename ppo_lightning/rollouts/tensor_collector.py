@@ -84,6 +84,7 @@ class TensorCollector(Collector):
             for key in ("observation", ("next", "observation")):
                 rollout[key] = self._normalize(rollout[key]).to(self._device)
         self._add_episodes(rollout["next"])
+        self._add_infos(rollout["next"])
         self.rollouts_done += 1
         return rollout
 
@@ -125,6 +126,8 @@ class TensorCollector(Collector):
                 raise
             steps.append(step)
             done = step["next", "done"].reshape(-1)
+            if self._informed is not None and done.any():
+                self._read_infos(t, done.numpy())
             fresh = self._carrier["observation"]
             if moments is None:
                 self.observation = self._normalize(fresh)

@@ -1,0 +1,207 @@
+"""Numbers from the infos of finished episodes as metrics, and attributes of environments between rollouts."""
+
+import time
+import warnings
+
+import gymnasium
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torchrl.envs import StepCounter
+
+from ppo_lightning import PPO, ConfigError
+from ppo_lightning.envs.gymnasium import GymnasiumEnv
+from tests.documented import blocks
+from tests.helpers import ROOT, Recorder, SaveAfter, require_same
+
+
+class Pushes(gymnasium.Env):
+    """Five steps, in which action 1 scores ``worth`` points: a success if it is taken ``goal`` times."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, goal=3, broken_at=None, seconds=0):
+        self.goal, self.worth, self.broken_at, self.seconds = goal, 1.0, broken_at, seconds
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = self.pushes = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        time.sleep(self.seconds)
+        self.pushes += int(action)
+        if self.time == self.broken_at and self.np_random.random() < 0.5:
+            raise RuntimeError("broken")
+        info = {"is_success": np.bool_(self.pushes >= self.goal), "pushes": np.array([self.pushes], np.int8)}
+        info |= {"frames": lambda: self, "name": "Pushes"}
+        if self.pushes != 2:
+            info["rare"] = float(self.pushes)
+        return np.zeros(3, np.float32), self.worth * action, self.time == 5, False, info
+
+
+def vector(mode):
+    return lambda num_envs: SyncVectorEnv([Pushes] * num_envs, autoreset_mode=mode)
+
+
+SMALL = {"env_id": Pushes, "num_envs": 4, "num_steps": 16, "total_timesteps": 192, "eval_episodes": 4}
+WITH = {
+    "one by one": {},
+    "failures": {"env_kwargs": {"broken_at": 5, "max_restarts": 50}},
+    "overlap": {"overlap": True, "env_kwargs": {"seconds": 0.003}},  # longer than an update
+    "transforms": {"transforms": [StepCounter(50)]},
+    "disabled": {"env_id": vector(AutoresetMode.DISABLED)},
+    "same step": {"env_id": vector(AutoresetMode.SAME_STEP)},
+    "next step": {"env_id": vector(AutoresetMode.NEXT_STEP)},
+    "workers": {"num_workers": 2},
+}
+
+
+NAMES = [pytest.param(name, marks=[pytest.mark.integration] * (name == "workers")) for name in WITH]
+
+
+class Recorded(Recorder, PPO):
+    """PPO with recorded rollouts."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_metrics_are_means_over_the_episodes_of_a_rollout(name, fit):
+    names = ["pushes", "rare", "name", "none"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = {"ppo": Recorded, "limit_val_batches": 1.0}
+        module = fit(SMALL | WITH[name] | {"log_info": names}, {"num_minibatches": 2}, **run)
+    unseen = [str(warning.message) for warning in caught if "log_info" in str(warning.message)]
+    assert len(unseen) == 1 and "charts/none" in unseen[0] and "charts/name" in unseen[0]
+    assert "charts/rare" not in unseen[0]
+    following = module.rollouts[-1]["next"]
+    ended = following["episode_done"][..., 0]
+    pushes, metrics = following["episode_reward"][ended][:, 0], module.trainer.callback_metrics
+    assert 5 < len(pushes) < 14 and pushes.std() > 0
+    expected = {"success_rate": pushes >= 3, "pushes": pushes, "rare": pushes[pushes != 2]}
+    for key, values in expected.items():
+        torch.testing.assert_close(metrics[f"charts/{key}"], values.float().mean())
+    assert metrics["eval/success_rate"] in (0, 1)
+    if name != "failures":
+        assert metrics["eval/pushes"] == metrics["eval/episodic_return"]
+    absent = {f"{prefix}/{key}" for prefix in ("charts", "eval") for key in names[2:]}
+    assert not absent & metrics.keys()
+
+
+def test_infos_of_envpool(fit):
+    pytest.importorskip("envpool")
+    data = {"env_id": "HalfCheetah-v4", "backend": "envpool", "env_kwargs": {"max_episode_steps": 8}}
+    data |= {"num_envs": 2, "num_steps": 16, "total_timesteps": 64}
+    data["log_info"] = ["reward_run", "elapsed_step"]
+    metrics = fit(data, {"num_minibatches": 2}).trainer.callback_metrics
+    assert metrics["charts/elapsed_step"] == 8 and abs(metrics["charts/reward_run"]) > 0
+    assert "charts/success_rate" not in metrics
+
+
+def test_a_run_stops_and_saves_by_a_rate_of_success(fit, tmp_path):
+    stop = EarlyStopping("charts/success_rate", patience=1000, mode="max", stopping_threshold=0.8)
+    best = ModelCheckpoint(tmp_path, "{charts/success_rate:.2f}", "charts/success_rate", mode="max")
+    data = SMALL | {"env_kwargs": {"goal": 5}, "num_steps": 64, "total_timesteps": 256 * 40}
+    model = {"learning_rate": 3e-3, "num_minibatches": 4}
+    run = {"callbacks": [stop, best], "enable_checkpointing": True}
+    module = fit(data | {"rollouts_per_epoch": 1}, model, **run)
+    assert 2 < module.rollouts_done < 40
+    assert module.trainer.callback_metrics["charts/success_rate"] == best.best_model_score > 0.8
+
+
+@pytest.mark.parametrize("data", [{"backend": "torch"}, {"env_id": "CartPole-v1", "backend": "vectorized"}])
+def test_a_backend_without_infos_refuses_names(data, fit):
+    with pytest.raises(ConfigError, match=r"^data\.log_info: \w+Env has no infos, leave it out\.$"):
+        fit(data | {"log_info": ["success"]})
+
+
+def test_an_environment_reports_once_and_a_step_without_an_end_keeps_nothing():
+    env = GymnasiumEnv(Pushes, [1, 2])
+    env.info_names = ["is_success", "pushes"]
+    env.reset_arrays()
+    for _ in range(5):
+        assert not env.infos
+        env.step_arrays(np.array([1, 0]))
+    assert env.infos[0] == {"is_success": True, "pushes": 5, "rare": 5.0}
+    assert env.final_infos(np.array([True, True])).tolist() == [[1, 5], [0, 0]]
+    assert not env.infos
+
+
+# Attributes
+
+
+class Worth(L.Callback):
+    """Set an attribute after each rollout, which begins at 1."""
+
+    def __init__(self, name="worth", value=lambda rollouts: float(rollouts)):
+        self.name, self.value = name, value
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        trainer.datamodule.set_attr(self.name, self.value(pl_module.rollouts_done))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_attribute_holds_from_the_next_rollout_on_also_in_new_environments(name, fit):
+    late = name == "overlap"
+    module = fit(SMALL | WITH[name], {"num_minibatches": 2}, ppo=Recorded, callbacks=[Worth()])
+    for number, rollout in enumerate(module.rollouts):
+        rewards, pushed = rollout["next", "reward"], rollout["action"].unsqueeze(-1) == 1
+        counted = rollout.get("valid", torch.ones(4, 16, dtype=torch.bool)).unsqueeze(-1)
+        assert (rewards[pushed & counted] == max(number - late, 1)).all()
+    assert len(module.rollouts) == 3
+
+
+def test_attributes_of_environments_of_tensors_and_of_wrappers(fit):
+    for backend, name in (("torch", "max_episode_steps"), ("gymnasium", "_max_episode_steps")):
+        data = {"backend": backend, "num_steps": 8, "total_timesteps": 96}
+        module = fit(data, {"num_minibatches": 2}, callbacks=[Worth(name, lambda rollouts: 3)])
+        assert module.trainer.callback_metrics["charts/episodic_length"] == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "value", "sentence"),
+    [
+        ({}, "wealth", 1, "Pushes has no attribute 'wealth'"),
+        ({"env_id": vector(AutoresetMode.SAME_STEP)}, "wealth", 1, "Pushes has no attribute 'wealth'"),
+        ({"env_id": "CartPole-v1", "backend": "torch"}, "wealth", 1, "TorchEnv has no attribute 'wealth'"),
+        ({}, "worth", object(), r"data\.set_attr\('worth'\) got a object, not a number or array"),
+    ],
+)
+def test_an_attribute_that_is_missing_or_not_plain_ends_in_one_sentence(data, name, value, sentence, fit):
+    with pytest.raises(ConfigError, match=sentence):
+        fit(SMALL | data, {"num_minibatches": 2}, callbacks=[Worth(name, lambda rollouts: value)])
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.integration)])
+def test_the_documented_curriculum_resumes_to_the_bit(workers, fit, tmp_path):
+    (code,) = [block.text for block in blocks(ROOT / "docs/watching.md") if "Curriculum" in block.text]
+    names = {}
+    exec(code, names)
+    data = {"env_id": "Pendulum-v1", "num_envs": 4, "num_steps": 128, "total_timesteps": 512 * 4}
+    data |= {"num_workers": workers}
+    path, curriculum = tmp_path / "middle.ckpt", names["Curriculum"]
+    whole = fit(data, {"num_minibatches": 4}, callbacks=[curriculum(), SaveAfter(path, 2)])
+    resumed = fit(data, {"num_minibatches": 4}, callbacks=[curriculum()], ckpt_path=path)
+    require_same(whole, resumed)
+    saved = torch.load(path, weights_only=True)["RolloutDataModule"]["attributes"]
+    assert 1 < saved["g"] < 10
+
+
+def test_a_resumed_run_sets_an_attribute_that_no_callback_sets_again(fit, tmp_path):
+    """Its environments start fresh episodes, and the attribute is an array."""
+
+    class Once(Worth):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            if pl_module.rollouts_done == 1:
+                super().on_train_batch_end(trainer, pl_module)
+                trainer.save_checkpoint(tmp_path / "one.ckpt")
+
+    fit(SMALL, {"num_minibatches": 2}, callbacks=[Once("worth", lambda rollouts: np.float32(7))])
+    module = fit(SMALL, {"num_minibatches": 2}, ppo=Recorded, ckpt_path=tmp_path / "one.ckpt")
+    rewards = torch.cat([rollout["next", "reward"] for rollout in module.rollouts])
+    assert len(module.rollouts) == 2 and set(rewards.unique().tolist()) == {0, 7}
