@@ -287,6 +287,7 @@ def test_any_distribution_acts_by_its_noise():
     before = torch.get_rng_state()
     sample = foreign._draw(beta, noise)
     assert torch.equal(sample, foreign._draw(beta, noise)), "the noise is the seed"
+    assert not torch.equal(sample, foreign._draw(beta, noise.flip(0)))
     assert torch.equal(torch.get_rng_state(), before)
     assert sample.mean().item() == pytest.approx(2 / 3, abs=0.01)
     masked = MaskedCategorical(logits=torch.zeros(20_000, 4), mask=torch.tensor([[False, True, True, False]]))
@@ -323,6 +324,16 @@ def test_a_wrong_form_names_the_contract_and_the_page(kind, make_trainer):
         make_trainer().fit(PPO(**modules), RolloutDataModule(**SHORT))
     assert reason in str(raised.value)
     assert str(raised.value).endswith(f"{PAIR}.")
+
+
+def test_a_shared_body_runs_once(env):
+    agent = foreign.ForeignAgent(*env("Match-v0").agent_specs, **two_heads(), critic=None)
+    calls = []
+    agent.actor_network.module[0].register_forward_hook(lambda *_: calls.append(1))
+    agent.evaluate(torch.ones(2, 1), torch.ones(2, dtype=torch.int64))
+    assert len(calls) == 1
+    agent.value(torch.ones(2, 1))
+    assert len(calls) == 2, "the critic alone"
 
 
 def test_an_agent_beside_an_actor_is_refused():
