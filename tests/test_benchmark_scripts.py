@@ -55,6 +55,9 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("report --output .", r"(?s)\| torchrl .*\| ippo .*\| mappo "),
     ],
     "mutations": [Command("")],  # a module of attack.py
+    "offpolicy_speed": [
+        Command("--workloads dqn-cartpole --repeats 1 --seconds 1", r"\| dqn-cartpole \| 10 \| ours \| \d+ ")
+    ],
     "overlap": [Command(f"--workloads cartpole-64x128 {SHORT}", r"\| cartpole-64x128 \| \d+")],
     "peers": [Command("")],  # a module of speed.py
     "plain_python": [Command("--busy 0 --repeats 1 --steps 4096", r"\| 0 \| \d+")],
