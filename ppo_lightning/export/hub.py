@@ -86,7 +86,10 @@ def write_folder(checkpoint: dict[str, Any], folder: Path, run: Path, repo_id: s
     metric, results = "return of the last evaluation", checkpoint.get("evaluation")
     if not results:
         metric, returns = "return of the last training episodes", checkpoint["episode_returns"] or [np.nan]
-        results = {"episodic_return": np.mean(returns), "episodic_return_std": np.std(returns)}
+        results = {
+            "episodic_return": np.mean(returns),
+            "episodic_return_std": np.std(returns, ddof=len(returns) > 1),
+        }
     value = f"{results['episodic_return']:.2f} +/- {results['episodic_return_std']:.2f}"
     task, env_id = "reinforcement-learning", str(checkpoint["datamodule_hyper_parameters"]["env_id"])
     package, _, algorithm = checkpoint["hyper_parameters"].get("_class_path", "PPO").rpartition(".")
