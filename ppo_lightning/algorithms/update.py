@@ -234,7 +234,9 @@ class CompiledUpdate:
         rates = [[lr / (1 - beta1**n) for n in steps], [math.sqrt(1 - beta2**n) for n in steps]]
         foreach_add_(self._steps, count)
         self._done = [before + count for before in self._done]
-        return torch.tensor(rates, device=self._params[0].device).view(2, count, -1).transpose(0, 1)
+        device = self._params[0].device
+        tensor = torch.tensor(rates, device="cpu", pin_memory=device.type == "cuda")  # no wait for the GPU
+        return tensor.to(device, non_blocking=True).view(2, count, -1).transpose(0, 1)
 
     def _epoch(self, tensors: list[Tensors], rates: Tensor, stacked: Minibatch) -> tuple[Any, Metrics]:
         """Return copies of the tensors, updated with minibatches [count, B, ...].

@@ -80,7 +80,9 @@ class ForeignAgent(ActorCritic):
             raise ConfigError(
                 f"model.actor and model.critic make no agent for data.env_id ({first_line(error)}): {PAIR}."
             ) from error
-        actor, critic = _to_plain(actor), _to_plain(critic)  # what a checkpoint stores
+        plain = _to_plain(actor), _to_plain(critic)
+        # A checkpoint stores both, or none.
+        actor, critic = (None, None) if critic is not None and plain[1] is None else plain
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
     def _build(self, actor: Any, critic: Any, observation_spec: TensorSpec, action_spec: TensorSpec) -> None:

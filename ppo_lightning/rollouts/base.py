@@ -108,7 +108,7 @@ class Collector(BaseCollector):
         """Warn once if float32 rounds raw observations of a rollout."""
         if self._rounding_known or observation.dtype.itemsize < 4 or self.agent.normalizer is not None:
             return
-        largest = torch.linalg.vector_norm(observation.float(), math.inf)  # without a copy of the rollout
+        largest = torch.linalg.vector_norm(observation.float(), math.inf)  # copies no float32
         if largest > EXACT:
             self._rounding_known = True
             warnings.warn(

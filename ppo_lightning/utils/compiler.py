@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.private import COMPILER_ERRORS, STORE_SCAN, tree_leaves, tree_map
+from ppo_lightning.private import COMPILER_ERRORS, STORE_SCAN, FailOnRecompileLimitHit, tree_leaves, tree_map
 
 
 def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, options: Any = None) -> Any:
@@ -38,6 +38,11 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
     def call(*args: Any) -> Any:
         try:
             return compiled(*args)
+        except FailOnRecompileLimitHit as error:
+            raise ConfigError(
+                "model.compile compiles anew for each value of an attribute, as from data.set_attr, and there"
+                " were too many: leave model.compile off."
+            ) from error
         except (*COMPILER_ERRORS, OSError) as error:
             raise ConfigError(
                 f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and"

@@ -388,6 +388,13 @@ def test_an_attribute_of_a_network_does_not_describe_it(name, value, env):
     assert foreign.ForeignAgent(*env("Match-v0").agent_specs, **modules).hparams["actor"] is None
 
 
+def test_a_class_beside_an_object_is_given_again(fit, tmp_path):
+    modules = {"actor": Transformer, "critic": mlp(1, 1)}
+    fit(SHORT, modules).trainer.save_checkpoint(tmp_path / "mixed.ckpt")
+    with pytest.raises(ConfigError, match="actor and critic were objects"):
+        PPO.load_from_checkpoint(tmp_path / "mixed.ckpt")
+
+
 def test_an_agent_beside_an_actor_is_refused():
     with pytest.raises(ConfigError, match="both given"):
         PPO(agent=MLPAgent, **networks())

@@ -1,7 +1,10 @@
-"""Compiled scans are stored on disk."""
+"""Compiled scans are stored on disk, and not compiled without end."""
 
 import pytest
+import torch
 
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.utils.compiler import compile_per_instance
 from tests.helpers import Forked
 
 PROGRAM = """
@@ -39,3 +42,18 @@ def test_a_compiled_scan_is_stored_on_disk_and_its_key_includes_the_step(tmp_pat
     assert run(2, 1) == "[3.0, 7.0] 1"
     assert run(3, 1) == "[4.0, 13.0] 0", "another step of the scan"
     assert run(2, 5) == "[7.0, 19.0] 1", "other weights are inputs of the same graph"
+
+
+class Changing:
+    worth = 1
+
+    def method(self, values):
+        return values.view(self.worth, -1)  # needs no kernel
+
+
+def test_an_attribute_of_many_values_ends_in_one_sentence():
+    changing = Changing()
+    compiled = compile_per_instance(changing.method)
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(ConfigError, match="leave model"):
+        for changing.worth in (1, 2):
+            compiled(torch.ones(2))
