@@ -37,7 +37,7 @@ from ppo_lightning.checkpoints.agent import (
 )
 from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.settings import module_from_checkpoint, require_known_settings
+from ppo_lightning.checkpoints.settings import MAKERS, module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.export.hub import find_model, run_folder, upload, write_folder
@@ -92,7 +92,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.episode_lengths: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
         self._details: dict[str, Any] = {}  # implementation details of the run
-        self.loaded: tuple[dict[str, Any], Path] = {}, Path()  # checkpoint, folder of its run
+        self.loaded: tuple[dict[str, Any], Path] = {}, Path()  # checkpoint, folder of its run, until `fit`
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
         self._predictor: Predictor | None = None
         self._returns_agent = False  # whether `state_dict` describes the agent for the parent process
@@ -159,6 +159,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.episode_returns.clear()
             self.episode_lengths.clear()
             self._evaluated_at = None
+            self.loaded = {}, Path()
 
     def configure_model(self) -> None:
         """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""
@@ -212,8 +213,9 @@ class AgentModule(NamedArguments, L.LightningModule):
         checkpoint[VERSION] = __version__
         checkpoint["agent"] = self._recipe
         hyperparameters = checkpoint.setdefault("hyper_parameters", {})
-        # A subclass may have saved the class or the function that makes the agent, which no reader loads.
-        hyperparameters.pop("agent", None)
+        # A subclass may have saved what makes the agent, such as a class or a network, which no reader loads.
+        for name in MAKERS:
+            hyperparameters.pop(name, None)
         class_path = f"{type(self).__module__}.{type(self).__qualname__}"
         if type(self).__module__ != "__main__" and LOCAL not in class_path:
             hyperparameters.setdefault("_class_path", class_path)  # as the command line does
@@ -246,6 +248,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             require_resumable(checkpoint)
             self.data.require_same_rollouts(checkpoint)
             self.data.seed = checkpoint["seed"]  # the random numbers continue
+        self.loaded = {}, Path()
         self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.extra_steps = checkpoint.get("extra_steps", 0)
@@ -272,7 +275,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         module = module_from_checkpoint(checkpoint, cls, kwargs)
         module.on_load_checkpoint(checkpoint)
         module.load_state_dict(checkpoint["state_dict"])
-        module.loaded = acting_part(checkpoint), run_folder(checkpoint_path)
+        module.loaded = acting_part(checkpoint) | {"state_dict": {}}, run_folder(checkpoint_path)
         return module.to(map_location)
 
     # Hugging Face Hub
@@ -290,8 +293,9 @@ class AgentModule(NamedArguments, L.LightningModule):
         _ = self.observation_spec  # requires a trained agent
         checkpoint, run = self.loaded
         checkpoint = checkpoint | {"state_dict": self.state_dict()}
-        if private.has_trainer(self):
-            run = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+        if not self.loaded[0]:  # the Trainer has trained it, or read its checkpoint
+            # Without a logger, `log_dir` is a folder that others may use.
+            run = Path((self.trainer.loggers and self.trainer.log_dir) or folder)
             checkpoint["pytorch-lightning_version"] = L.__version__
             checkpoint["hyper_parameters"] = dict(self.hparams)
             checkpoint["datamodule_hyper_parameters"] = dict(self.data.hparams)
@@ -507,4 +511,5 @@ class AgentModule(NamedArguments, L.LightningModule):
             recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
             self._rebuild({"agent": recipe, "state_dict": state})
             self.episode_returns.extend(returns)
+            self.loaded = {}, Path()
         return super().load_state_dict(state, *args, **kwargs)

@@ -29,6 +29,7 @@ class RunLog:
     def __init__(self, module: Learner) -> None:
         self.module = module
         self.steps_before = module.env_steps
+        self._episodes = 0  # of this fit
         self._values: dict[str, Any] = {}  # for the next call of `log`
         self._unseen = {f"charts/{name}" for name in module.data.factory.log_info[1:]}
         self._started = time.perf_counter()
@@ -51,7 +52,8 @@ class RunLog:
         self.module.episode_lengths.extend(episodes[:, 1].tolist())
         means = info_means("charts", episodes[:, 3:], names)
         self._unseen -= means.keys()
-        if self._unseen and len(self.module.episode_returns) >= ENOUGH:
+        self._episodes += len(episodes)
+        if self._unseen and self._episodes >= ENOUGH:
             rank_zero_warn(f"data.log_info: no info at an episode end has a number for {self._unseen}.")
             self._unseen.clear()
         self.add(means | episode_means(episodes[:, :3], zero_sum="mover" in rollout.keys()))  # noqa: SIM118

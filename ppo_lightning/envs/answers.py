@@ -131,7 +131,7 @@ def numbers_of(info: Any, names: Sequence[str], count: int) -> np.ndarray:
 def _as_array(value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
-    except (TypeError, ValueError):  # a nested list of unequal lengths, or a tensor on another device
+    except Exception:  # as a value likes: unequal lengths, a tensor on a GPU or with a gradient, `__array__`
         return np.empty((), object)
 
 

@@ -159,8 +159,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
+        names = tuple(dict.fromkeys([SUCCESS, *(log_info or ())]))
         options = env_kwargs or {}, tuple(transforms or ()), num_workers, step_timeout
-        self.factory = EnvFactory(self.env_id, backend, *options, (SUCCESS, *(log_info or ())))
+        self.factory = EnvFactory(self.env_id, backend, *options, names)
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
@@ -247,7 +248,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of all training environments from the next rollout on, also of a resumed run.
 
-        The value is a number, text, array or tuple. The pending rollout of ``overlap`` has the former one.
+        The value is a number, text, array or tuple. It stays for the next ``fit``. The pending rollout of
+        ``overlap`` has the former value, but the new one when a resumed run collects it again.
         """
         if not (isinstance(value, str) or is_plain(value)):
             raise ConfigError(f"data.set_attr({name!r}) got a {type(value).__name__}, not a number or array.")

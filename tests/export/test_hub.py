@@ -9,13 +9,25 @@ import pickle
 import resource
 import threading
 import zipfile
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 
-from ppo_lightning import DQN, PPG, PPO, RND, SAC, AgentModule, ConfigError, MLPAgent, RecurrentPPO
+from ppo_lightning import (
+    DQN,
+    PPG,
+    PPO,
+    RND,
+    SAC,
+    AgentModule,
+    ConfigError,
+    MLPAgent,
+    RecurrentPPO,
+    RolloutDataModule,
+)
 from ppo_lightning.commands import cli
 from tests.helpers import REACH
 
@@ -145,9 +157,11 @@ def actions(module, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_gives_the_trained_agent(kind, trained, tmp_path):
     module, algorithm = trained(kind), KINDS[kind][0]
+    Path(module.trainer.default_root_dir, "cli_config.yaml").touch()  # of others: there is no logger
     module.save_pretrained(tmp_path / "agent")
     assert {path.name for path in (tmp_path / "agent").iterdir()} == {"README.md", "model.ckpt"}
     loaded = algorithm.from_pretrained(tmp_path / "agent")
+    assert not loaded.loaded[0]["state_dict"]  # a second copy
     assert type(loaded) is type(AgentModule.from_pretrained(tmp_path / "agent")) is algorithm
     for key, value in module.state_dict().items():
         assert torch.equal(value, loaded.state_dict()[key]), key
@@ -211,11 +225,13 @@ def run(tmp_path_factory):
     return next(folder.rglob("checkpoints")).parent
 
 
-def test_the_card_shows_what_the_folder_of_the_run_has(run, tmp_path, capsys):
+def test_the_card_shows_what_the_folder_of_the_run_has(run, tmp_path, capsys, make_trainer):
     path = str(next((run / "checkpoints").glob("*.ckpt")))
     cli.main(["export", "--ckpt_path", path, "--hub", str(tmp_path / "a")])
     assert f"hub: {tmp_path / 'a'}" in capsys.readouterr().out
-    PPO.load_from_checkpoint(path).save_pretrained(tmp_path / "b")
+    loaded = PPO.load_from_checkpoint(path)
+    make_trainer(limit_val_batches=1).validate(loaded, RolloutDataModule(eval_episodes=2), verbose=False)
+    loaded.save_pretrained(tmp_path / "b")
     for folder in (tmp_path / "a", tmp_path / "b"):
         names = {"README.md", "cli_config.yaml", "curve.png", "model.ckpt", "replay.mp4"}
         assert {path.name for path in folder.iterdir()} == names

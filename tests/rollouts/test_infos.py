@@ -1,6 +1,7 @@
 """Numbers from the infos of finished episodes as metrics, and attributes of environments between rollouts."""
 
 import time
+import types
 import warnings
 
 import gymnasium
@@ -23,6 +24,7 @@ class Pushes(gymnasium.Env):
 
     observation_space = gymnasium.spaces.Box(-1, 1, (3,))
     action_space = gymnasium.spaces.Discrete(2)
+    more = types.MappingProxyType({})
 
     def __init__(self, goal=3, broken_at=None, seconds=0):
         self.goal, self.worth, self.broken_at, self.seconds = goal, 1.0, broken_at, seconds
@@ -39,7 +41,7 @@ class Pushes(gymnasium.Env):
         if self.time == self.broken_at and self.np_random.random() < 0.5:
             raise RuntimeError("broken")
         info = {"is_success": np.bool_(self.pushes >= self.goal), "pushes": np.array([self.pushes], np.int8)}
-        info |= {"frames": lambda: self, "name": "Pushes"}
+        info |= {"frames": lambda: self, "name": "Pushes"} | self.more
         if self.pushes != 2:
             info["rare"] = float(self.pushes)
         return np.zeros(3, np.float32), self.worth * action, self.time == 5, False, info
@@ -75,10 +77,10 @@ def test_the_metrics_are_means_over_the_episodes_of_a_rollout(name, fit):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = {"ppo": Recorded, "limit_val_batches": 1.0}
-        module = fit(SMALL | WITH[name] | {"log_info": names}, {"num_minibatches": 2}, **run)
+        module = fit(SMALL | WITH[name] | {"log_info": ["is_success", *names]}, {"num_minibatches": 2}, **run)
     unseen = [str(warning.message) for warning in caught if "log_info" in str(warning.message)]
     assert len(unseen) == 1 and "charts/none" in unseen[0] and "charts/name" in unseen[0]
-    assert "charts/rare" not in unseen[0]
+    assert "charts/rare" not in unseen[0] and "is_success" not in unseen[0]
     following = module.rollouts[-1]["next"]
     ended = following["episode_done"][..., 0]
     pushes, metrics = following["episode_reward"][ended][:, 0], module.trainer.callback_metrics
@@ -120,7 +122,8 @@ def test_a_backend_without_infos_refuses_names(data, fit):
         fit(data | {"log_info": ["success"]})
 
 
-def test_an_environment_reports_once_and_a_step_without_an_end_keeps_nothing():
+def test_an_environment_reports_once_and_a_step_without_an_end_keeps_nothing(monkeypatch):
+    monkeypatch.setattr(Pushes, "more", {"loss": torch.ones(1, requires_grad=True)})  # `np.asarray` fails
     env = GymnasiumEnv(Pushes, [1, 2])
     env.info_names = ["is_success", "pushes"]
     env.reset_arrays()
@@ -193,15 +196,19 @@ def test_the_documented_curriculum_resumes_to_the_bit(workers, fit, tmp_path):
 
 
 def test_a_resumed_run_sets_an_attribute_that_no_callback_sets_again(fit, tmp_path):
-    """Its environments start fresh episodes, and the attribute is an array."""
+    """Its environments start fresh episodes, and the attribute is an array. Its infos are unknown yet."""
 
     class Once(Worth):
         def on_train_batch_end(self, trainer, pl_module, *args):
-            if pl_module.rollouts_done == 1:
+            if pl_module.rollouts_done == 10:
                 super().on_train_batch_end(trainer, pl_module)
                 trainer.save_checkpoint(tmp_path / "one.ckpt")
 
-    fit(SMALL, {"num_minibatches": 2}, callbacks=[Once("worth", lambda rollouts: np.float32(7))])
-    module = fit(SMALL, {"num_minibatches": 2}, ppo=Recorded, ckpt_path=tmp_path / "one.ckpt")
+    data = SMALL | {"num_envs": 1, "log_info": ["none"]}
+    with pytest.warns(UserWarning, match="log_info"):
+        fit(data, {"num_minibatches": 2}, callbacks=[Once("worth", lambda rollouts: np.float32(7))])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "data.log_info")
+        module = fit(data, {"num_minibatches": 2}, ppo=Recorded, ckpt_path=tmp_path / "one.ckpt")
     rewards = torch.cat([rollout["next", "reward"] for rollout in module.rollouts])
     assert len(module.rollouts) == 2 and set(rewards.unique().tolist()) == {0, 7}
