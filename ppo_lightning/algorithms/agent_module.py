@@ -38,7 +38,7 @@ from ppo_lightning.checkpoints.agent import (
 )
 from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, require_resumable
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.checkpoints.settings import module_from_checkpoint, require_known_settings
+from ppo_lightning.checkpoints.settings import MAKERS, module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.export.hub import find_model, run_folder, upload, write_folder
@@ -218,8 +218,9 @@ class AgentModule(NamedArguments, L.LightningModule):
         checkpoint[VERSION] = __version__
         checkpoint["agent"] = self._recipe
         hyperparameters = checkpoint.setdefault("hyper_parameters", {})
-        # A subclass may have saved the class or the function that makes the agent, which no reader loads.
-        hyperparameters.pop("agent", None)
+        # A subclass may have saved what makes the agent, such as a class or a network, which no reader loads.
+        for name in MAKERS:
+            hyperparameters.pop(name, None)
         if type(self).__module__ != "__main__" and LOCAL not in self._class_path:
             hyperparameters.setdefault("_class_path", self._class_path)  # as the command line does
         checkpoint["details"] = self._details

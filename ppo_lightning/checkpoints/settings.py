@@ -10,15 +10,17 @@ from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.utils.arguments import arguments_of
 
+MAKERS = {"agent", "actor", "critic"}  # arguments of a module that make its agent
+
 
 def module_settings(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters of a checkpoint's module, without entries of Lightning.
 
-    A module may have saved ``agent`` in any form, which is not read: ``checkpoint["agent"]`` describes the
+    A module may have saved ``MAKERS`` in any form, which is not read: ``checkpoint["agent"]`` describes the
     agent.
     """
     saved = checkpoint["hyper_parameters"].items()
-    return {key: value for key, value in saved if key != "agent" and key[0] != "_"}
+    return {key: value for key, value in saved if key not in MAKERS and key[0] != "_"}
 
 
 def data_settings(checkpoint: dict[str, Any], owner: type, given: Collection[str] = ()) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def require_known_classes(checkpoint: Mapping[str, Any]) -> None:
     model = checkpoint.get("hyper_parameters", {})
     agent = checkpoint["agent"]
     for group, class_path, base, settings in (
-        ("model", model.get("_class_path"), object, model.keys() - {"agent"}),
+        ("model", model.get("_class_path"), object, model.keys() - MAKERS),
         ("model.agent", agent["class_path"], ActorCritic, agent["init_args"]),
     ):
         if not is_ours(str(class_path)):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import zlib
@@ -96,10 +97,13 @@ class ForeignAgent(ActorCritic):
         if not is_torchrl and isinstance(actor, TensorDictModuleBase):
             raise TypeError(f"{type(actor).__name__} has no distribution")
         self.actor_network, self.critic_network = actor, critic
-        # A body that actor and critic share runs once.
-        common = {*actor.module.children()} if is_torchrl else ()
-        tail = critic.module.children() if isinstance(critic, TensorDictSequential) else [critic]
-        self._critic_tail = [module for module in tail if module not in common]
+        # A body that actor and critic share runs once, unless the rest of the actor overwrites its output.
+        parts = [*actor.module.children()] if is_torchrl else []
+        tail = [*critic.module.children()] if isinstance(critic, TensorDictSequential) else [critic]
+        body = len([*itertools.takewhile(lambda pair: pair[0] is pair[1], zip(parts, tail, strict=False))])
+        read = {key for module in tail[body:] if body for key in module.in_keys}
+        self._shared = body > 0 and read.isdisjoint(key for part in parts[body:] for key in part.out_keys)
+        self._critic_tail = tail[body:] if self._shared else [critic]
         self._parts = list(columns(observation_spec))
         self._keys: list[Any] = [tuple(name.split(".")) if "." in name else name for name, *_ in self._parts]
         if self._keys == [""]:
@@ -145,8 +149,9 @@ class ForeignAgent(ActorCritic):
         """Return the distribution or its logits in the place of features, and the values [B, 1]."""
         inputs: Any = self._inputs(observation)
         if isinstance(self.actor_network, ProbabilisticTensorDictSequential):
-            inputs = self.actor_network.get_dist_params(TensorDict(inputs))
-            precise = inputs.apply(lambda x: x.float() if x.is_floating_point() else x)
+            output = self.actor_network.get_dist_params(TensorDict(inputs))
+            inputs = output if self._shared else inputs
+            precise = output.apply(lambda x: x.float() if x.is_floating_point() else x)
             features = _joint(self.actor_network.build_dist_from_params(precise))
         else:
             features = self._call(self.actor_network, inputs)
@@ -260,7 +265,7 @@ def choose_agent(agent: Callable[..., Any], actor: Any, critic: Any) -> Callable
 
 def _class_of(maker: Any) -> type | None:
     """Return the class that is made, also of ``functools.partial``, to which the command line passes it."""
-    parts = (maker, getattr(maker, "func", None), *getattr(maker, "args", ()))
+    parts = (maker.func, *maker.args) if isinstance(maker, functools.partial) else (maker,)
     return next((part for part in parts if isinstance(part, type)), None)
 
 

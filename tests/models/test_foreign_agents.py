@@ -1,11 +1,12 @@
 """Actors and critics of TorchRL, and plain networks, as they are."""
 
+import argparse
 import functools
 
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import distributions as D
 from torch import nn
 from torchrl.modules import (
@@ -334,6 +335,57 @@ def test_a_shared_body_runs_once(env):
     assert len(calls) == 1
     agent.value(torch.ones(2, 1))
     assert len(calls) == 2, "the critic alone"
+
+
+class Dictionary(Eyes):
+    def forward(self, inputs):
+        return super().forward(**inputs)
+
+
+def overwritten(kind):
+    """Return an actor that writes what its critic reads, or for "dictionary" a critic without keys."""
+    if kind == "dictionary":
+        return {"actor": cnn()["actor"], "critic": Dictionary(1)}
+    name = "observation" if kind == "input" else "hidden"
+    layers = TensorDictSequential(
+        TensorDictModule(mlp(1, 1), in_keys=[name], out_keys=[name]),
+        TensorDictModule(nn.Linear(1, 2), in_keys=[name], out_keys=["logits"]),
+    )
+    actor = ProbabilisticActor(layers, in_keys=["logits"], distribution_class=D.Categorical)
+    critic = ValueOperator(nn.Linear(1, 1), in_keys=[name])
+    if kind == "input":
+        return {"actor": actor, "critic": critic}
+    body = TensorDictModule(mlp(1, 1), in_keys=["observation"], out_keys=[name])
+    return {"actor": ActorValueOperator(body, actor, critic), "critic": None}
+
+
+@pytest.mark.parametrize("kind", ["input", "body", "dictionary"])
+def test_a_critic_reads_nothing_that_only_the_actor_writes(kind, env):
+    pictures = kind == "dictionary"
+    specs = env("Match-v0", env_kwargs={"pictures": pictures}).agent_specs
+    agent = foreign.ForeignAgent(*specs, **overwritten(kind))
+    rows = torch.linspace(-3, 3, 4)[:, None].repeat(1, 145 if pictures else 1)
+    evaluation = agent.evaluate(rows, torch.ones(4, dtype=torch.int64))
+    torch.testing.assert_close(evaluation.value, agent.value(rows))
+
+
+class Own(PPO):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.save_hyperparameters()
+
+
+def test_a_subclass_that_saves_all_its_arguments_saves_no_network(fit, tmp_path):
+    fit(SHORT, networks() | {"gamma": 0.5}, ppo=Own).trainer.save_checkpoint(tmp_path / "own.ckpt")
+    loaded = Own.load_from_checkpoint(tmp_path / "own.ckpt", **networks())
+    assert loaded.hparams.gamma == 0.5
+
+
+@pytest.mark.parametrize(("name", "value"), [("args", argparse.Namespace(width=3)), ("func", nn.ReLU)])
+def test_an_attribute_of_a_network_does_not_describe_it(name, value, env):
+    modules = two_heads() | {"critic": None}
+    setattr(modules["actor"], name, value)
+    assert foreign.ForeignAgent(*env("Match-v0").agent_specs, **modules).hparams["actor"] is None
 
 
 def test_an_agent_beside_an_actor_is_refused():
