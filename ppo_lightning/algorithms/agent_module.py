@@ -33,6 +33,7 @@ from ppo_lightning.checkpoints.agent import (
     changed_settings,
     check_same_agent,
     check_same_state,
+    known_class,
     trained_agent,
 )
 from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, require_resumable
@@ -107,6 +108,10 @@ class AgentModule(NamedArguments, L.LightningModule):
                 " trainer.fit(model, datamodule=RolloutDataModule(...))."
             )
         return data
+
+    @property
+    def _class_path(self) -> str:
+        return f"{type(self).__module__}.{type(self).__qualname__}"
 
     @property
     def fitting(self) -> bool:
@@ -216,9 +221,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         # A subclass may have saved what makes the agent, such as a class or a network, which no reader loads.
         for name in MAKERS:
             hyperparameters.pop(name, None)
-        class_path = f"{type(self).__module__}.{type(self).__qualname__}"
-        if type(self).__module__ != "__main__" and LOCAL not in class_path:
-            hyperparameters.setdefault("_class_path", class_path)  # as the command line does
+        if type(self).__module__ != "__main__" and LOCAL not in self._class_path:
+            hyperparameters.setdefault("_class_path", self._class_path)  # as the command line does
         checkpoint["details"] = self._details
         checkpoint["seed"] = self.data.seed
         # Results of the last evaluation, if it evaluated the current weights
@@ -242,7 +246,11 @@ class AgentModule(NamedArguments, L.LightningModule):
         if self.agent is None:
             self._rebuild(checkpoint)
         check_same_agent(saved=checkpoint["agent"], current=self._recipe)
-        changes = changed_settings("model", checkpoint.get("hyper_parameters", {}), self.hparams)
+        settings = checkpoint.get("hyper_parameters", {})
+        changes = changed_settings("model", settings, self.hparams)
+        writer = known_class(settings.get("_class_path"), AgentModule) or type(self)
+        if not isinstance(self, writer):
+            changes = f"The checkpoint is of {writer.__name__} and the module of {type(self).__name__}"
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict(), changes=changes)
         if self.fitting:
             require_resumable(checkpoint)
@@ -302,7 +310,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             AgentModule.on_save_checkpoint(self, checkpoint)
             if not self.trainer.is_global_zero:
                 return
-        write_folder(checkpoint, Path(folder), run, repo_id)
+        write_folder(checkpoint, Path(folder), run, repo_id, self._class_path)
 
     def push_to_hub(self, repo_id: str) -> str:
         """Upload the folder of :meth:`save_pretrained` to ``"OWNER/NAME"``, and return its address."""

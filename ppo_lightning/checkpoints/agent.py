@@ -23,7 +23,7 @@ from ppo_lightning.spaces.specs import spec_from_plain, spec_to_plain
 
 Known = TypeVar("Known")
 LOCAL = "<locals>"  # part of the qualified name of a class inside a function
-VERSION = "ppo_lightning"  # entry of checkpoints and Hub folders: the version that wrote them
+VERSION = "ppo_lightning"  # entry of checkpoints: the version that wrote them
 
 
 def agent_to_plain(
@@ -118,7 +118,7 @@ def agent_from_plain(
 
 
 def trained_agent(checkpoint: dict[str, Any], given: Mapping[str, Any] | None = None) -> ActorCritic:
-    """Build the agent of a checkpoint or a Hub folder, with its weights and statistics, for evaluation.
+    """Build the agent of a checkpoint, with its weights and statistics, for evaluation.
 
     ``given`` is as for :func:`agent_from_plain`.
     """
@@ -153,7 +153,7 @@ def naming_writer(checkpoint: Mapping[str, Any]) -> Iterator[None]:
 
 
 def writer_of(checkpoint: Mapping[str, Any]) -> str:
-    """Return the version that wrote a checkpoint or a Hub folder."""
+    """Return the version that wrote a checkpoint."""
     return f"version {checkpoint[VERSION]}" if VERSION in checkpoint else "an older version"
 
 

@@ -275,8 +275,8 @@ def _message(error: BaseException, args: Sequence[str]) -> BaseException | str |
             return cause
         cause = cause.__cause__
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        settings = "data.num_envs, data.num_steps, data.eval_episodes or the widths of model.agent"
-        return f"The run does not fit into memory ({first_line(error)}): lower {settings}."
+        settings = "data.num_envs, data.num_steps, data.eval_episodes, model.buffer_size or the widths of"
+        return f"The run does not fit into memory ({first_line(error)}): lower {settings} model.agent."
     if isinstance(error, OSError) and isinstance(error.filename, str):
         path, named = Path(error.filename), [Path(arg.rpartition("=")[2]) for arg in args]
         if any(path in (name, *name.parents) or (name.name and name in path.parents) for name in named):

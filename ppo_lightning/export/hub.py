@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import ppo_lightning
+from ppo_lightning.checkpoints.agent import is_ours
 from ppo_lightning.checkpoints.file import acting_part
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.settings import module_settings
@@ -73,8 +73,13 @@ def run_folder(ckpt_path: Any) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def write_folder(checkpoint: dict[str, Any], folder: Path, run: Path, repo_id: str = "OWNER/NAME") -> None:
-    """Write the checkpoint of an agent and its card, with video, curve and settings of the run's folder."""
+def write_folder(
+    checkpoint: dict[str, Any], folder: Path, run: Path, repo_id: str, class_path: str = "ppo_lightning.PPO"
+) -> None:
+    """Write the checkpoint of an agent and its card, with video, curve and settings of the run's folder.
+
+    ``class_path`` is that of a module of the main program, which its checkpoint does not name.
+    """
     hub = import_extra("huggingface_hub", extra="export")
     CheckedCheckpointIO("stop").save_checkpoint(acting_part(checkpoint), folder / MODEL)
     videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
@@ -92,7 +97,7 @@ def write_folder(checkpoint: dict[str, Any], folder: Path, run: Path, repo_id: s
         }
     value = f"{results['episodic_return']:.2f} +/- {results['episodic_return_std']:.2f}"
     task, env_id = "reinforcement-learning", str(checkpoint["datamodule_hyper_parameters"]["env_id"])
-    package, _, algorithm = checkpoint["hyper_parameters"].get("_class_path", "PPO").rpartition(".")
+    package, _, algorithm = checkpoint["hyper_parameters"].get("_class_path", class_path).rpartition(".")
     header = hub.ModelCardData(
         library_name="ppo_lightning",
         tags=[env_id, algorithm.lower(), task, "pytorch-lightning", "torchrl"],
@@ -102,7 +107,7 @@ def write_folder(checkpoint: dict[str, Any], folder: Path, run: Path, repo_id: s
     words = {
         "result": f"{metric.capitalize()}: {value}, after {checkpoint['env_steps']} environment steps.",
         "parts": [part for file, part in PARTS.items() if (folder / file).is_file()],
-        "package": "ppo_lightning" if hasattr(ppo_lightning, algorithm) else package,
+        "package": "ppo_lightning" if is_ours(package) else package,
         "settings": module_settings(checkpoint),
     } | {"algorithm": algorithm, "env_id": env_id, "repo_id": repo_id}
     hub.ModelCard.from_template(header, template_str=CARD, **words).save(folder / "README.md")

@@ -29,6 +29,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.sizes = [capacity]  # of a checkpoint that fits
         self.added = 0  # transitions since the buffer was made
         self.oldest = 0  # number of the oldest transition
         self.columns: Minibatch = {}  # each [capacity, ...], after the first transitions
@@ -58,10 +59,10 @@ class ReplayBuffer:
         rows = {key: column[: self.added].cpu() for key, column in self.columns.items()}
         if self.added < self.capacity:  # `torch.save` writes whole storages
             rows = {key: column.clone() for key, column in rows.items()}
-        return {"capacity": self.capacity, "added": self.added, "oldest": self.oldest, "rows": rows}
+        return {"sizes": self.sizes, "added": self.added, "oldest": self.oldest, "rows": rows}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Restore on a device what :meth:`state_dict` of a buffer of the same capacity returned."""
+        """Restore on a device what :meth:`state_dict` of a buffer of the same ``sizes`` returned."""
         self.added = 0
         ReplayBuffer.add(self, {key: rows.to(device) for key, rows in state["rows"].items()})
         self.added, self.oldest = state["added"], state["oldest"]
@@ -86,6 +87,7 @@ class FrameBuffer(ReplayBuffer):
         self.num_envs = num_envs
         self.reach = channels * (channels + 1) * num_envs  # largest number of frames of C steps
         self.frames = ReplayBuffer(int(capacity * SPARE) + 2 * self.reach)
+        self.sizes.append(self.frames.capacity)
 
     def add(self, transitions: Minibatch) -> None:
         """Add transitions, tensors [K, ...]: the steps of N environments one after the other."""
@@ -136,6 +138,6 @@ class FrameBuffer(ReplayBuffer):
         return super().state_dict() | {"frames": self.frames.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Restore on a device what :meth:`state_dict` of a buffer of the same sizes returned."""
+        """Restore on a device what :meth:`state_dict` of a buffer of the same ``sizes`` returned."""
         super().load_state_dict(state, device)
         self.frames.load_state_dict(state["frames"], device)

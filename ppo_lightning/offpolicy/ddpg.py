@@ -76,7 +76,7 @@ class DDPG(OffPolicyModule):
         tau: Share of the online networks in an update of the target networks.
         exploration_noise: Standard deviation of the noise on actions, in units of half their width. Before
             ``learning_starts``, actions are uniformly random.
-        policy_frequency: Environment steps between two updates of the policy and of all target networks.
+        policy_frequency: Updates of the critics for one of the policy and of all target networks.
         agent: As for :class:`OffPolicyModule`.
         **hyperparameters: Those of :class:`OffPolicyModule`.
 

@@ -135,8 +135,10 @@ class OffPolicyModule(AgentModule):
 
     def delayed(self, step: int) -> list[bool]:
         """Return whether multiples of ``frequencies`` lie in the steps of the update at ``step``."""
-        periods = [self.hparams[name] for name in self.frequencies]
-        return [step // period > (step - self.hparams.train_frequency) // period for period in periods]
+        every = self.hparams.train_frequency
+        units = {"policy_frequency": every}  # it counts updates
+        periods = [self.hparams[name] * units.get(name, 1) for name in self.frequencies]
+        return [step // period > (step - every) // period for period in periods]
 
     def minibatches(self, count: int) -> Iterator[Minibatch]:
         """Sample minibatches from the buffer, which depend on the seed, the rank and the rollout alone."""
@@ -233,6 +235,11 @@ class OffPolicyModule(AgentModule):
             )
         if not self.fitting:
             return
+        if getattr(self.data.env, "turn_based", False):
+            raise ConfigError(
+                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the targets of"
+                f" {type(self).__name__} do not change sides: use ppo_lightning.SelfPlay."
+            )
         row, capacity = stored(self.data.specs.observation), self.hparams.buffer_size
         size = row.shape.numel() * row.dtype.itemsize
         stacks_frames = row.ndim == 3 and getattr(self.data.env, "frame_stack", 1) == row.shape[0] > 1
@@ -272,6 +279,12 @@ class OffPolicyModule(AgentModule):
         """Prepare the optimizers, the graph, the buffer and the exploration."""
         super().on_train_start()
         optimizers: Any = self.trainer.optimizers
+        states = [{*x.state} for x in optimizers if type(x) is torch.optim.Adam and not x.defaults["amsgrad"]]
+        if self.trainer.lr_scheduler_configs or states != [{*part} for part in self.trained().values()]:
+            raise ConfigError(
+                f"{type(self).__name__}.configure_optimizers must return the Adams of OffPolicyModule and no"
+                " schedule: leave it out. The learning rates of off-policy algorithms are constants."
+            )
         self._adams = dict(zip(self.trained(), map(adam_state, optimizers), strict=True))
         if self.hparams.compile and self.trainer.world_size == 1:
             trace_gradients()
@@ -293,7 +306,8 @@ class OffPolicyModule(AgentModule):
         preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
         if self.hparams.save_buffer or bool(collectives.gather(torch.tensor(preempted)).any()):
             buffers = collectives.chain([self.buffer.state_dict()])
-            checkpoint[BESIDE] = {"env_steps": self.env_steps, "buffers": buffers}
+            steps = {"env_steps": self.env_steps, "refilled_at": self._refilled_at}
+            checkpoint[BESIDE] = steps | {"buffers": buffers}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
@@ -303,7 +317,8 @@ class OffPolicyModule(AgentModule):
         assert self.trainer.ckpt_path is not None
         saved = read_beside(checkpoint, self.trainer.ckpt_path)
         buffers = saved["buffers"] if saved else []
-        if [buffer["capacity"] for buffer in buffers] == [self.buffer.capacity] * self.trainer.world_size:
+        if [buffer.get("sizes") for buffer in buffers] == [self.buffer.sizes] * self.trainer.world_size:
+            self._refilled_at = saved.get("refilled_at", 0)
             device = self.trainer.strategy.root_device
             self.buffer.load_state_dict(buffers[self.trainer.global_rank], device)
         elif self.env_steps > 0:
@@ -335,7 +350,8 @@ def adam_state(optimizer: torch.optim.Adam) -> tuple[Any, ...]:
     keys = ("exp_avg", "exp_avg_sq", "step")
     state = [[optimizer.state[parameter][key] for parameter in parameters] for key in keys]
     settings = {key: optimizer.defaults[key] for key in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
-    return parameters, *state, settings | {"beta1": 0.9, "beta2": 0.999}
+    beta1, beta2 = optimizer.defaults["betas"]
+    return parameters, *state, settings | {"beta1": beta1, "beta2": beta2}
 
 
 def frozen(network: nn.Module) -> Any:

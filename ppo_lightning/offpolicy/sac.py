@@ -56,7 +56,7 @@ class SAC(OffPolicyModule):
         policy_lr: Learning rate of the policy's Adam.
         q_lr: Learning rate of the Adams of the critics and of the temperature.
         tau: Share of the critics in an update of the target critics.
-        policy_frequency: Environment steps between two updates of the policy, which then makes as many.
+        policy_frequency: Updates of the critics after which the policy makes as many.
         target_network_frequency: Environment steps between two updates of the target critics.
         autotune: Learn the temperature, so that the entropy is -A for A components of an action.
         alpha: Temperature, if it is not learned.
@@ -93,9 +93,13 @@ class SAC(OffPolicyModule):
         """Build the critics, the target critics and the temperature."""
         self.critics = self.make_critics(specs)
         self.target_critics = frozen(self.critics)
-        autotune = self.hparams.autotune
-        log_alpha = 0.0 if autotune else math.log(self.hparams.alpha)
-        self.log_alpha = nn.Parameter(torch.tensor(log_alpha), requires_grad=autotune)
+        self.log_alpha = nn.Parameter(torch.tensor(0.0), requires_grad=self.hparams.autotune)
+
+    def on_train_start(self) -> None:
+        """Set the temperature of this run, if it is not learned, also in a resumed one."""
+        super().on_train_start()
+        if not self.hparams.autotune:
+            self.log_alpha.data.fill_(math.log(self.hparams.alpha))
 
     def make_critics(self, specs: Specs) -> Any:
         """Build two critics, and set the target of the entropy and the shape of the noise."""

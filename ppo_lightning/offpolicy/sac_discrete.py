@@ -53,7 +53,7 @@ class DiscreteSAC(SAC):
     The temperature is updated with the probabilities after the policy's update, in CleanRL with those before.
 
     Source: Christodoulou, "Soft Actor-Critic for Discrete Action Settings" (2019), with the details of
-    CleanRL's ``sac_atari.py``.
+    CleanRL's ``sac_atari.py``. Only the recipe ``sac/pong`` has all of the script's values.
 
     Args:
         target_entropy_scale: Desired entropy as a share of that of uniformly random actions.

@@ -109,13 +109,8 @@ class ScanCollector(TensorCollector):
             "done": done.unsqueeze(-1),
             "observation": raw.clone(),
         }
-        output: dict[str, Any] = {
-            "observation": observation.clone(),
-            "action": action,
-            "action_log_prob": log_prob,
-            "state_value": value.unsqueeze(-1),
-            "next": following,
-        }
+        output: dict[str, Any] = self._acted(action, log_prob, value)
+        output |= {"observation": observation.clone(), "next": following}
         # First the statistics of all observations, then of those after resets, as in `TensorCollector`.
         statistics = tuple(merged(old, summary_of(raw)) for old in statistics)
         acted_on = self._normalized(raw, statistics)

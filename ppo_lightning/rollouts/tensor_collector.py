@@ -47,6 +47,8 @@ class TensorCollector(Collector):
         self._device = env.device or torch.device("cpu")
         self._bounds: tuple[Tensor, Tensor] | None = None
         action_spec = env.action_spec_unbatched
+        observation_spec = env.observation_spec_unbatched["observation"]
+        self._keys = [*self.agent.rollout_keys(observation_spec, action_spec)]
         self._action_dtype = action_spec.dtype
         if isinstance(action_spec, Bounded) and action_spec.dtype.is_floating_point:
             self._bounds = (action_spec.space.low.to(self._device), action_spec.space.high.to(self._device))
@@ -108,11 +110,7 @@ class TensorCollector(Collector):
                 action, log_prob, value, memory = agent.act(
                     self.observation, None if noise is None else noise[t], self._memory
                 )
-            output: dict[Any, Tensor] = {
-                "action": action,
-                "action_log_prob": log_prob,
-                "state_value": value.unsqueeze(-1),
-            }
+            output: dict[Any, Tensor] = self._acted(action, log_prob, value)
             if self._memory is not None and memory is not None:
                 output |= {"memory": self._memory, ("next", "memory"): memory}
             if moments is not None:
@@ -144,6 +142,11 @@ class TensorCollector(Collector):
             if memory is not None:
                 self._memory = memory.masked_fill(done[:, None].to(memory.device), 0)
         return outputs
+
+    def _acted(self, action: Tensor, log_prob: Tensor, value: Tensor) -> dict[Any, Tensor]:
+        """Return what the agent stores of its outputs [N], by key."""
+        acted = {"action": action, "action_log_prob": log_prob, "state_value": value.unsqueeze(-1)}
+        return {key: values for key, values in acted.items() if key in self._keys}
 
     def _update_and_normalize(self, moments: TensorMoments | None, batches: list[Tensor]) -> list[Tensor]:
         """Merge batches into the statistics, if there are some, and normalize them on the agent's device."""

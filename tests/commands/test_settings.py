@@ -303,7 +303,10 @@ def test_insufficient_memory_ends_in_one_sentence(run_cli, monkeypatch, error):
     monkeypatch.setattr("ppo_lightning.algorithms.ppo.PPO.advantages", fail)
     code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
     assert code == 2
-    assert re.search(r"error: The run does not fit into memory \(.*9 TiB\): lower data\.num_envs, ", err)
+    assert re.search(
+        r"error: The run does not fit into memory \(.*9 TiB\): lower data\.num_envs, .*model\.buffer_size ",
+        err,
+    )
 
 
 def test_a_users_own_error_keeps_its_traceback(run_cli, monkeypatch):

@@ -173,6 +173,22 @@ def test_a_folder_gives_the_trained_agent(kind, trained, tmp_path):
     assert repr({**first, "state_dict": 0}) == repr({**second, "state_dict": 0})
 
 
+@pytest.mark.parametrize(("package", "base"), [("__main__", DQN), ("my", PPO)])
+def test_the_card_imports_the_class_of_the_module(package, base, trained, tmp_path, monkeypatch):
+    name = f"My{base.__name__}" if base is DQN else base.__name__
+    module = trained(base.__name__)
+    monkeypatch.setattr(module, "__class__", type(name, (base,), {"__module__": package}))
+    module.save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert f"# {name} on CartPole-v1" in text and f"from {package} import {name}\n" in text
+
+
+def test_a_folder_of_another_algorithm_is_named(trained, tmp_path):
+    trained("SAC").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"The checkpoint is of SAC and the module of PPO: give"):
+        PPO.from_pretrained(tmp_path)
+
+
 def test_a_repository_gives_the_trained_agent(trained, served):
     """The card names the repository, and nothing but the checkpoint is downloaded."""
     module = trained("memory")
@@ -251,6 +267,9 @@ def test_the_card_shows_what_the_folder_of_the_run_has(run, tmp_path, capsys, ma
         assert names["action"] in (0, 1)
     PPO.from_pretrained(folder).save_pretrained(folder)
     assert hub.ModelCard.load(folder / "README.md").text == text
+    make_trainer().fit(loaded, RolloutDataModule(**SMALL))
+    loaded.save_pretrained(tmp_path / "c")
+    assert "Return of the last training episodes: " in (tmp_path / "c/README.md").read_text()
 
 
 class Code:

@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torchrl.envs.transforms import RewardScaling
 
 from ppo_lightning import (
     C51,
@@ -44,6 +45,7 @@ RUNS = {
     "DQN, pictures": (DQN, ATARI, Q | {"train_frequency": 16}),
     "workers": (DQN, CARTPOLE | {"num_workers": 2}, Q),
     "tensors": (DQN, CARTPOLE | {"backend": "torch"}, Q),
+    "SAC, tensors": (SAC, PENDULUM | {"backend": "torch"}, SOFT),
 }
 
 
@@ -76,13 +78,44 @@ def test_a_run_with_its_buffer_resumes_to_the_bit(name, trained, fit, capsys):
     assert isinstance(whole.buffer, FrameBuffer) == ("pictures" in name)
 
 
-def test_a_run_without_its_buffer_refills_it_before_it_learns(counted, fit):
+def test_a_run_without_its_buffer_refills_it_before_it_learns(counted, fit, tmp_path):
     _, folder = counted
     assert not [*folder.glob("*.replay")]
+    model, save = Q | {"save_buffer": True}, SaveAfter(tmp_path / "again.ckpt", 3)
     with pytest.warns(UserWarning, match="40 steps of the trained policy refill it"):
-        resumed = fit(CARTPOLE, Q, ppo=DQN, ckpt_path=folder / "middle.ckpt")
-    assert resumed.due(0, 200) == range(90, 201, 10)
-    assert len(resumed.buffer) == 100
+        resumed = fit(CARTPOLE, model, ppo=DQN, ckpt_path=folder / "middle.ckpt", callbacks=[save])
+    again = fit(CARTPOLE, model, ppo=DQN, ckpt_path=save.path)
+    for module in (resumed, again):
+        assert module.due(0, 200) == range(90, 201, 10)
+        assert len(module.buffer) == 100
+
+
+def test_frames_of_another_number_of_environments_are_refilled(trained, fit):
+    _, data, model = RUNS["DQN, pictures"]
+    path = trained("DQN, pictures")[1] / "first.ckpt"
+    with pytest.warns(UserWarning, match="no replay buffer of this size"):
+        fit(data | {"num_envs": 1, "num_steps": 16}, model, ppo=DQN, ckpt_path=path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "data"), [(SAC, {"transforms": [RewardScaling(0.0, 0.1)]}), (TD3, {"backend": "torch"})]
+)
+def test_rollouts_of_tensors_hold_what_the_agent_stores(algorithm, data, fit):
+    module = fit(PENDULUM | data, SMALL, ppo=algorithm, callbacks=[Doctor(every=1)])
+    assert len(module.buffer) == 100
+
+
+def test_a_resumed_run_has_its_own_fixed_temperature(fit, tmp_path):
+    save = SaveAfter(tmp_path / "middle.ckpt", 2)
+    model = SOFT | {"autotune": False}
+    fit(PENDULUM, model | {"alpha": 0.2}, ppo=SAC, callbacks=[save])
+    resumed = fit(PENDULUM, model | {"alpha": 0.5}, ppo=SAC, ckpt_path=save.path)
+    assert resumed.log_alpha.exp().item() == pytest.approx(0.5)
+
+
+def test_the_policy_is_delayed_by_updates():
+    module = SAC(train_frequency=8, policy_frequency=2, target_network_frequency=24)
+    assert [*map(module.delayed, (8, 16, 24))] == [[False, False], [True, False], [False, True]]
 
 
 def test_a_checkpoint_has_its_own_buffer_or_is_skipped(trained, fit, tmp_path):
@@ -203,7 +236,22 @@ def unbounded():
     return gym.wrappers.TransformAction(gym.make("Pendulum-v1"), lambda action: action, space)
 
 
+class Scheduled(DQN):
+    def configure_optimizers(self):
+        adams = super().configure_optimizers()
+        return adams, [torch.optim.lr_scheduler.ConstantLR(adams[0])]
+
+
+class Other(DQN):
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.trainable_parameters())
+
+
+TICTACTOE = CARTPOLE | {"env_id": "pettingzoo.classic.tictactoe_v3", "backend": "pettingzoo"}
 REFUSED = {
+    "take turns, and the targets of DQN do not change sides": (DQN, TICTACTOE, {}),
+    "Scheduled.configure_optimizers must return the Adams": (Scheduled, CARTPOLE, {}),
+    "Other.configure_optimizers must return the Adams": (Other, CARTPOLE, {}),
     "MLPAgent, which DQN cannot train": (DQN, CARTPOLE, {"agent": MLPAgent}),
     "a memory, which DQN cannot train": (DQN, CARTPOLE, {"agent": MEMORY}),
     "whose head is a SoftmaxHead": (DiscreteSAC, CARTPOLE, {"agent": C51Agent}),
