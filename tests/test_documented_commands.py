@@ -175,6 +175,7 @@ class Reader:
     def paste(self, code):
         """Run a snippet with an agent and an observation."""
         checkpoint = torch.load(self.checkpoint(), weights_only=True)
+        shutil.copy(self.checkpoint(), "agent.ckpt")
         names = {"agent": PPO.load_from_checkpoint(self.checkpoint()).agent}
         names["observation"] = torch.zeros(1, *checkpoint["agent"]["observation_spec"]["shape"])
         exec(re.sub(r"(total_timesteps|total_frames)=[\d_]+", r"\1=2048", code), names)

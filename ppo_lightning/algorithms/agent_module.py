@@ -36,12 +36,11 @@ from ppo_lightning.checkpoints.agent import (
     known_class,
     trained_agent,
 )
-from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, require_resumable
+from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, require_resumable, run_folder
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.settings import MAKERS, module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError, NonFiniteError
-from ppo_lightning.export.hub import find_model, run_folder, upload, write_folder
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
@@ -294,6 +293,8 @@ class AgentModule(NamedArguments, L.LightningModule):
 
         Only the checkpoint is read, by :meth:`load_from_checkpoint`, which gets the other arguments.
         """
+        from ppo_lightning.export.hub import find_model  # few runs need it
+
         return cls.load_from_checkpoint(find_model(source), **kwargs)
 
     def save_pretrained(self, folder: str | Path, repo_id: str = "OWNER/NAME") -> None:
@@ -310,10 +311,14 @@ class AgentModule(NamedArguments, L.LightningModule):
             AgentModule.on_save_checkpoint(self, checkpoint)
             if not self.trainer.is_global_zero:
                 return
+        from ppo_lightning.export.hub import write_folder
+
         write_folder(checkpoint, Path(folder), run, repo_id, self._class_path)
 
     def push_to_hub(self, repo_id: str) -> str:
         """Upload the folder of :meth:`save_pretrained` to ``"OWNER/NAME"``, and return its address."""
+        from ppo_lightning.export.hub import upload
+
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, repo_id)
             return upload(Path(folder), repo_id)

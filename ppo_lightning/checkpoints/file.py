@@ -89,6 +89,12 @@ def acting_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return {key: checkpoint[key] for key in ACTING if key in checkpoint}
 
 
+def run_folder(ckpt_path: Any) -> Path:
+    """Return the folder of the run that wrote a checkpoint, otherwise the folder of the checkpoint."""
+    folder = Path(str(ckpt_path)).parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
 class _DefectError(Exception):
     """Description of a defect of a file."""
 

@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.file import read_checkpoint, run_folder
 from ppo_lightning.commands.checkpoint_settings import agent_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.hub import run_folder, upload, write_folder
+from ppo_lightning.export.hub import upload, write_folder
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.spaces.specs import spec_from_plain
 

@@ -67,12 +67,6 @@ def find_model(source: str | Path) -> Path:
     return folder / MODEL
 
 
-def run_folder(ckpt_path: Any) -> Path:
-    """Return the folder of the run that wrote a checkpoint, otherwise the folder of the checkpoint."""
-    folder = Path(str(ckpt_path)).parent
-    return folder.parent if folder.name == "checkpoints" else folder
-
-
 def write_folder(
     checkpoint: dict[str, Any], folder: Path, run: Path, repo_id: str, class_path: str = "ppo_lightning.PPO"
 ) -> None:

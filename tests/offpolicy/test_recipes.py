@@ -91,7 +91,7 @@ def test_commands_take_a_checkpoint(run_cli, tmp_path):  # noqa: F811
         "play", "--ckpt_path", path, "--max_frames", "9", "--output", "v.gif", "--overlay"
     )
     assert code == 0, errors
-    flags = ("--onnx", "agent.onnx", "--hub", "hub", "--no_video")
+    flags = ("--onnx", "agent.onnx", "--hub", "hub")
     code, out, errors = run_cli("export", "--ckpt_path", path, *flags)
     assert code == 0, errors
     outputs = onnx.load("agent.onnx").graph.output
