@@ -95,7 +95,7 @@ def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, tmp_pat
     cli.main(["export", "--ckpt_path", str(path), "--onnx", str(tmp_path / "a.onnx"), "--hub", str(hub)])
     assert float(capsys.readouterr().out.split("random observations: ")[1].split()[0]) < 1e-5
     card = (hub / "README.md").read_text()
-    result = f"{np.mean(module.episode_returns):.2f} +/- {np.std(module.episode_returns):.2f}"
+    result = f"{np.mean(module.episode_returns):.2f} +/- {np.std(module.episode_returns, ddof=1):.2f}"
     assert f"Return of the last training episodes: {result}, after {module.env_steps} environment" in card
     observation = torch.randn(16, 4)
     assert torch.equal(PPO.from_pretrained(hub).predict(observation), module.predict(observation))
