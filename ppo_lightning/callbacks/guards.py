@@ -78,7 +78,9 @@ def _print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
     if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
         return
     for finding in check_rollout(rollout, data.env):
-        if finding.severity != "note":
+        if finding.check == "normalization":  # evaluation and charts are wrong, which a program should see
+            warnings.warn(f"environment: {finding.what} {finding.remedy}", stacklevel=2)
+        elif finding.severity != "note":
             print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 
 

@@ -371,11 +371,11 @@ NORMALIZING = [
 
 
 @pytest.mark.parametrize(("name", "make", "options"), NORMALIZING)
-def test_normalization_in_the_environment_is_named_with_the_setting(fit, capsys, name, make, options):
+def test_normalization_in_the_environment_is_named_with_the_setting(fit, recwarn, name, make, options):
     setting = "model.norm_reward" if "Reward" in name else "model.agent.norm_obs"
     said = f"{name} normalizes in the environment: .*set {setting} to true"
     fit(SMALL | {"env_id": make} | options)
-    assert len(re.findall(said, capsys.readouterr().out)) == 1
+    assert len([warned for warned in recwarn if re.search(said, str(warned.message))]) == 1
     findings = check_environment(EnvFactory(make, **options), 2, 60, seconds=1).findings
     assert len([finding for finding in findings if re.match(said, finding.what + finding.remedy)]) == 1
 
