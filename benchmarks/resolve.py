@@ -15,18 +15,8 @@ SHOWN = ("envpool", "mujoco", "torch", "torchrl", "gymnasium", "numpy")
 
 def resolve(uv: str, extra: str, python: str) -> str:
     """Return the versions of the packages of interest, or the reason why there is no solution."""
-    command = [
-        uv,
-        "pip",
-        "compile",
-        "--quiet",
-        "--no-header",
-        "--no-annotate",
-        str(PROJECT),
-        "--extra",
-        extra,
-    ]
-    command += ["--python-version", python, "--python-platform", "linux"]
+    command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", str(PROJECT)]
+    command += ["--extra", extra, "--python-version", python, "--python-platform", "linux"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return " ".join(done.stderr.split())[:300]

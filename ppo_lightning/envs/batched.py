@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
 
 from ppo_lightning.envs.answers import check_observation, numbers_of
 from ppo_lightning.envs.minigrid import cells_as_choices
@@ -346,6 +346,11 @@ class BatchedEnv(EnvBase):
     def _close_envs(self) -> None:
         for env in self.envs if isinstance(self.envs, list) else [self.envs]:
             env.close()
+
+
+def untransformed(env: Any) -> Any:
+    """Return the environment below TorchRL's transforms."""
+    return env.base_env if isinstance(env, TransformedEnv) else env
 
 
 def set_attribute(env: Any, name: str, value: Any) -> None:

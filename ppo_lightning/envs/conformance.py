@@ -14,9 +14,9 @@ from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Categorical, TensorSpec
-from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase, SerialEnv
 
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.batched import BatchedEnv, untransformed
 from ppo_lightning.envs.factory import EnvFactory, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.normalizers import normalizers
@@ -247,7 +247,7 @@ def check_interface(env: EnvBase) -> Findings:
     from gymnasium.utils.env_checker import check_env  # here, because `fit` imports this module
     from torchrl.envs.utils import check_env_specs
 
-    base: Any = env.base_env if isinstance(env, TransformedEnv) else env
+    base = untransformed(env)
     try:
         if isinstance(base, GymnasiumEnv):
             check_env(base.envs[0], skip_render_check=True, skip_close_check=True)

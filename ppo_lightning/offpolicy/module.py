@@ -304,7 +304,7 @@ class OffPolicyModule(AgentModule):
             return
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
-        if self.hparams.save_buffer or bool(collectives.gather(torch.tensor(preempted)).any()):
+        if self.hparams.save_buffer or collectives.largest(preempted):
             buffers = collectives.chain([self.buffer.state_dict()])
             steps = {"env_steps": self.env_steps, "refilled_at": self._refilled_at}
             checkpoint[BESIDE] = steps | {"buffers": buffers}

@@ -14,9 +14,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import BaseCollector
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import EnvBase
 
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.batched import BatchedEnv, untransformed
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import RewardScaler
@@ -77,7 +77,7 @@ class Collector(BaseCollector):
         self.observation: Any = None  # normalized, of the running episodes
         self._memory: Any = self._initial_memory()
         self._rounding_known = deterministic  # an evaluation repeats what training said
-        base = env.base_env if isinstance(env, TransformedEnv) else env
+        base = untransformed(env)
         self._informed = base if isinstance(base, BatchedEnv) and base.info_names else None
         self._infos: list[tuple[int, np.ndarray, np.ndarray]] = []  # step of the rollout, rows, numbers
         self._sums: dict[str, Any] = {}  # name -> sums along the running episodes, [N] float64

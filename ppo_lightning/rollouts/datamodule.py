@@ -17,12 +17,12 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
-from torchrl.envs import EnvBase, Transform, TransformedEnv
+from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.settings import code_in_data, data_settings, require_known
-from ppo_lightning.envs.batched import BatchedEnv, set_attribute
+from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
@@ -159,9 +159,15 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
-        names = tuple(dict.fromkeys([SUCCESS, *(log_info or ())]))
-        options = env_kwargs or {}, tuple(transforms or ()), num_workers, step_timeout
-        self.factory = EnvFactory(self.env_id, backend, *options, names)
+        self.factory = EnvFactory(
+            self.env_id,
+            backend,
+            env_kwargs or {},
+            tuple(transforms or ()),
+            num_workers,
+            step_timeout,
+            log_info=tuple(dict.fromkeys([SUCCESS, *(log_info or ())])),
+        )
         self.backend = backend
         self.num_steps = num_steps
         self.total_timesteps = total_timesteps
@@ -258,7 +264,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._set_attributes()
 
     def _set_attributes(self) -> None:
-        env = self._env.base_env if isinstance(self._env, TransformedEnv) else self._env
+        env = untransformed(self._env)
         for name, value in self._attributes.items() if env is not None else ():
             setter = env.set_attr if isinstance(env, BatchedEnv) else functools.partial(set_attribute, env)
             setter(name, from_plain(value))
