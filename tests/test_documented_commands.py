@@ -129,6 +129,7 @@ class Reader:
         flags = BUDGETS.get(args[0], "")
         if args[0] == "benchmark":
             flags += "" if "cartpole" in " ".join(args) else f" {SHORT_EPISODES}"
+            flags += " --model.learning_starts 1000" if "configs/dqn" in " ".join(args) else ""
             flags += " --recipes " + " ".join([arg for arg in args if arg.endswith(".yaml")][:2])
         if "--model.rating_games" in args:
             flags += " --model.rating_games 2"
