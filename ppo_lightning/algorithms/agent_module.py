@@ -396,15 +396,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
-    def end_if_preempted(self) -> None:
-        """Save a checkpoint and end the run if a signal asked for it. This is a collective.
-
-        An algorithm with long iterations calls this method at each point at which it can resume.
-        """
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Preemption):
-                callback.on_train_batch_end(self.trainer, self)
-
     def on_exception(self, exception: BaseException) -> None:
         """Release what an interrupted run holds."""
         self.on_train_end()

@@ -359,18 +359,15 @@ class PPO(AgentModule):
 
     # For updates, variants and callbacks
 
-    def uniform(self, stream: Stream, num_envs: int, *shape: int, draw: int | None = None) -> Tensor:
+    def uniform(self, stream: Stream, num_envs: int, *shape: int) -> Tensor:
         """Draw from U(0, 1), [num_envs, *shape].
 
-        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Draws
-        are counted if there is no number. Every rank draws for the environments of all ranks and keeps its
-        own rows.
+        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Every
+        rank draws for the environments of all ranks and keeps its own rows.
         """
-        if draw is None:
-            draw = self._draws[stream]
-            self._draws[stream] += 1
         shard = self.data.shard
-        generator = shard.generator(stream, self.rollouts_done - 1, draw)
+        generator = shard.generator(stream, self.rollouts_done - 1, self._draws[stream])
+        self._draws[stream] += 1
         first = num_envs // shard.count * shard.first
         drawn = torch.rand(num_envs // shard.count * shard.total, *shape, generator=generator)
         return drawn[first : first + num_envs]
