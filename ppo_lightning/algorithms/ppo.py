@@ -22,7 +22,6 @@ from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
     KLAdaptiveLR,
-    LinearAnnealing,
     override_restored_settings,
     remaining,
 )
@@ -300,11 +299,12 @@ class PPO(AgentModule):
         optimizer = torch.optim.Adam(
             self.trainable_parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=fused
         )
-        schedule = IterationLR(optimizer)
-        if self.hparams.anneal_lr:
-            schedule = LinearAnnealing(optimizer, self.data.num_rollouts)
-        elif self.hparams.desired_kl is not None:
-            schedule = KLAdaptiveLR(optimizer, self.hparams.desired_kl)
+        if self.hparams.desired_kl is not None:
+            schedule: IterationLR = KLAdaptiveLR(optimizer, self.hparams.desired_kl)
+        else:
+            total, anneals = self.data.num_rollouts, self.hparams.anneal_lr
+            # detail 4
+            schedule = IterationLR(optimizer, lambda done: remaining(done, total) if anneals else 1.0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def setup(self, stage: str) -> None:
