@@ -1,6 +1,5 @@
 """Whole runs on a device without values: rollouts, advantages, minibatches and updates stay on one device."""
 
-
 import pytest
 import torch
 from torchrl.envs import StepCounter

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning import __version__, private
-from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.guards import ExceptionGuard
+from ppo_lightning.callbacks.guards import EqualRanksGuard, ExceptionGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
@@ -46,7 +45,6 @@ from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
-from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
@@ -74,7 +72,15 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
+    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (
+        TrainerGuard,
+        Threads,
+        Preemption,
+        RunSummary,
+        RolloutGuard,
+        NonFiniteGuard,
+        EqualRanksGuard,
+    )
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
@@ -120,10 +126,6 @@ class AgentModule(NamedArguments, L.LightningModule):
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters that the optimizer updates. A variant adds those of its own networks."""
         return self.agent.parameters()
-
-    def collector_inputs(self) -> CollectorInputs:
-        """Return the inputs of the data module's collector."""
-        return CollectorInputs(self.agent, self.reward_scaler, compile=self.hparams.get("compile", False))
 
     # Construction
 
@@ -375,9 +377,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     # The data module calls these methods, because users override Lightning's hooks without `super()`.
 
     def begin_run(self) -> None:
-        """Start the clock and record the implementation details of the run."""
+        """Start the clock."""
         self.run_log = RunLog(self)
-        self._details = manifest(self)
 
     def begin_iteration(self, rollout: TensorDictBase) -> None:
         """Count the steps and episodes of a rollout [N, T]. The run stops after the last rollout."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from ppo_lightning.models.composite import MultiCategoricalHead
 from ppo_lightning.models.heads import GaussianHead
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.pictures import is_picture
 from ppo_lightning.spaces.specs import mask_columns
 
@@ -42,7 +42,7 @@ def _preprocessing(name: str, off: str | None = None) -> Switch:
     return lambda module: getattr(module.data.env, name, None), flags
 
 
-def _on(module: PolicyLearner) -> Value:
+def _on(module: Learner) -> Value:
     return True
 
 
@@ -50,7 +50,7 @@ def _ours(value: Function = _on) -> Function:
     return lambda module: value(module) if module.agent.has_features else None
 
 
-def _separate(module: PolicyLearner) -> Value:
+def _separate(module: Learner) -> Value:
     return module.agent.critic_body is not None
 
 
@@ -80,7 +80,7 @@ def _memory(value: Function = _on) -> Function:
     return lambda module: None if module.agent.memory is None else value(module)
 
 
-def _components(module: PolicyLearner) -> Value:
+def _components(module: Learner) -> Value:
     heads = module.agent.head.modules()
     return next((part.num_components for part in heads if isinstance(part, MultiCategoricalHead)), None)
 
@@ -137,6 +137,6 @@ DETAILS = (
 )
 
 
-def manifest(module: PolicyLearner) -> dict[str, Value]:
+def manifest(module: Learner) -> dict[str, Value]:
     """Return the value of each detail in a run, by number. All ranks return the same."""
     return {detail.number: detail.value(module) for detail in DETAILS}

@@ -147,7 +147,7 @@ class PPG(PPO):
                 rollout[f"{POLICY}{number}"] = torch.stack(tensors).cpu()
 
     def auxiliary_phase(self) -> None:
-        """Train on the stored rollouts ``e_auxiliary`` times, log the mean losses, and forget the rollouts."""
+        """Train on the stored rollouts ``e_auxiliary`` times, log the mean losses and forget the rollouts."""
         metrics = []
         for _ in range(self.hparams.e_auxiliary):
             for minibatch in self.auxiliary_minibatches():  # all of them may not fit into memory

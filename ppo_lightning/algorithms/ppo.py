@@ -18,6 +18,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
+from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_valid
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
@@ -26,7 +27,6 @@ from ppo_lightning.algorithms.schedule import (
     remaining,
 )
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
-from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.default import DefaultAgent
@@ -98,7 +98,6 @@ class PPO(AgentModule):
         "value_target",
     )
     draws_by_epoch: ClassVar[bool] = False  # whether minibatches depend on the weights before their epoch
-    fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
 
     def __init__(
         self,
@@ -324,8 +323,9 @@ class PPO(AgentModule):
         self.optimize = make_update(self, self.total_loss)
 
     def begin_run(self) -> None:
-        """Start the clock, see :meth:`AgentModule.begin_run`."""
+        """Start the clock and record the implementation details of the run."""
         super().begin_run()
+        self._details = manifest(self)
         self._progress: list[tuple[int, int | None]] = []  # of the optimizer and the schedule
 
     def begin_iteration(self, rollout: TensorDictBase) -> None:
