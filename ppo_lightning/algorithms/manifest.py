@@ -68,16 +68,8 @@ def _body(name: str) -> Function:
     return _pictures(lambda module: type(module.agent.actor_body).__name__ == name)
 
 
-def _rewards(value: Function = _on) -> Function:
-    return lambda module: module.reward_scaler is not None and value(module)
-
-
-def _observations(value: Function = _on) -> Function:
-    return lambda module: module.agent.normalizer is not None and value(module)
-
-
-def _memory(value: Function = _on) -> Function:
-    return lambda module: None if module.agent.memory is None else value(module)
+def _memory(module: Learner) -> Value:
+    return None if module.agent.memory is None else True
 
 
 def _components(module: Learner) -> Value:
@@ -86,6 +78,7 @@ def _components(module: Learner) -> Value:
 
 
 SHARED = ("--model.agent.shared", "true")
+RAW_OBSERVATIONS = ("--model.agent.norm_obs", "false")
 NO_SCALING = ("--model.norm_reward", "false")
 NO_CLIPPING = ("--model.clip_coef", "1000000.0", "--model.clip_vloss", "false")
 DETAILS = (
@@ -118,22 +111,27 @@ DETAILS = (
     Detail("25", "independent components", _continuous()),
     Detail("26", "separate networks", _continuous(_separate), SHARED),
     Detail("27", "action clipping", _continuous()),
-    Detail("28", "observation normalization", _observations(), ("--model.agent.norm_obs", "false")),
-    Detail("29", "observation clipping", _observations(lambda m: m.agent.normalizer.clip)),
-    Detail("30", "reward scaling", _rewards(), NO_SCALING),
-    Detail("31", "scaled reward clipping", _rewards(lambda m: m.reward_scaler.clip)),
-    Detail("32", "memory: orthogonal weights", _memory(lambda m: m.agent.memory.kind)),
-    Detail("33", "memory zero at first", _memory()),
-    Detail("34", "memory reset at episode ends", _memory()),
-    Detail("35", "minibatches of whole sequences", _memory()),
-    Detail("36", "memory recomputed in the update", _memory()),
+    Detail("28", "observation normalization", lambda m: m.agent.normalizer is not None, RAW_OBSERVATIONS),
+    Detail("29", "observation clipping", lambda m: getattr(m.agent.normalizer, "clip", None)),
+    Detail("30", "reward scaling", lambda m: m.reward_scaler is not None, NO_SCALING),
+    Detail("31", "scaled reward clipping", lambda m: getattr(m.reward_scaler, "clip", None)),
+    Detail("32", "memory: orthogonal weights", lambda m: getattr(m.agent.memory, "kind", None)),
+    Detail("33", "memory zero at first", _memory),
+    Detail("34", "memory reset at episode ends", _memory),
+    Detail("35", "minibatches of whole sequences", _memory),
+    Detail("36", "memory recomputed in the update", _memory),
     Detail("37", "independent discrete components", _components),
     Detail("A1", "clip range annealing", *_model("anneal_clip_coef", "false")),
     Detail("A2", "ranks that share the gradients", lambda m: m.trainer.world_size),
     Detail("A3", "early stop by KL", lambda m: m.hparams.target_kl or False, ("--model.target_kl", "null")),
     Detail("A4", "invalid action masking", lambda m: mask_columns(m.data.specs.observation) is not None),
     Detail("P1", "IMPALA network", _body("ImpalaCNN")),
-    Detail("P2", "rewards scaled with PPO's own gamma", _rewards(lambda m: m.hparams.gamma), NO_SCALING),
+    Detail(
+        "P2",
+        "rewards scaled with PPO's own gamma",
+        lambda m: getattr(m.reward_scaler, "gamma", None),
+        NO_SCALING,
+    ),
 )
 
 
