@@ -72,6 +72,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
+    takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
     fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (
         TrainerGuard,
         Threads,
@@ -194,6 +195,11 @@ class AgentModule(NamedArguments, L.LightningModule):
             raise ConfigError(
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
                 " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."
+            )
+        if self.fitting and not self.takes_turns and getattr(self.data.env, "turn_based", False):
+            raise ConfigError(
+                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the targets of"
+                f" {type(self).__name__} do not change sides: use ppo_lightning.SelfPlay."
             )
 
     def add_networks(self, specs: Specs) -> None:

@@ -18,7 +18,6 @@ from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.cnn import channels_last
 from ppo_lightning.models.heads import Float32Linear
@@ -64,6 +63,7 @@ class RND(PPO):
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "int_value_target", "novelty_input", "novelty_weight")
     reads_features = True
+    takes_turns = False
 
     def __init__(
         self,
@@ -77,15 +77,6 @@ class RND(PPO):
         check_arguments(RND.__init__, locals(), "model")
         super().__init__(**hyperparameters)
         self.rewards = IntrinsicRewards(0, int_gamma)
-
-    def check_agent(self) -> None:
-        """Refuse an agent with a memory, and players who take turns."""
-        super().check_agent()
-        if self.fitting and getattr(self.data.env, "turn_based", False):
-            raise ConfigError(
-                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
-                " RND do not change sides: use ppo_lightning.SelfPlay."
-            )
 
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of the intrinsic reward."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs.state import Row
@@ -148,5 +149,5 @@ class OverlappedCollector(BaseCollector):
 
 def _moments(agent: ActorCritic, reward_scaler: RewardScaler | None) -> list[Moments]:
     """Return the running statistics that a collector updates."""
-    parts = [agent] if reward_scaler is None else [agent, reward_scaler]
-    return [module for part in parts for module in part.modules() if isinstance(module, Moments)]
+    parts = nn.ModuleList([agent, reward_scaler or nn.Identity()])
+    return [module for module in parts.modules() if isinstance(module, Moments)]
