@@ -455,7 +455,7 @@ def test_the_checks_find_nothing_in_players_of_one_game(game, deaths, rows):
 @pytest.mark.parametrize("by_collector", [True, False])
 def test_episodes_of_a_recording_leave_out_the_steps_of_the_dead(by_collector):
     env = ParallelGamesEnv(mortals((1, 3, 3), (2, 2, 4))[0], list(range(6)))
-    rollout = collect(env, 6) if by_collector else random_play(env, 6)[0]
+    rollout = collect(env, 6) if by_collector else random_play(env, 6)
     rows, start, end = episodes_of(rollout)
     assert rows.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
     assert start.tolist() == [0, 3] * 3 + [0, 4] * 2 + [0]
