@@ -328,8 +328,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         if clock is None or time.perf_counter() - clock.started < MEASURED:
             return ""
         self._clock = None
-        collector: Any = self.collector
-        getattr(collector, "collector", collector).clock = None  # of an OverlappedCollector
+        collector: Any = getattr(self.collector, "collector", self.collector)  # of an OverlappedCollector
+        if collector.clock is clock:  # not that of ``profile``
+            collector.clock = None
         if clock.share < SLOW:
             return ""
         remedy = "ppo-lightning profile tries data.num_workers and other backends"
