@@ -1,5 +1,6 @@
 """Environments and collectors behind Lightning's data interface."""
 
+import copy
 import functools
 import math
 import pkgutil
@@ -26,17 +27,16 @@ from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
-from ppo_lightning.envs.step_time import StepClock
+from ppo_lightning.envs.step_time import SLOW, StepClock
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
-from ppo_lightning.rollouts.make_collector import CollectorInputs, make_collector
-from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.overrides import warn_of_lost_hooks
-from ppo_lightning.utils.processors import processors
 from ppo_lightning.utils.seeding import Shard
 
 EPOCHS = 20  # of a run, by default
@@ -301,20 +301,20 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         module = self.trainer.lightning_module
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
             module.begin_run()
-            inputs: CollectorInputs = module.collector_inputs()
-            acting = behavior_copy(inputs) if self.overlap else inputs
+            learned = module.agent, module.reward_scaler
+            agent, reward_scaler = copy.deepcopy(learned) if self.overlap else learned
             collector = make_collector(
                 self.env,
-                acting.agent,
+                agent,
                 self.num_steps,
                 self.num_rollouts,
-                inputs.compile,
+                module.hparams.get("compile", False),
                 shard=self.shard,
-                reward_scaler=acting.reward_scaler,
+                reward_scaler=reward_scaler,
                 precision=self.trainer.precision_plugin.forward_context,
                 step_timeout=self.step_timeout,
             )
-            self.collector = OverlappedCollector(collector, inputs) if self.overlap else collector
+            self.collector = OverlappedCollector(collector, *learned) if self.overlap else collector
             if isinstance(self.env, GymnasiumEnv) and isinstance(collector, RolloutCollector):
                 collector.clock = self._clock = StepClock()
             if self.trainer.ckpt_path is not None:
@@ -324,15 +324,18 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         )
 
     def slow_steps(self) -> str:
-        """Return the setting that helps if the environments took most of the first seconds, once in a run."""
+        """Return what helps if the environments took most of the first seconds, once in a run."""
         clock = self._clock
         if clock is None or time.perf_counter() - clock.started < MEASURED:
             return ""
-        cores = max(1, processors() // self.trainer.num_devices)
         self._clock = None
-        collector: Any = self.collector
-        getattr(collector, "collector", collector).clock = None  # of an OverlappedCollector
-        return clock.advice(self.shard.count, cores)
+        collector: Any = getattr(self.collector, "collector", self.collector)  # of an OverlappedCollector
+        if collector.clock is clock:  # not that of ``profile``
+            collector.clock = None
+        if clock.share < SLOW:
+            return ""
+        remedy = "ppo-lightning profile tries data.num_workers and other backends"
+        return f"The environments take {clock.share:.0%} of the time: {remedy}."
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""
@@ -399,7 +402,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
         shard = Shard(self.seed, int(mine[0]) if len(mine) else 0, len(mine), self.eval_episodes)
-        agent = self.trainer.lightning_module.collector_inputs().agent
+        agent = self.trainer.lightning_module.agent
         return EvaluationLoader(self.factory, agent, shard, self.step_timeout, self.trainer.profiler)
 
     test_dataloader = val_dataloader
