@@ -13,7 +13,7 @@ import torch
 from torchrl.envs import InitTracker, VecNormV2
 
 from ppo_lightning import PPG, PPO, RND, MLPAgent, RecurrentPPO, RolloutDataModule, SelfPlay
-from ppo_lightning.callbacks import CaptureVideo, Doctor
+from ppo_lightning.callbacks import CaptureVideo
 from ppo_lightning.callbacks.guards import RolloutGuard
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.rollouts.overlap import OverlappedCollector
@@ -327,15 +327,6 @@ def test_an_environment_is_restarted_in_the_thread(fit):
         fit(DATA | data | {"overlap": overlap}, model, callbacks=[recorder])
         counts.append([int(rollout["valid"].sum()) for rollout in recorder.rollouts])
     assert counts[0] == counts[1] == [64, 64, 63, 64, 64, 64, 64]
-
-
-@pytest.mark.parametrize("agent", [AGENT, Dropout])
-@pytest.mark.filterwarnings("ignore:The log-probabilities")
-def test_the_doctor_finds_dropout_alone(fit, agent):
-    doctor = Doctor(every=2)
-    data = {"env_id": "CartPole-v1", "total_timesteps": 64 * 9}
-    fit(DATA | data, MODEL | {"agent": agent}, callbacks=[doctor])
-    assert ("ratio" in doctor.findings) == (agent is Dropout)
 
 
 @pytest.mark.parametrize("agent", [AGENT, Dropout])
