@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map as tree_map
 
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
-    from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
 CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, Unsupported
@@ -157,11 +157,6 @@ def saves_by_time(checkpoint: "ModelCheckpoint") -> bool:
 def steps_between_saves(checkpoint: "ModelCheckpoint") -> int:
     """Return ``every_n_train_steps`` of the callback."""
     return checkpoint._every_n_train_steps
-
-
-def average_decay(callback: "EMAWeightAveraging") -> float:
-    """Return the share of the average that one update keeps."""
-    return float(callback._kwargs["avg_fn"](torch.ones(()), torch.zeros(()), 1))
 
 
 def has_hyperparameters(module: Any) -> bool:

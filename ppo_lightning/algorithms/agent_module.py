@@ -24,7 +24,7 @@ from ppo_lightning.callbacks.guards import ExceptionGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
-from ppo_lightning.callbacks.supported import TrainerGuard, check_callbacks, check_trainer
+from ppo_lightning.callbacks.supported import check_callbacks, check_trainer
 from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
     LOCAL,
@@ -74,7 +74,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
+    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (Threads, Preemption, RunSummary)
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
@@ -375,7 +375,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     # The data module calls these methods, because users override Lightning's hooks without `super()`.
 
     def begin_run(self) -> None:
-        """Start the clock and record the implementation details of the run."""
+        """Start the clock, and check the callbacks again: environments may have invalid steps."""
+        check_callbacks(self.trainer, self.steps_per_rollout)
         self.run_log = RunLog(self)
         self._details = manifest(self)
 

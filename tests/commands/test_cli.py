@@ -80,7 +80,6 @@ REMEDIES = {  # refused flags -> what the sentence names, and the flags that it 
     "--model.agent.head gaussian": ("leave model.agent.head unset", ""),
     "--trainer.gradient_clip_val 0.5": ("model.max_grad_norm", "--model.max_grad_norm 0.5"),
     "--trainer.precision bf16-true": ("'bf16-mixed'", "--trainer.precision bf16-mixed"),
-    "--trainer.accumulate_grad_batches 2": ("model.num_minibatches", "--model.num_minibatches 2"),
     "--trainer.min_epochs 2": ("leave it out", ""),
     "--trainer.max_epochs 0": ("at least 1", "--trainer.max_epochs 1"),
     f"{CALLBACK}StochasticWeightAveraging --trainer.callbacks.swa_lrs 1e-3": (
