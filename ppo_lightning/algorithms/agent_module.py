@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning import __version__, private
-from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
 from ppo_lightning.callbacks.guards import ExceptionGuard
@@ -91,7 +90,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.episode_returns: deque[float] = deque(maxlen=100)
         self.episode_lengths: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
-        self._details: dict[str, Any] = {}  # implementation details of the run
         self.loaded: tuple[dict[str, Any], Path] = {}, Path()  # checkpoint, folder of its run, until `fit`
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
         self._predictor: Predictor | None = None
@@ -207,7 +205,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add agent, details, seed, counters and evaluation, as plain types.
+        """Add agent, seed, counters and evaluation, as plain types.
 
         Raises:
             NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
@@ -222,7 +220,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             hyperparameters.pop(name, None)
         if type(self).__module__ != "__main__" and LOCAL not in self._class_path:
             hyperparameters.setdefault("_class_path", self._class_path)  # as the command line does
-        checkpoint["details"] = self._details
         checkpoint["seed"] = self.data.seed
         # Results of the last evaluation, if it evaluated the current weights
         metrics = self.trainer.callback_metrics if self._evaluated_at == self.env_steps else {}
@@ -256,7 +253,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.data.require_same_rollouts(checkpoint)
             self.data.seed = checkpoint["seed"]  # the random numbers continue
         self.loaded = {}, Path()
-        self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.extra_steps = checkpoint.get("extra_steps", 0)
         self.episode_returns.extend(checkpoint["episode_returns"])
@@ -378,7 +374,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Start the clock, and check the callbacks again: environments may have invalid steps."""
         check_callbacks(self.trainer, self.steps_per_rollout)
         self.run_log = RunLog(self)
-        self._details = manifest(self)
 
     def begin_iteration(self, rollout: TensorDictBase) -> None:
         """Count the steps and episodes of a rollout [N, T]. The run stops after the last rollout."""
@@ -515,14 +510,14 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Return weights and statistics."""
         state = super().state_dict(*args, **kwargs)
         if self._returns_agent:
-            state[RETURNED] = [self._recipe, self._details, self.env_steps, list(self.episode_returns)]
+            state[RETURNED] = [self._recipe, self.env_steps, list(self.episode_returns)]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load weights and statistics, after building the agent that another process described."""
         state = dict(state_dict)
         if RETURNED in state:
-            recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
+            recipe, self.env_steps, returns = state.pop(RETURNED)
             self._rebuild({"agent": recipe, "state_dict": state})
             self.episode_returns.extend(returns)
             self.loaded = {}, Path()

@@ -19,7 +19,6 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
-from ppo_lightning.algorithms.run_log import RunLog
 from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.beside import BESIDE, read_beside
@@ -270,10 +269,6 @@ class OffPolicyModule(AgentModule):
                 state = {"step": torch.zeros((), device=x.device), "exp_avg": torch.zeros_like(x)}
                 optimizers[-1].state[x] = state | {"exp_avg_sq": torch.zeros_like(x)}
         return optimizers
-
-    def begin_run(self) -> None:
-        """Start the clock."""
-        self.run_log = RunLog(self)
 
     def on_train_start(self) -> None:
         """Prepare the optimizers, the graph, the buffer and the exploration."""
