@@ -192,11 +192,6 @@ def forget_writer(logger: Any) -> None:
     logger._experiment = None
 
 
-def add_summary(writer: Any, summary: Any, step: int) -> None:
-    """Write a summary to the file of TensorBoard's ``SummaryWriter``."""
-    writer._get_file_writer().add_summary(summary, step)
-
-
 def timeout_of(group: Any) -> Any:
     """Return the timeout of a process group, None for the default."""
     options = group._get_backend(group._device_types[0]).options
