@@ -29,7 +29,7 @@ import ppo_lightning.callbacks
 from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.callbacks import RolloutProgressBar, Threads
+from ppo_lightning.callbacks import Threads
 from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
@@ -124,11 +124,9 @@ class PPOCLI(LightningCLI):
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
             if logger.init_args.get("name") == DEFAULT_NAME:
                 logger.init_args.name = name
-        callbacks = self.trainer_defaults["callbacks"]
-        if config.trainer.enable_progress_bar is False:  # which Lightning refuses beside a progress bar
-            callbacks = [callback for callback in callbacks if not isinstance(callback, RolloutProgressBar)]
-        threads = [] if config.num_threads is None else [Threads(config.num_threads)]
-        self.trainer_defaults["callbacks"] = [*callbacks, *threads]
+        if config.num_threads is not None:
+            callbacks = self.trainer_defaults["callbacks"]
+            self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]
 
     def before_fit(self) -> None:
         """Check that the folders are writable, and find the checkpoint of ``--auto_resume`` or ``last``.
@@ -179,7 +177,7 @@ def main(args: Sequence[str] | None = None) -> None:
             return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
         if args and args[0] in SUBCOMMANDS and not HELP & set(args):
             args = with_checkpoint_settings(args)
-        run([RolloutProgressBar()], args)
+        run([], args)
     except Exception as error:
         if (message := _message(error, args)) is None:
             raise

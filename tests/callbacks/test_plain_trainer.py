@@ -100,6 +100,7 @@ def test_every_progress_bar_shows_return_throughput_and_steps(fit):
     assert float(shown["return"]) > 5
     assert int(shown["SPS"]) > 1
     assert shown["steps"] == "2048"
+    assert shown["left"] == "0.0 min"
 
 
 class Refreshes(L.Callback):

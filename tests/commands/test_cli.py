@@ -306,15 +306,13 @@ def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
 
 def test_the_last_lines_tell_what_was_reached(run_cli):
     code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
-    assert code == 0
-    lines = out.strip().splitlines()[-5:]
-    assert lines[0].startswith("return over the last ")
+    assert code == 0, err
+    lines = out[out.index("return over the last ") :].splitlines()
     assert lines[1].startswith("evaluation, deterministic: return ")
     assert lines[2].startswith("wall time: ")
     assert lines[3].startswith("checkpoint: ")
     assert Path(lines[3].removeprefix("checkpoint: ")).is_file()
     assert lines[4] == "newest checkpoint of all runs: ppo_lightning.last_checkpoint('runs/cartpole')"
-    assert "SPS" in err and "return" in err and "/1.02k steps" in err, "the progress bar"
 
 
 def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(run_cli, trained, monkeypatch):

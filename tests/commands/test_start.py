@@ -24,7 +24,7 @@ class Stop(lightning.Callback):
 HEAVY = {
     *("IPython", "ale_py", "cv2", "dm_control", "envpool", "huggingface_hub", "imageio", "jax", "matplotlib"),
     *("mpe2", "mujoco", "onnx", "onnxruntime", "onnxscript", "optuna", "pandas", "pettingzoo", "plotly"),
-    *("procgen", "pygame", "rich", "safetensors", "scipy", "sklearn", "stable_baselines3", "wandb"),
+    *("procgen", "pygame", "safetensors", "scipy", "sklearn", "stable_baselines3", "wandb"),
 }
 COMMANDS = {"cli", "options", "recipes", "checkpoint_settings"}
 UNUSED = {
