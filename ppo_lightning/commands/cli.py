@@ -129,23 +129,18 @@ class PPOCLI(LightningCLI):
             self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]
 
     def before_fit(self) -> None:
-        """Check that the folders are writable, and find the checkpoint of ``--auto_resume`` or ``last``.
+        """Check that the folders are writable, and find the checkpoint of ``--auto_resume``.
 
         A complete run ends here with code 0, before a new version is created.
         """
         for logger in self.trainer.loggers:
             _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
         config = self.config_init.fit
-        if config.auto_resume or config.ckpt_path == "last":
+        if config.auto_resume:
             env_id, seed = self.config.fit.data.env_id, config.seed_everything
             path = last_checkpoint(*folders_of_runs(self.trainer), env_id=env_id, seed=seed)
-            if path is None and not config.auto_resume:
-                raise ConfigError(
-                    "--ckpt_path last finds no checkpoint of this recipe and seed:"
-                    " start with --auto_resume instead."
-                )
-            # At its first start, a run with --auto_resume may resume from a checkpoint of another run.
-            config.ckpt_path = path or (None if config.ckpt_path == "last" else config.ckpt_path)
+            # At its first start, the run may resume from a checkpoint of another run.
+            config.ckpt_path = path or config.ckpt_path
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)

@@ -43,6 +43,7 @@ WRONG = {
     "--data.env_kwargs.max_episode_steps 0": f"{FIT} 'CartPole-v1'",
     "--data.env_id Ant-v5 --data.env_kwargs.xml_file no.xml": f"{FIT} 'Ant-v5'",
     "--ckpt_path nowhere.ckpt": "ckpt_path 'nowhere.ckpt' is not a file",
+    "--ckpt_path last": "ckpt_path .last. is not a file",
     '--config {"seed_everything":null}': "seed_everything is None: it must be between 0 and 4294967295",
     "--seed_everything -1": "seed_everything is -1: it must be between 0 and 4294967295",
     "--seed_everything 4294967296": "seed_everything is 4294967296: it must be between 0 and 4294967295",
@@ -74,7 +75,6 @@ SAVE = f"{CALLBACK}ModelCheckpoint --trainer.callbacks.every_n_"
 REMEDIES = {  # refused flags -> what the sentence names, and the flags that it asks for
     "--seed 3": ("--seed_everything", "--seed_everything 3"),
     "--num_threads 0": ("null", "--num_threads null"),
-    "--ckpt_path last": ("--auto_resume", "--auto_resume"),
     "--data.env_id CartPol-v1": ("CartPole-v1", "--data.env_id CartPole-v1"),
     "--model.num_minibatches 3": ("model.num_minibatches", "--model.num_minibatches 4"),
     "--model.agent.head gaussian": ("leave model.agent.head unset", ""),
@@ -328,10 +328,7 @@ def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(run_cl
 
 @pytest.mark.parametrize("place", ["mine.ckpt", "kept/mine.ckpt"])
 def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, tmp_path, place):
-    """A settings file in the current folder may belong to another run.
-
-    It counts only if the checkpoint lies in the ``checkpoints`` folder beside it.
-    """
+    """A settings file in the current folder may belong to another run."""
     (tmp_path / "kept").mkdir()
     shutil.copy(trained, tmp_path / place)
     settings = (trained.parent.parent / "cli_config.yaml").read_text()
@@ -355,9 +352,8 @@ def test_flags_override_the_settings_of_the_checkpoint(run_cli, trained):
     assert metric(out, "eval/episodic_length") == 5
 
 
-@pytest.mark.parametrize("trust", [True, False])
-def test_a_resumed_run_uses_the_flags(run_cli, trained, trust):
-    settings = ["--trust_checkpoint"] if trust else ["--config", trained.parent.parent / "cli_config.yaml"]
+def test_a_resumed_run_uses_the_flags(run_cli, trained):
+    settings = ["--config", trained.parent.parent / "cli_config.yaml"]
     code, out, err = run_cli(
         "fit", *settings, "--ckpt_path", trained, "--data.total_timesteps", "2048",
         "--model.learning_rate", "1e-3", "--model.anneal_lr", "false",
