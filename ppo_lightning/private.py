@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, Unsupported
-COMPILING = "torch._dynamo.convert_frame"  # module that is on the stack while a graph is compiled
 # PyTorch stores no scan unless told to. The key of a stored graph includes the step of the scan (tested).
 STORE_SCAN = {"unsafe_marked_cacheable_functions": {"torch.ops.higher_order.scan": torch.__version__}}
 ONNX_REGISTRATION = "torch.onnx._internal.exporter._registration"  # logger
