@@ -13,9 +13,8 @@ from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands import cli
-from ppo_lightning.export import to_onnx
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.onnx import largest_difference, random_observations
+from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.spaces.specs import spec_from_plain
 from tests.helpers import SaveAfter
 
@@ -110,11 +109,7 @@ def test_a_checkpoint_omits_an_evaluation_of_older_weights(fit, tmp_path):
         assert read_checkpoint(tmp_path / f"{rollouts}.ckpt")["evaluation"] is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [([], "something to write"), (["--push", "user/name", "--onnx", "a.onnx"], "give both")],
-)
-def test_what_cannot_be_exported_is_refused(flags, message, capsys):
+def test_an_export_of_nothing_is_refused(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["export", "--ckpt_path", "a.ckpt", *flags])
-    assert message in capsys.readouterr().err
+        cli.main(["export", "--ckpt_path", "a.ckpt"])
+    assert "something to write" in capsys.readouterr().err
