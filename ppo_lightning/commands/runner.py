@@ -100,13 +100,10 @@ class Runner:
                 if (folder / "runs").exists():
                     raise ConfigError(f"{folder} has no record of its settings; choose another --output.")
                 continue
-            old = dict(_flat(record["settings"]))
-            new = dict(_flat(self.settings_of(job)))
-            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-            changes = ", ".join(f"{name} ({old.get(name)!r}, now {new.get(name)!r})" for name in names)
-            if changes:
+            settings = self.settings_of(job)
+            if changed := [name for name in settings if settings[name] != record["settings"].get(name)]:
                 advice = "keep them, or choose another --output"
-                raise ConfigError(f"{folder} has a run with other settings: {changes}; {advice}.")
+                raise ConfigError(f"{folder} has a run with other settings ({', '.join(changed)}): {advice}.")
 
     def record_of(self, job: Job) -> dict[str, Any]:
         """Return the record of a job, which is empty before the first attempt."""
@@ -158,15 +155,6 @@ class Runner:
             last = log.read_text().strip().splitlines()[-1:]
             message = f"{job.name} failed with code {code}: {' '.join(last)} ({log})"
             tqdm.write(message, file=sys.stderr)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values of the settings in nested dictionaries."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def metrics_of(folder: Path) -> Iterator[dict[str, str]]:

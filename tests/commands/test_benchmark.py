@@ -93,9 +93,9 @@ def arguments(folder, *flags, recipe=RECIPE, threads="1"):
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"flags": ["--model.gamma", "0.5"]}, r"flags \('.*_episodes 1', now '.* --model.gamma 0.5'\)"),
-        ({"threads": "2"}, r"threads \(1, now 2\)"),
-        ({"recipe": {"num_steps: 128": "num_steps: 64"}}, r"recipe.data.num_steps \(128, now 64\)"),
+        ({"flags": ["--model.gamma", "0.5"]}, "flags"),
+        ({"threads": "2"}, "threads"),
+        ({"recipe": {"num_steps: 128": "num_steps: 64"}}, "recipe"),
     ],
 )
 def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finished, tmp_path, capsys):
@@ -108,7 +108,7 @@ def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finishe
             text = text.replace(old, new)
         recipe.write_text(text)
     before = (folder / "report.md").read_text()
-    with pytest.raises(ConfigError, match=rf"cartpole-1 .*other settings: {named}.*--output"):
+    with pytest.raises(ConfigError, match=rf"cartpole-1 .*other settings \({named}\): .*--output"):
         command.main(arguments(folder, *flags, recipe=recipe, **changed))
     assert capsys.readouterr().out == "" and (folder / "report.md").read_text() == before
 
