@@ -71,8 +71,8 @@ def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
     module, path = checkpoint("MLP, Gaussian")
     module.train()
     loaded, file = PPO.load_from_checkpoint(path), tmp_path / "agent.onnx"
-    for one, export in ((module, to_onnx), (loaded, PPO.to_onnx)):
-        assert export(one, file) == file
+    for one in (module, loaded):
+        assert one.to_onnx(file) == file
         session = onnxruntime.InferenceSession(str(file))
         for batch in (1, 5):
             observation = np.random.default_rng(1).normal(0, 5, (batch, 11)).astype(np.float32)
@@ -81,7 +81,7 @@ def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
             assert value.shape == (batch,) and np.abs(action).max() <= 1
         assert one.training and one.agent.training
     with pytest.raises(ConfigError, match="There is no trained agent"):
-        to_onnx(PPO(), tmp_path / "none.onnx")
+        PPO().to_onnx(tmp_path / "none.onnx")
 
 
 def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, tmp_path, capsys):
