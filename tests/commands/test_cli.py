@@ -283,18 +283,6 @@ def test_help_and_version_import_neither_pytorch_nor_lightning(tmp_path):
 
 
 @pytest.mark.integration
-def test_a_compiler_cache_that_cannot_be_made_ends_in_one_sentence(tmp_path, monkeypatch):
-    """PyTorch creates the folder on import, with or without ``model.compile``."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
-    run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, "--model.compile", "true")
-    assert run.returncode == 2
-    assert run.stderr.count("\n") == 1
-    assert run.stderr.startswith(
-        "error: PyTorch cannot be imported ([Errno 2] No such file or directory: '/proc/nowhere')"
-    )
-
-
-@pytest.mark.integration
 def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
     """``python -m ppo_lightning`` does so, too; Python puts the folder of a script on the path instead."""
     shutil.copy(ROOT / "tests/environments.py", tmp_path / "my_own.py")
