@@ -50,13 +50,9 @@ class RolloutGuard(Guard):
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
     ``ppo-lightning check-env`` sees more.
-
-    Args:
-        every: Number of rollouts between two comparisons of the log-probabilities from acting and learning.
     """
 
-    def __init__(self, every: int = 100) -> None:
-        self.every = every
+    every = 100  # rollouts between two comparisons of the log-probabilities from acting and learning
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Say once if the environments take most of the time, with the setting that helps."""

@@ -330,15 +330,15 @@ def test_an_environment_is_restarted_in_the_thread(fit):
 
 
 @pytest.mark.parametrize("agent", [AGENT, Dropout])
-def test_the_guard_finds_dropout_alone(fit, agent, tmp_path):
+def test_the_guard_finds_dropout_alone(fit, agent, tmp_path, monkeypatch):
+    monkeypatch.setattr(RolloutGuard, "every", 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         path = tmp_path / "middle.ckpt"
         data = DATA | {"env_id": "CartPole-v1"}
-        options = {"callbacks": [RolloutGuard(every=1), SaveAfter(path, 3)]}
-        fit(data, MODEL | {"agent": agent}, **options)
+        fit(data, MODEL | {"agent": agent}, callbacks=[SaveAfter(path, 3)])
         if agent is AGENT:
-            fit(data, MODEL | {"agent": agent}, ckpt_path=path, **options)
+            fit(data, MODEL | {"agent": agent}, ckpt_path=path)
     warned = [str(w.message) for w in caught if "log-probabilities" in str(w.message)]
     assert bool(warned) == (agent is Dropout)
 
