@@ -32,44 +32,32 @@ def format_value(value: Value) -> str:
     return {"None": "-", "True": "on", "False": "off"}.get(str(value), str(value))
 
 
-class StopRunError(Exception):
-    """Signal that the manifest, the argument, is read and that the run must not start."""
-
-
-class ManifestReader(L.Callback):
-    """Callback that reads the manifest of a run before training and stops the run."""
+class DetailsTable(L.Callback):
+    """Callback that prints the details of a run before training, and ends the run."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: PolicyLearner) -> None:
-        """Raise a StopRunError with the manifest."""
+        """Print the table, and end the process with code 0."""
         if not isinstance(pl_module, PPO):
             name = type(pl_module).__name__
             raise ConfigError(f"details lists those of PPO, not of {name}: see docs/off-policy.md.")
-        raise StopRunError(manifest(pl_module))
-
-
-def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
-    """Return the manifest of a run with these arguments of ``fit``, without training it."""
-    from ppo_lightning.commands import cli
-
-    args = with_checkpoint_settings(["fit", *args])
-    try:
-        cli.run([ManifestReader()], [*args, "--ckpt_path", "null", *QUIET], save_config=False)
-    except StopRunError as stop:
-        return stop.args[0]
-    raise AssertionError("fit did not call on_fit_start")
+        code = places()
+        values = manifest(pl_module)
+        print("| detail | | this run | code |\n|---|---|---|---|")
+        for detail in DETAILS:
+            cells = [detail.number, detail.title, format_value(values[detail.number]), code[detail.number]]
+            print(f"| {' | '.join(cells)} |")
+        raise SystemExit(0)
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning details``: print the manifest of a run."""
+    """Run ``ppo-lightning details``."""
+    from ppo_lightning.commands import cli
+
     parser = argparse.ArgumentParser(
         "ppo-lightning details",
         description="List the implementation details of PPO in a run, and their places in the code.",
         epilog="Arguments are passed to fit: --config RECIPE --model.norm_adv false, or --ckpt_path FILE.",
         allow_abbrev=False,
     )
-    values = recipe_manifest(parser.parse_known_args(args)[1])
-    code = places()
-    print("| detail | | this run | code |\n|---|---|---|---|")
-    for detail in DETAILS:
-        cells = [detail.number, detail.title, format_value(values[detail.number]), code[detail.number]]
-        print(f"| {' | '.join(cells)} |")
+    flags = with_checkpoint_settings(["fit", *parser.parse_known_args(args)[1]])
+    cli.run([DetailsTable()], [*flags, "--ckpt_path", "null", *QUIET], save_config=False)

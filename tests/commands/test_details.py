@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ablate import FULL, draw, jobs_without
+from benchmarks.ablate import FULL, draw, jobs_without, recipe_manifest
 from ppo_lightning import ConfigError
+from ppo_lightning.algorithms.manifest import DETAILS
 from ppo_lightning.commands import cli
-from ppo_lightning.commands.details import DETAILS, places, recipe_manifest
+from ppo_lightning.commands.details import places
 from ppo_lightning.commands.report import write_csv
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -68,7 +69,8 @@ def test_a_switch_changes_its_detail(name, manifests):
 
 def test_the_command_prints_the_table_of_a_recipe(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    cli.main(["details", "--config", str(CONFIGS / "classic/cartpole.yaml"), "--model.norm_adv", "false"])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["details", "--config", str(CONFIGS / "classic/cartpole.yaml"), "--model.norm_adv", "false"])
     out = capsys.readouterr().out
     assert "| 7 | advantage normalization | off | ppo_lightning/algorithms/losses.py:" in out
     assert list(tmp_path.iterdir()) == [], "and leaves no file"
