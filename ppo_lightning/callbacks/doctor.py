@@ -43,8 +43,8 @@ class Doctor(L.Callback):
     """Callback that diagnoses a run at regular intervals, on rank 0, and prints each symptom once.
 
     Symptoms: a large KL divergence, no clipped ratio, an entropy collapse, a negative explained variance,
-    unscaled observations, actions beyond their bounds, and dead units. ``findings`` maps each symptom to its
-    :class:`Finding`. Training is not changed.
+    unscaled observations and dead units. ``findings`` maps each symptom to its :class:`Finding`. Training is
+    not changed.
 
     Args:
         every: Iterations between two checks.
@@ -175,22 +175,6 @@ def unscaled_observations(run: RunSnapshot) -> Finding | None:
     )
 
 
-def saturated_actions(run: RunSnapshot) -> Finding | None:
-    """Check how many actions exceed their bounds, to which the environment clips them."""
-    action = sample_rows(run.rollout, "action")
-    space: Any = getattr(run.module.data.specs.action, "space", None)
-    if not action.is_floating_point() or not hasattr(space, "low"):
-        return None
-    share_beyond = ((action < space.low.to(action)) | (action > space.high.to(action))).float().mean().item()
-    if share_beyond <= 0.5:
-        return None
-    return Finding(
-        f"{100 * share_beyond:.0f} % of the action components are beyond their bounds",
-        "the bounds are much narrower than the policy's standard deviation",
-        "an environment whose actions are scaled to [-1, 1], or model.agent.head tanh_gaussian",
-    )
-
-
 def dead_units(run: RunSnapshot) -> Finding | None:
     """Check for units that are 0 or saturated for every observation: their gradient is 0."""
     observation = sample_rows(run.rollout, "observation")
@@ -239,6 +223,5 @@ CHECKS: dict[str, Callable[[RunSnapshot], Finding | None]] = {
     "entropy collapse": entropy_collapse,
     "explained variance": unexplained_variance,
     "unscaled observations": unscaled_observations,
-    "saturated actions": saturated_actions,
     "dead units": dead_units,
 }
