@@ -94,9 +94,9 @@ class Doctor(L.Callback):
             self._first_entropy = float(trainer.callback_metrics.get("losses/entropy", math.nan))
 
 
-def sample_rows(rollout: TensorDictBase, key: str) -> Tensor:
-    """Return rows [B, ...] of an entry of a rollout, evenly spread over environments and steps."""
-    rows = rollout[key].flatten(0, 1)
+def sample_observations(run: RunSnapshot) -> Tensor:
+    """Return observations [B, ...] of the rollout, evenly spread over environments and steps."""
+    rows = run.rollout["observation"].flatten(0, 1)
     return rows[:: max(1, len(rows) // ROWS)]
 
 
@@ -159,7 +159,7 @@ def unexplained_variance(run: RunSnapshot) -> Finding | None:
 
 def unscaled_observations(run: RunSnapshot) -> Finding | None:
     """Check the scale of observations: networks need inputs of magnitude about 1."""
-    observation = sample_rows(run.rollout, "observation")
+    observation = sample_observations(run)
     if not observation.is_floating_point() or run.module.agent.normalizer is not None:
         return None
     magnitudes = observation.abs().flatten(1).mean(dim=0)
@@ -177,7 +177,7 @@ def unscaled_observations(run: RunSnapshot) -> Finding | None:
 
 def dead_units(run: RunSnapshot) -> Finding | None:
     """Check for units that are 0 or saturated for every observation: their gradient is 0."""
-    observation = sample_rows(run.rollout, "observation")
+    observation = sample_observations(run)
     agent = run.module.agent
     shares: dict[str, float] = {}
     for name, body in (("policy", agent.actor_body), ("value function", agent.critic_body)):
