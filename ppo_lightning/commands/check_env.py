@@ -40,9 +40,7 @@ def main(args: Sequence[str]) -> None:
     options = parser.parse_args(list(args))
     env_kwargs = dict(options.env_kwargs)
     data = RolloutDataModule(options.env_id, options.backend, options.num_envs, 1, env_kwargs=env_kwargs)
-    findings, rollout, seconds = check_environment(
-        data.factory, options.num_envs, options.steps, options.seconds
-    )
+    findings, rollout = check_environment(data.factory, options.num_envs, options.steps, options.seconds)
     print(f"{options.env_id}, backend {options.backend}: {_describe(rollout)}")
     if rollout is not None:
         try:
@@ -55,10 +53,8 @@ def main(args: Sequence[str]) -> None:
             )
     for finding in findings:
         print(f"\n{finding.severity}: {finding.what}\n    {finding.remedy} [{finding.check}]")
-    if rollout is not None:
-        print(f"\nA step of one environment takes {1e6 * seconds:.0f} µs.")
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
-    print(", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()) + ".")
+    print("\n" + ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()) + ".")
     if counts["error"]:
         raise SystemExit(1)
 

@@ -6,10 +6,9 @@ frame stack and reward clipping. An id only selects the game, so ``ALE/Breakout-
 """
 
 import contextlib
-import inspect
 import re
 from abc import abstractmethod
-from typing import Annotated, Any
+from typing import Annotated
 
 import gymnasium
 import numpy as np
@@ -94,7 +93,7 @@ class AtariEnv(BatchedEnv):
         self.episodic_life = episodic_life
         self.clip_reward = clip_reward
         self.repeat_action_probability = repeat_action_probability
-        self.max_episode_frames = max(max_episode_frames // frame_skip, 1) * frame_skip
+        self.max_episode_steps = max(max_episode_frames // frame_skip, 1)
         self.num_threads = num_threads
         self.render_fps = 60 / frame_skip
         self.frame_stack = frame_stack
@@ -158,19 +157,6 @@ class AtariEnv(BatchedEnv):
         """Return the clipped reward."""
         # detail 19
         return np.sign(reward) if self.clip_reward else reward
-
-
-def check_options(env_kwargs: dict[str, Any]) -> None:
-    """Check that each name is an option of :class:`AtariEnv`.
-
-    Raises:
-        ConfigError: An option does not exist. The message lists the closest options, or all of them.
-    """
-    parameters = inspect.signature(AtariEnv.__init__).parameters.values()
-    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    for name in sorted(env_kwargs.keys() - set(options)):
-        hint = nearest(name, options) or f": they are {', '.join(options)}."
-        raise ConfigError(f"data.env_kwargs.{name} is not an option of Atari games{hint}")
 
 
 def full_id(env_id: str) -> str:

@@ -38,7 +38,7 @@ class EnvPoolAtari(AtariEnv):
             stack_num=1,
             reward_clip=False,
             repeat_action_probability=self.repeat_action_probability,
-            max_episode_steps=self.max_episode_frames // self.frame_skip,
+            max_episode_steps=self.max_episode_steps,
         )
         return int(self.envs.action_space.n)
 
@@ -149,7 +149,7 @@ class GymnasiumAtari(AtariEnv):
         steps = [env.step(int(button)) for env, button in zip(self.envs, action, strict=True)]
         frames, rewards, terminated, _, infos = zip(*steps, strict=True)
         self._frames_played += self.frame_skip
-        truncated = self._frames_played >= self.max_episode_frames
+        truncated = self._frames_played >= self.max_episode_steps * self.frame_skip
         lives = np.array([info["lives"] for info in infos])
         pictures = np.stack(frames)[:, None]
         return pictures, np.array(rewards, np.float64), np.array(terminated), truncated, lives

@@ -1,7 +1,6 @@
 """Checks of environments: what in their random play would break or bias training."""
 
 import contextlib
-import functools
 import math
 import time
 import warnings
@@ -10,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Categorical, TensorSpec
@@ -23,7 +21,6 @@ from ppo_lightning.envs.normalizers import normalizers
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns, stored
-from ppo_lightning.utils.watch import StepWatch
 
 LARGE_REWARD = 100.0  # root mean square; the value function would dominate the loss
 REACHED = 10.0  # largest bound that a policy with standard deviation 1 may reach
@@ -64,12 +61,10 @@ class Examination(NamedTuple):
     Attributes:
         findings: All findings, errors first.
         rollout: Random play [N, T], None if it ended with an error.
-        seconds: Duration of a step of one environment, resets included, seconds.
     """
 
     findings: list[Finding]
     rollout: TensorDictBase | None = None
-    seconds: float = math.nan
 
 
 def check_environment(
@@ -93,18 +88,16 @@ def check_environment(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         env = factory.make(num_envs)
-    watch = StepWatch(factory.step_timeout)
 
-    def play(num_steps: int, seconds: float, seed: int = 1, action_seed: int = 0) -> TensorDictBase:
+    def replay(seed: int = 1, action_seed: int = 0) -> TensorDictBase:
         # Closed at once, because some environments need a port or a license.
         with contextlib.closing(factory.make(num_envs, seed)) as twin:
-            return random_play(twin, num_steps, action_seed, seconds, watch)[0]
+            return random_play(twin, min(REPLAYED_STEPS, rollout.shape[1]), action_seed, seconds / 10)
 
     try:
         with warnings.catch_warnings(), contextlib.closing(env):
             warnings.simplefilter("ignore")
-            rollout, step_seconds = random_play(env, num_steps, 0, seconds, watch)
-            replay = functools.partial(play, min(REPLAYED_STEPS, rollout.shape[1]), seconds / 10)
+            rollout = random_play(env, num_steps, 0, seconds)
             limit = factory.time_limit(env) if rollout.shape[1] == num_steps else math.inf
             findings = [
                 *check_finite(rollout),
@@ -121,15 +114,11 @@ def check_environment(
         what = f"{type(error).__name__}: {first_line(error).rstrip('.')}. {notes}".rstrip()
         what = str(error) if isinstance(error, ConfigError) else what
         return Examination([Finding("error", "exception", what, "A run would end there.")])
-    finally:
-        watch.stop()
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Examination(findings, rollout, step_seconds)
+    return Examination(findings, rollout)
 
 
-def random_play(
-    env: EnvBase, num_steps: int, seed: int = 0, seconds: float = math.inf, watch: StepWatch | None = None
-) -> tuple[TensorDictBase, float]:
+def random_play(env: EnvBase, num_steps: int, seed: int = 0, seconds: float = math.inf) -> TensorDictBase:
     """Step environments as the collectors do, with random actions that masks allow.
 
     Args:
@@ -137,31 +126,23 @@ def random_play(
         num_steps: T.
         seed: Seed of the actions.
         seconds: Time after which the play ends, seconds. TorchRL environments ignore it.
-        watch: Ends the process if a step hangs.
 
     Returns:
-        A rollout [N, T] with the keys of the collectors, and the duration of a step of one environment,
-        resets included, seconds.
+        A rollout [N, T] with the keys of the collectors.
     """
-    watch = watch or StepWatch(None)
-    watch.step_begins()
-    start = time.perf_counter()
     if not isinstance(env, BatchedEnv):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            rollout = env.rollout(num_steps, break_when_any_done=False)
-        return rollout, (time.perf_counter() - start) / rollout.numel()
+            return env.rollout(num_steps, break_when_any_done=False)
     env.spaces[1].seed(seed)
+    generator = np.random.default_rng(seed)
+    end = time.monotonic() + seconds
     observation = env.reset_arrays()
-    elapsed = time.perf_counter() - start  # inside of the environments
     steps: list[TensorDict] = []
-    while len(steps) < num_steps and (elapsed < seconds or not steps):
+    while len(steps) < num_steps and (time.monotonic() < end or not steps):
         before = torch.tensor(observation)
-        action = random_action(env, observation)
-        watch.step_begins()
-        start = time.perf_counter()
+        action = random_action(env, observation, generator)
         observation, reward, terminated, truncated = env.step_arrays(action)
-        elapsed += time.perf_counter() - start
         done = terminated | truncated
         valid = np.ones_like(done) if env.valid is None else env.valid.copy()
         following = {
@@ -175,38 +156,28 @@ def random_play(
         step = {"observation": before, "valid": torch.from_numpy(valid), "player": player, "next": following}
         steps.append(TensorDict(step, [env.num_envs]))
         if done.any():
-            start = time.perf_counter()
             observation = env.reset_arrays(done)
-            elapsed += time.perf_counter() - start
     played: Any = torch.stack(steps, 1)
     rewards = env.learning_reward(played["next", "reward"].T.numpy())
     played["next", "reward"] = torch.from_numpy(rewards).T
-    return played, elapsed / played.numel()
+    return played
 
 
-def random_action(env: BatchedEnv, observation: np.ndarray) -> np.ndarray:
+def random_action(env: BatchedEnv, observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Draw actions [N, ...] that the masks in the observations [N, ...] allow."""
     observation_spec, action_spec = env.agent_specs
     space = env.spaces[1]
+    actions = np.stack([to_row(space, space.sample()) for _ in observation])
     mask = mask_columns(observation_spec)
-    ends = np.cumsum(choice_counts(action_spec))[:-1]
-    actions = []
-    for row in observation:
-        allowed = None if mask is None else iter(np.split((row[mask] > 0).astype(np.int8), ends))
-        action = space.sample(None if allowed is None else _sample_mask(space, allowed))
-        actions.append(to_row(space, action))
-    return np.stack(actions).reshape(env.num_envs, *env.action_spec_unbatched.shape)
-
-
-def _sample_mask(space: spaces.Space, allowed: Iterator[np.ndarray]) -> Any:
-    """Return the mask for the ``sample`` of a space from the masks of its components."""
-    if isinstance(space, spaces.Dict):
-        return {name: _sample_mask(part, allowed) for name, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_sample_mask(part, allowed) for part in space)
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(next(allowed) for _ in space.nvec)
-    return next(allowed) if isinstance(space, spaces.Discrete) else None
+    if mask is not None:
+        # Of random keys, the highest allowed one of each component wins.
+        allowed = observation[:, mask] > 0
+        keys = np.where(allowed, generator.random(allowed.shape), -1)
+        parts = np.split(keys, np.cumsum(choice_counts(action_spec))[:-1], axis=1)
+        choices = [place for _, part, place in columns(action_spec) if isinstance(part, Categorical)]
+        for column, part in zip(np.r_[tuple(choices)], parts, strict=True):
+            actions[:, column] = part.argmax(axis=1)
+    return actions.reshape(env.num_envs, *env.action_spec_unbatched.shape)
 
 
 def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:

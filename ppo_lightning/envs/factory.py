@@ -14,12 +14,12 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
-from ppo_lightning.envs.atari import ATARI_ID, check_options, full_id
+from ppo_lightning.envs.atari import ATARI_ID, full_id
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
-from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.errors import ConfigError, first_line, nearest
 from ppo_lightning.utils.seeding import Stream, derive_seed
 
 SUCCESS = "is_success"  # in the info at the end of an episode
@@ -56,7 +56,6 @@ class Batch(NamedTuple):
 
     seeds: list[int]
     first_env: int
-    stream: Stream
     render: bool
     num_workers: int
 
@@ -119,8 +118,8 @@ class EnvFactory:
             The environments.
 
         Raises:
-            ConfigError: The environment or an extra does not exist, the function returns another type, or
-                ``num_workers`` does not fit.
+            ConfigError: The environment or an extra does not exist, the function returns another type or
+                number of environments, or ``num_workers`` does not fit.
         """
         if stream == "train" and self.num_workers and num_envs % self.num_workers:
             raise ConfigError(
@@ -134,14 +133,25 @@ class EnvFactory:
         if stream == "eval":  # matches begin at the first position
             env_kwargs.pop("opening_moves", None)
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
-        batch = Batch(seeds, first_env, stream, render, num_workers)
+        batch = Batch(seeds, first_env, render, num_workers)
         if self.backend == "pettingzoo":
             make_games = _import_class("games:make_games")
-            env: EnvBase = make_games(self.env_id, seeds, stream == "eval", render, **env_kwargs)
+            env: EnvBase = make_games(self.env_id, seeds, render, **env_kwargs)
         elif isinstance(self.env_id, str):
             env = self._from_id(self.env_id, env_kwargs, batch)
         else:
             env = self._from_function(self.env_id, env_kwargs, batch)
+        players = getattr(env, "rows_per_game", 1)
+        must_fit = stream == "train" or (render and players == 1)
+        if must_fit and env.batch_size != torch.Size([num_envs]):
+            env.close()
+            remedy = "the function should take num_envs"
+            if players > 1:
+                remedy = f"set data.num_envs to a multiple of the {players} players of a game"
+            raise ConfigError(
+                f"env_id makes environments of batch size {list(env.batch_size)}, and [{num_envs}] is needed"
+                f" on each rank: {remedy}."
+            )
         if self.num_workers and not isinstance(env, GymnasiumEnv | _import_class("workers:WorkerEnv")):
             env.close()
             raise ConfigError(
@@ -199,37 +209,36 @@ class EnvFactory:
 
     def time_limit(self, env: Any) -> int | None:
         """Return the known time limit of environments from :meth:`make`, steps, or None."""
-        if limit := self.env_kwargs.get("max_episode_steps"):
-            return limit
-        if hasattr(env, "max_episode_frames"):  # a game of Atari
-            return env.max_episode_frames // env.frame_skip
         single = getattr(env, "envs", env)
         if isinstance(single, list):  # a game has none
             single = next(iter(single), None)
         spec = getattr(single, "spec", None)
         if spec is None and isinstance(self.env_id, str):  # workers have their own environments
             spec = gymnasium.registry.get(self.env_id)
-        limit = getattr(env, "max_episode_steps", None)  # of an environment of tensors
+        limit = self.env_kwargs.get("max_episode_steps") or getattr(env, "max_episode_steps", None)
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
         return limit if isinstance(limit, int) and 0 < limit < NO_LIMIT else None
 
     def _from_id(self, env_id: str, env_kwargs: dict[str, Any], batch: Batch) -> EnvBase:
         env_id = full_id(env_id)
         adapter = BACKENDS[BACKENDS[self.backend].render if batch.render else self.backend]
+        path = adapter.path
         if ATARI_ID.fullmatch(env_id):
             if adapter.atari is None:
                 raise ConfigError(
                     f"env_id {env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
                 )
-            check_options(env_kwargs)
-            return _import_class(adapter.atari)(env_id, batch.seeds, **env_kwargs)
-        if self.backend == "envpool" and _import_class("envpool:is_board_game")(env_id):
-            return _import_class("turn_based:BoardGameEnv")(env_id, batch.seeds, **env_kwargs)
-        if batch.render:
-            env_kwargs["render_mode"] = "rgb_array"
-        if adapter is BACKENDS["gymnasium"]:
-            return self._of_singles(env_id, env_kwargs, batch)
-        return _import_class(adapter.path)(env_id, batch.seeds, **env_kwargs)
+            path = adapter.atari
+        elif self.backend == "envpool" and _import_class("envpool:is_board_game")(env_id):
+            path = "turn_based:BoardGameEnv"
+        else:
+            if batch.render:
+                env_kwargs["render_mode"] = "rgb_array"
+            if adapter is BACKENDS["gymnasium"]:
+                return self._of_singles(env_id, env_kwargs, batch)
+        make = _import_class(path)
+        _require_options(make, env_id, env_kwargs)
+        return make(env_id, batch.seeds, **env_kwargs)
 
     def _from_function(
         self, function: Callable[..., Any], env_kwargs: dict[str, Any], batch: Batch
@@ -261,20 +270,15 @@ class EnvFactory:
                 " environments that are stepped one by one."
             )
         if isinstance(env, gymnasium.vector.VectorEnv):
-            return GymnasiumVectorEnv(env, seeds, any_number=batch.stream == "eval" and not batch.render)
+            return GymnasiumVectorEnv(env, seeds)
         if _import_class("games:is_game")(env):
             make_games = _import_class("games:make_games")
-            return make_games(begin_with(env, make), seeds, batch.stream == "eval")
+            return make_games(begin_with(env, make), seeds)
         if not isinstance(env, EnvBase):
             return self._of_singles(begin_with(env, make), restarts, batch)
         if env.batch_size == torch.Size([]):
             env.close()
             env = SerialEnv(num_envs, make)
-        if batch.stream == "train" and env.batch_size != torch.Size([num_envs]):
-            raise ConfigError(
-                f"env_id makes an environment of batch size {list(env.batch_size)}: it must be [] or"
-                f" [{num_envs}]."
-            )
         if "seeds" not in wanted:  # otherwise each environment has its seed
             env.set_seed(seeds[0])
         return env
@@ -376,6 +380,16 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return inspect.signature(shown).parameters
     except (TypeError, ValueError):  # builtins have no signature
         return {}
+
+
+def _require_options(make: Callable[..., Any], env_id: str, env_kwargs: Mapping[str, Any]) -> None:
+    parameters = _parameters(make).values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):  # the backend refuses what it does not know
+        return
+    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    for name in sorted(env_kwargs.keys() - set(options)):
+        hint = nearest(name, options) or f": they are {', '.join(options)}."
+        raise ConfigError(f"data.env_kwargs.{name} is not an option of {env_id}{hint}")
 
 
 def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:

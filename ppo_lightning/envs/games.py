@@ -19,7 +19,6 @@ from ppo_lightning.errors import ConfigError, first_line
 def make_games(
     env_id: str | Callable[..., Any] | ModuleType,
     seeds: list[int],
-    any_number: bool = False,
     render: bool = False,
     **env_kwargs: Any,
 ) -> BatchedEnv:
@@ -30,7 +29,6 @@ def make_games(
             ``parallel_env`` or ``env`` or its import path, such as ``mpe2.simple_spread_v3``, or a function
             that makes a new game at each call.
         seeds: One seed per row.
-        any_number: Add rows if the last game is incomplete, for evaluation.
         render: Make the first game able to render.
         **env_kwargs: ``state`` for :class:`~ppo_lightning.envs.pettingzoo.ParallelGamesEnv`,
             ``opening_moves`` for :class:`~ppo_lightning.envs.turn_based.TurnBasedGamesEnv`, and arguments of
@@ -51,7 +49,7 @@ def make_games(
         found = registered(env_id)
         known = found[1] if found else env_id
         if known.startswith("atari/"):
-            return PettingZooAtari(known, seeds, any_number=any_number, **env_kwargs)
+            return PettingZooAtari(known, seeds, **env_kwargs)
         function = functools.partial(import_pettingzoo().make, *found) if found else find_maker(env_id)
         if render:
             env_kwargs["render_mode"] = "rgb_array"
@@ -65,7 +63,7 @@ def make_games(
         raise ConfigError(f"data.env_kwargs.{other} is an option of games whose players {kind}.")
     if turn_based:
         return TurnBasedGamesEnv(next_game, seeds, **options)
-    return ParallelGamesEnv(next_game, seeds, any_number=any_number, **options)
+    return ParallelGamesEnv(next_game, seeds, **options)
 
 
 def is_game(env: Any) -> bool:

@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
@@ -19,6 +19,7 @@ from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of, require_
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
+from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.seeding import derive_seed
 
 FALSE = np.False_  # the one object, as True and False of Python are
@@ -77,9 +78,10 @@ class GymnasiumEnv(BatchedEnv):
         first_env: int = 0,
         /,
         *,
-        max_restarts: int = 0,
+        max_restarts: Annotated[int, Range(0)] = 0,
         **env_kwargs: Any,
     ) -> None:
+        check_arguments(GymnasiumEnv.__init__, locals(), "data.env_kwargs")
         make = functools.partial(make_registered, env_id) if isinstance(env_id, str) else env_id
         self._make = functools.partial(make, **env_kwargs)
         self.envs = [self._make() for _ in seeds]
@@ -125,10 +127,6 @@ class GymnasiumEnv(BatchedEnv):
         # Unlike NumPy's, an assignment to a memoryview refuses another shape, and it takes half of the time.
         is_plain = self._to_row is None and self._observation.ndim == 2
         self._rows = Rows([memoryview(row) for row in self._observation] if is_plain else [])
-        if not isinstance(max_restarts, int) or max_restarts < 0:
-            raise ConfigError(
-                f"data.env_kwargs.max_restarts is {max_restarts!r}: it must be a whole number, at least 0."
-            )
         self._max_restarts = max_restarts
         if max_restarts:
             self.valid = np.ones(len(seeds), bool)

@@ -1,6 +1,5 @@
 """PettingZoo games in which all players act at once."""
 
-import importlib.metadata
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -10,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.answers import check_parts, check_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of, require_distinct
+from ppo_lightning.envs.batched import BatchedEnv, name_of, require_distinct
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.specs import MASK
@@ -28,14 +27,13 @@ class ParallelGamesEnv(BatchedEnv):
 
     Args:
         make: Makes a new ``ParallelEnv`` at each call.
-        seeds: One seed per row. A game uses that of its first row.
-        any_number: Complete the last game, for evaluation.
+        seeds: One seed per row. A game uses that of its first row. Rows are added if the last game is
+            incomplete.
         state: Add ``env.state()`` to the observations as the entry ``privileged_state``, which only the
             critic reads.
 
     Raises:
-        ConfigError: The number of rows is not a multiple of the number of players, the players have different
-            spaces, the game is turn-based, or it has no state.
+        ConfigError: The players have different spaces, the game is turn-based, or it has no state.
 
     Example:
         >>> from ppo_lightning.envs.pettingzoo import import_pettingzoo
@@ -45,22 +43,14 @@ class ParallelGamesEnv(BatchedEnv):
         ((6, 72), {'observation': 18, 'privileged_state': 54})
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        seeds: list[int],
-        /,
-        *,
-        any_number: bool = False,
-        state: bool = False,
-    ) -> None:
+    def __init__(self, make: Callable[[], Any], seeds: list[int], /, *, state: bool = False) -> None:
         first = make()
         self._name = name_of(first)
         if not first.metadata.get("is_parallelizable", True):
             raise ConfigError(f"{self._name} is a turn-based game: let env_id make its AECEnv.")
         self._players = list(first.possible_agents)
         self.num_players = len(self._players)
-        seeds = whole_games(seeds, self.num_players, any_number)
+        seeds = whole_games(seeds, self.num_players)
         num_games = len(seeds) // self.num_players
         space: Any
         space, actions = common_spaces(first, self._name)
@@ -78,7 +68,6 @@ class ParallelGamesEnv(BatchedEnv):
         self._alive = np.zeros(self.num_envs, bool)
         self.valid = self._alive.copy()
         self._checked = False  # whether the first step was validated
-        self.render_fps = frame_rate(first)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset the games whose players are all masked or have finished, see :meth:`BatchedEnv.reset_arrays`.
@@ -202,34 +191,11 @@ def state_space(env: Any, name: str) -> spaces.Space:
 
 
 def import_pettingzoo(module: str = "pettingzoo") -> ModuleType:
-    """Import a module of PettingZoo, or of another package of the extra ``selfplay``.
-
-    Raises:
-        ConfigError: The package is missing, or the packages pygame and pygame-ce are both installed.
-    """
-    if all(map(_is_installed, ("pygame", "pygame-ce"))):
-        raise ConfigError(
-            "The packages pygame and pygame-ce are both installed and overwrite each other's files: run pip"
-            " uninstall pygame pygame-ce, and then pip install pygame-ce."
-        )
+    """Import a module of PettingZoo, or of another package of the extra ``selfplay``."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame greets at import
     return import_extra(module, extra="selfplay")
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def whole_games(seeds: list[int], num_players: int, any_number: bool = False) -> list[int]:
-    """Return the seeds of whole games, one per row. With ``any_number``, rows are added to the last one."""
-    missing = -len(seeds) % num_players
-    if missing and not any_number:
-        raise ConfigError(
-            f"data.num_envs: {len(seeds)} rows are not a multiple of the {num_players} players of a game,"
-            f" each of which needs a row: set data.num_envs to a multiple of {num_players} on each rank."
-        )
-    return extend_seeds(seeds, len(seeds) + missing)
+def whole_games(seeds: list[int], num_players: int) -> list[int]:
+    """Return the seeds of whole games, one per row. Rows are added to the last one."""
+    return extend_seeds(seeds, len(seeds) + -len(seeds) % num_players)

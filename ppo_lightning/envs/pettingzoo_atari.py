@@ -31,14 +31,13 @@ class PettingZooAtari(BatchedEnv):
 
     Args:
         env_id: A game, for example ``atari/pong_v3``.
-        seeds: One seed per row. A game uses that of its first row.
-        any_number: Complete the last game, for evaluation.
+        seeds: One seed per row. A game uses that of its first row. Rows are added if the last game is
+            incomplete.
         max_episode_frames: Time limit of a game in frames, rounded down to a multiple of 4.
         **env_kwargs: Arguments of the game's ``parallel_env``.
 
     Raises:
-        ConfigError: The game does not exist, an option is out of range, a package is missing, or the number
-            of rows is not a multiple of the number of players.
+        ConfigError: The game does not exist, an option is out of range, or a package is missing.
 
     Example:
         >>> env = PettingZooAtari("atari/pong_v3", [1, 2, 3, 4])
@@ -47,9 +46,6 @@ class PettingZooAtari(BatchedEnv):
     """
 
     render_fps = 60 / FRAME_SKIP
-    frame_skip = FRAME_SKIP
-    # Without this flag, TorchRL sees the attribute frame_skip and adds a frame-skip transform.
-    _has_frame_skip = True
 
     def __init__(
         self,
@@ -57,17 +53,16 @@ class PettingZooAtari(BatchedEnv):
         seeds: list[int],
         /,
         *,
-        any_number: bool = False,
         max_episode_frames: Annotated[int, Range(FRAME_SKIP)] = 100_000,
         **env_kwargs: Any,
     ) -> None:
         check_arguments(PettingZooAtari.__init__, locals(), "data.env_kwargs")
         self._cv2 = import_extra("cv2", extra="atari")
-        self.max_episode_frames = max_episode_frames // FRAME_SKIP * FRAME_SKIP
+        self.max_episode_steps = max_episode_frames // FRAME_SKIP
         first = make_game(env_id, env_kwargs)
         players = first.possible_agents
         count = len(players)
-        seeds = whole_games(seeds, count, any_number)
+        seeds = whole_games(seeds, count)
         self.num_players = count
         self.envs = [first, *(make_game(env_id, env_kwargs) for _ in range(len(seeds) // count - 1))]
         shape = (FRAME_STACK + count, SCREEN_SIZE, SCREEN_SIZE)
@@ -100,7 +95,7 @@ class PettingZooAtari(BatchedEnv):
         buttons = self._buttons[action.reshape(-1, self.num_players)]
         over = list(map(self._step_game, range(len(self.envs)), buttons))
         terminated = np.repeat(over, self.num_players)
-        truncated = np.repeat(self._frames >= self.max_episode_frames, self.num_players)
+        truncated = np.repeat(self._frames >= self.max_episode_steps * FRAME_SKIP, self.num_players)
         return self._observation, self._results[0], terminated, truncated
 
     def _step_game(self, g: int, buttons: np.ndarray) -> bool:

@@ -1,6 +1,6 @@
 """Procgen's sixteen games (Cobbe et al., "Leveraging Procedural Generation to Benchmark RL", 2020)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from gymnasium import spaces
@@ -9,13 +9,6 @@ from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.private import prepare_close
 from ppo_lightning.utils.arguments import Range, check_arguments
-
-# Games that support a distribution mode. With any other game, Procgen's library aborts the process.
-ONLY_IN = {
-    "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
-    "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
-    "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
-}
 
 
 class ProcgenEnv(BatchedEnv):
@@ -29,8 +22,7 @@ class ProcgenEnv(BatchedEnv):
     Args:
         env_id: Name of the game, for example ``starpilot``.
         seeds: One seed per environment.
-        distribution_mode: ``easy`` or ``hard``. Some games also support ``extreme``, ``memory`` or
-            ``exploration``.
+        distribution_mode: Difficulty of the levels.
         num_levels: Number of levels, starting at ``start_level``. 0 means unlimited.
         start_level: First level.
         num_threads: Number of Procgen's threads.
@@ -60,7 +52,7 @@ class ProcgenEnv(BatchedEnv):
         seeds: list[int],
         /,
         *,
-        distribution_mode: str = "easy",
+        distribution_mode: Literal["easy", "hard"] = "easy",
         num_levels: Annotated[int, Range(0, 2**31 - 1)] = 0,
         start_level: Annotated[int, Range(0, 2**31 - 1)] = 0,
         num_threads: Annotated[int, Range(0)] = 4,
@@ -72,21 +64,13 @@ class ProcgenEnv(BatchedEnv):
         if env_id not in games:
             hint = nearest(env_id, games) or f": they are {', '.join(games)}."
             raise ConfigError(f"env_id {env_id!r} is not a game of Procgen{hint}")
-        if env_id not in ONLY_IN.get(distribution_mode, games):
-            supported = ", ".join(ONLY_IN[distribution_mode])
-            raise ConfigError(
-                f"{env_id} has no distribution_mode {distribution_mode!r}: {supported} have, or use"
-                " 'easy' or 'hard'."
-            )
-        levels = {"num_levels": num_levels, "start_level": start_level}
-        if distribution_mode == "exploration":
-            if any(levels.values()):
-                raise ConfigError(
-                    "distribution_mode 'exploration' has one level: leave num_levels and start_level at 0."
-                )
-            levels = {}
         threads = min(num_threads, len(seeds))
-        self._options = options | levels | {"distribution_mode": distribution_mode, "num_threads": threads}
+        self._options = options | {
+            "distribution_mode": distribution_mode,
+            "num_levels": num_levels,
+            "start_level": start_level,
+            "num_threads": threads,
+        }
         self.game = env_id
         self._picture: np.ndarray | None = None  # for rendering
         super().__init__(

@@ -1,6 +1,5 @@
 """Complete state of single Gymnasium environments as tensors and plain types, for bit-exact resume."""
 
-import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -137,17 +136,11 @@ def to_rows(columns: dict[str, Any]) -> list[Row]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def pack(rows: Sequence[Row] | None) -> bytes:
-    """Convert states to bytes for another process.
-
-    Plain pickles fail for some dtypes (uint64 of MuJoCo), and multiprocessing would send each tensor through
-    a file of its own.
-    """
-    buffer = io.BytesIO()
-    torch.save(rows, buffer)
-    return buffer.getvalue()
+def pack(rows: Sequence[Row] | None) -> list[Row] | None:
+    """Convert tensors to arrays for another process: pickles of tensors fail for some dtypes (uint64)."""
+    return None if rows is None else [{name: from_plain(row[name]) for name in row} for row in rows]
 
 
-def unpack(data: bytes) -> list[Row] | None:
+def unpack(rows: Sequence[Row] | None) -> list[Row] | None:
     """Convert the result of :func:`pack` back to states."""
-    return torch.load(io.BytesIO(data), weights_only=True)
+    return None if rows is None else [{name: to_plain(row[name]) for name in row} for row in rows]

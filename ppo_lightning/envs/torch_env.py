@@ -87,10 +87,10 @@ class TorchEnv(TensorEnv):
         env_id: A key of ``TASKS``.
         seeds: One seed per environment.
         device: Device of the states.
-        **env_kwargs: Only ``max_episode_steps``.
+        max_episode_steps: Time limit. None: Gymnasium's.
 
     Raises:
-        ConfigError: The id or an option is not supported.
+        ConfigError: The id is not supported.
 
     Example:
         >>> env = TorchEnv("CartPole-v1", [1, 2, 3])
@@ -101,23 +101,23 @@ class TorchEnv(TensorEnv):
     collector_kind = "scan"
 
     def __init__(
-        self, env_id: str, seeds: list[int], /, device: torch.device | str = "cpu", **env_kwargs: Any
+        self,
+        env_id: str,
+        seeds: list[int],
+        /,
+        *,
+        device: torch.device | str = "cpu",
+        max_episode_steps: int | None = None,
     ) -> None:
         if env_id not in TASKS:
             raise ConfigError(
                 f"data.backend 'torch' has {', '.join(TASKS)}, not {env_id!r}: set it to 'gymnasium'."
             )
-        unknown = set(env_kwargs) - {"max_episode_steps"}
-        if unknown:
-            raise ConfigError(
-                f"data.env_kwargs has {', '.join(sorted(unknown))}, and the backend 'torch' knows"
-                " max_episode_steps only: set data.backend to 'gymnasium'."
-            )
         with gymnasium.make(env_id) as single:
             super().__init__(single.observation_space, single.action_space, len(seeds), device)
             default: Any = single.spec
         self.task = TASKS[env_id]
-        self.max_episode_steps: int = env_kwargs.get("max_episode_steps", default.max_episode_steps)
+        self.max_episode_steps: int = max_episode_steps or default.max_episode_steps
         self.high = torch.tensor(self.task.high, dtype=torch.float64, device=self.device)
         self.low = -self.high
         self.reseed(seeds)

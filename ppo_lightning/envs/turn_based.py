@@ -1,17 +1,18 @@
 """Games of two players who act one after the other, of EnvPool and PettingZoo."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.answers import reraise
-from ppo_lightning.envs.batched import BatchedEnv, frame_rate, name_of, require_distinct
+from ppo_lightning.envs.batched import BatchedEnv, name_of, require_distinct
 from ppo_lightning.envs.envpool import envpool_maker
 from ppo_lightning.envs.pettingzoo import common_spaces
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.specs import MASK
+from ppo_lightning.utils.arguments import Range, check_arguments
 
 CELL = 40  # width of a cell in a picture of a board, pixels
 COLORS = np.array([[230, 230, 230], [200, 60, 50], [50, 90, 200]], np.uint8)  # free cells, players 0 and 1
@@ -39,12 +40,14 @@ class TurnBasedEnv(BatchedEnv):
     mover: np.ndarray
 
     def __init__(
-        self, name: str, view: spaces.Space, num_actions: int, seeds: list[int], opening_moves: int
+        self,
+        name: str,
+        view: spaces.Space,
+        num_actions: int,
+        seeds: list[int],
+        opening_moves: Annotated[int, Range(0)],
     ) -> None:
-        if not isinstance(opening_moves, int) or opening_moves < 0:
-            raise ConfigError(
-                f"data.env_kwargs.opening_moves is {opening_moves!r}: it must be a whole number, 0 or more."
-            )
+        check_arguments(TurnBasedEnv.__init__, locals(), "data.env_kwargs")
         space = spaces.Dict({MASK: spaces.MultiBinary(num_actions), name: view})  # in alphabetical order
         super().__init__(space, spaces.Discrete(num_actions), seeds)
         self.mover = np.zeros(self.num_envs, np.int64)
@@ -208,7 +211,6 @@ class TurnBasedGamesEnv(TurnBasedEnv):
         flat: Any = spaces.flatten_space(self._view)
         view = spaces.Box(flat.low, flat.high, dtype=np.float32)
         super().__init__("observation", view, int(actions.n), seeds, opening_moves)
-        self.render_fps = frame_rate(first)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset games."""

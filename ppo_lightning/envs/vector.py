@@ -46,12 +46,11 @@ class GymnasiumVectorEnv(BatchedEnv):
     Args:
         envs: A new vectorized environment.
         seeds: One seed per environment. An environment whose ``reset`` refuses a list gets the first one.
-        any_number: Accept an environment whose number of environments differs from the number of seeds, for
-            evaluation.
+            If the number of environments is another one, seeds are left out or added.
 
     Raises:
-        ConfigError: The number of environments is another one, the environment is in use or closed, its
-            metadata has no autoreset mode, or a space is not supported.
+        ConfigError: The environment is in use or closed, its metadata has no autoreset mode, or a space is
+            not supported.
 
     Example:
         >>> env = GymnasiumVectorEnv(gymnasium.make_vec("CartPole-v1", num_envs=2), [1, 2])
@@ -61,14 +60,9 @@ class GymnasiumVectorEnv(BatchedEnv):
 
     info_names: Sequence[str] | None = ()
 
-    def __init__(self, envs: VectorEnv, seeds: list[int], any_number: bool = False) -> None:
+    def __init__(self, envs: VectorEnv, seeds: list[int]) -> None:
         self._name = name_of(envs)
         num_envs = envs.num_envs
-        if num_envs != len(seeds) and not any_number:
-            raise ConfigError(
-                f"env_id makes a {self._name} of {num_envs} environments, and {len(seeds)} are needed: the"
-                " function should take num_envs."
-            )
         seeds = extend_seeds(seeds, num_envs)
         if envs.unwrapped in _adapted or envs.closed:
             raise ConfigError(f"env_id makes the same {self._name} at each call: it must make a new one.")

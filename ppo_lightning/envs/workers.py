@@ -305,11 +305,11 @@ class Members(GymnasiumEnv):
         torch.manual_seed(seeds[0])
         super().__init__(env_id, seeds, first_env, **env_kwargs)
 
-    def packed_state(self) -> bytes:
+    def packed_state(self) -> list[Row] | None:
         """Return the states, packed."""
         return pack(self.get_state())
 
-    def set_packed_state(self, states: bytes) -> None:
+    def set_packed_state(self, states: list[Row]) -> None:
         """Restore the states."""
         self.set_state(unpack(states) or [])
 

@@ -26,7 +26,7 @@ from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
-from ppo_lightning.envs.step_time import StepClock
+from ppo_lightning.envs.step_time import SLOW, StepClock
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.collector import RolloutCollector
@@ -36,7 +36,6 @@ from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.overrides import warn_of_lost_hooks
-from ppo_lightning.utils.processors import processors
 from ppo_lightning.utils.seeding import Shard
 
 EPOCHS = 20  # of a run, by default
@@ -324,15 +323,18 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         )
 
     def slow_steps(self) -> str:
-        """Return the setting that helps if the environments took most of the first seconds, once in a run."""
+        """Return what helps if the environments took most of the first seconds, once in a run."""
         clock = self._clock
         if clock is None or time.perf_counter() - clock.started < MEASURED:
             return ""
-        cores = max(1, processors() // self.trainer.num_devices)
         self._clock = None
-        collector: Any = self.collector
-        getattr(collector, "collector", collector).clock = None  # of an OverlappedCollector
-        return clock.advice(self.shard.count, cores)
+        collector: Any = getattr(self.collector, "collector", self.collector)  # of an OverlappedCollector
+        if collector.clock is clock:  # not that of ``profile``
+            collector.clock = None
+        if clock.share < SLOW:
+            return ""
+        remedy = "ppo-lightning profile tries data.num_workers and other backends"
+        return f"The environments take {clock.share:.0%} of the time: {remedy}."
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""

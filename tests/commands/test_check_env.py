@@ -23,7 +23,6 @@ def test_a_clean_environment_of_the_current_folder(run):
     code, out, _ = run("own_env.make", "--steps", "300")
     assert code == 0
     assert out.startswith("own_env.make, backend gymnasium: 4 environments played 300 steps each at random, ")
-    assert "A step of one environment takes" in out
     assert out.endswith("0 errors, 0 warnings, 0 notes.\n")
 
 

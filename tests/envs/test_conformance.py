@@ -22,20 +22,6 @@ from ppo_lightning.envs.conformance import (
 from ppo_lightning.spaces.specs import mask_columns
 from tests.envs import broken_envs
 from tests.envs.broken_envs import BROKEN, Walk
-from tests.helpers import Forked, finish
-
-HANG = """
-import time
-from ppo_lightning.envs import EnvFactory, check_environment
-from tests.envs.broken_envs import Walk
-
-class Hangs(Walk):
-    def step(self, action):
-        time.sleep(60 * (self.time == 5))
-        return super().step(action)
-
-check_environment(EnvFactory(Hangs, step_timeout=1.0))
-"""
 
 
 def faults(findings):
@@ -54,10 +40,9 @@ def test_a_broken_environment_has_the_intended_finding_and_no_other(env):
 
 @pytest.mark.parametrize("env_id", [Walk, "CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Reach-v0"])
 def test_a_correct_environment_is_clean(env_id):
-    findings, rollout, seconds = examine(env_id)
+    findings, rollout = examine(env_id)
     assert findings == []
     assert rollout.shape == (4, 1200)
-    assert 0 < seconds < 0.1
 
 
 def test_a_deterministic_environment_and_sparse_rewards_are_notes():
@@ -89,16 +74,15 @@ def test_random_play_is_the_rollout_of_torchrl():
     twin = EnvFactory("Script-v0").make(2)
     step = twin.step_arrays
     twin.step_arrays = lambda _: step(next(actions))
-    rollout, seconds = random_play(twin, 40)
+    rollout = random_play(twin, 40)
     for key in ("observation", ("next", "observation"), *(("next", k) for k in ("reward", "terminated"))):
         torch.testing.assert_close(rollout[key], expected[key].reshape(rollout[key].shape), check_dtype=False)
-    assert seconds > 0
 
 
 @pytest.mark.parametrize("by_torchrl", [True, False])
 def test_whole_episodes_have_a_first_and_a_last_step(by_torchrl):
     env = EnvFactory("Script-v0").make(2)
-    rollout = env.rollout(60, break_when_any_done=False) if by_torchrl else random_play(env, 60)[0]
+    rollout = env.rollout(60, break_when_any_done=False) if by_torchrl else random_play(env, 60)
     rows, start, end = episodes_of(rollout)
     assert len(rows) == rollout["next", "done"].sum() > 10
     length = end - start + 1
@@ -118,7 +102,7 @@ def test_torchrl_environments_are_checked_with_torchrls_checker():
         CatTensors(["th_1", "thdot_1"], "observation", del_keys=False),
         StepCounter(50),
     )
-    findings, rollout, _ = check_environment(EnvFactory(PendulumEnv, transforms=transforms), 2, 120)
+    findings, rollout = check_environment(EnvFactory(PendulumEnv, transforms=transforms), 2, 120)
     assert faults(findings) == []
     assert episodes_of(rollout)[2].tolist() == [49, 99] * 2
 
@@ -147,22 +131,14 @@ def test_a_slow_environment_makes_fewer_steps_and_is_not_called_endless():
             return super().step(action)
 
     start = time.perf_counter()
-    findings, rollout, seconds = examine(Slow, seconds=0.5)
+    findings, rollout = examine(Slow, seconds=0.5)
     assert 10 < rollout.shape[1] < 30
-    assert 0.005 < seconds < 0.05
     assert time.perf_counter() - start < 3
     assert faults(findings) == []
 
 
 def test_an_episode_longer_than_the_play_is_not_endless():
     assert faults(examine("CartPole-v1", num_steps=5).findings) == []
-
-
-@pytest.mark.integration
-def test_a_hung_step_ends_the_check(tmp_path):
-    code, errors = finish(Forked(tmp_path, exec, HANG, {}))
-    assert code == 1
-    assert "Timeout" in errors and "in step" in errors
 
 
 def test_the_global_generators_are_not_touched():
@@ -174,7 +150,7 @@ def test_the_global_generators_are_not_touched():
 
 def test_procgens_time_limit_is_no_finding(monkeypatch):
     env = EnvFactory(broken_envs.Terminating).make(4)
-    rollout, _ = random_play(env, 400)
+    rollout = random_play(env, 400)
     (warning,) = check_rollout(rollout, env)
     assert warning.check == "time limit"
     monkeypatch.setattr(env, "flags_time_limits", False)
@@ -264,7 +240,7 @@ PACKAGES = {
 def test_every_backend_is_clean(env_id, backend, env_kwargs):
     for package in PACKAGES.get(backend, []) + PACKAGES.get(env_id, []):
         pytest.importorskip(package)
-    findings, rollout, _ = examine(env_id, backend, **env_kwargs)
+    findings, rollout = examine(env_id, backend, **env_kwargs)
     assert faults(findings) == [], [*map(str, findings)]
     assert rollout is not None
 

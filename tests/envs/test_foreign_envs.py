@@ -445,7 +445,7 @@ def test_a_function_gets_env_kwargs_and_the_environments_can_restart(fit):
         (gym.make_vec("CartPole-v1", 2), r"data.env_id is an environment .CartPoleVectorEnv.*function"),
         (PendulumEnv(), r"data.env_id is an environment .PendulumEnv.*function"),
         (None, "data.env_id is None"),
-        (lambda: gym.make_vec("CartPole-v1", 3), "makes a CartPole-v1 of 3 environments, and 2 .*num_envs"),
+        (lambda: gym.make_vec("CartPole-v1", 3), r"batch size \[3\], and \[2\] is needed .*num_envs"),
         (lambda: "CartPole-v1", "makes a str: .*Gymnasium environment, .* or a TorchRL environment"),
         (lambda number: Plain(), "env_id.*missing a required argument: 'number'"),
         (functools.partial(lambda env: env, Plain()), "makes the same Plain at each call"),

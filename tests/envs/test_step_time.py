@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.rollouts import datamodule
 from tests.environments import Counter
 
@@ -24,17 +23,10 @@ def short(monkeypatch):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize(
-    ("cores", "remedy"),
-    [
-        (3, r"set data.num_workers to 2\."),  # 3 does not divide 4 environments
-        (1, r"ppo-lightning profile compares the backends, such as envpool\."),
-    ],
-)
-def test_slow_environments_are_named_once_with_the_setting(fit, capsys, monkeypatch, overlap, cores, remedy):
-    monkeypatch.setattr(datamodule, "processors", lambda: cores)
+def test_slow_environments_are_named_once_with_the_remedy(fit, capsys, overlap):
     fit(DATA | {"env_id": Sleeps, "overlap": overlap})
-    (share,) = re.findall(rf"The environments take (\d+)% of the time: {remedy}", capsys.readouterr().out)
+    said = r"The environments take (\d+)% of the time: ppo-lightning profile tries data.num_workers"
+    (share,) = re.findall(said, capsys.readouterr().out)
     assert int(share) > 50
 
 
@@ -43,12 +35,3 @@ def test_fast_environments_and_workers_are_not_named(fit, capsys, data):
     module = fit(DATA | data)
     assert "The environments take" not in capsys.readouterr().out
     assert getattr(module.data.collector, "clock", None) is None
-
-
-def test_workers_are_not_named_for_short_steps():
-    clock = StepClock()
-    for _ in range(1000):
-        clock.time(sum, range(1000))
-    assert re.fullmatch(
-        r"The environments take \d+% of the time: ppo-lightning profile .*", clock.advice(4, 4)
-    )

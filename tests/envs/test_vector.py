@@ -308,7 +308,7 @@ def test_evaluation_of_a_fixed_number_plays_this_number_with_different_seeds():
     agent = MLPAgent(*EnvFactory(make).specs())
     (episodes,) = EvaluationLoader(EnvFactory(make), agent, Shard.whole(2, seed=1))
     assert episodes.batch_size == (4,)
-    with pytest.raises(ConfigError, match="makes a SyncVectorEnv of 4 environments, and 2 are needed"):
+    with pytest.raises(ConfigError, match=r"batch size \[4\], and \[2\] is needed"):
         EnvFactory(make).make(2)
 
 
@@ -467,5 +467,5 @@ def test_a_video_shows_the_first_environment(tmp_path):
 
     agent = MLPAgent(*EnvFactory(make).specs())
     assert record_video(agent, EnvFactory(make), tmp_path / "video.gif", episodes=2) == [5.0, 5.0]
-    with pytest.raises(ConfigError, match="2 environments, and 1 are needed"):
+    with pytest.raises(ConfigError, match=r"batch size \[2\], and \[1\] is needed"):
         record_video(agent, EnvFactory(lambda: make(2)), tmp_path / "video.gif")
