@@ -39,7 +39,7 @@ class MLPAgent(ActorCritic):
             bounds). None: Gaussian. Discrete actions always use ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
             parts and pictures.
-        memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
+        memory: ``lstm`` or ``min_gru`` after the body. None: no memory.
         memory_size: Width of the memory's output.
         actor_keys: Names of the entries of a dictionary of observations that the policy reads. Dots join the
             names of nested entries, and the name of a dictionary selects all of its entries. None: all

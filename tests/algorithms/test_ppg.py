@@ -398,7 +398,7 @@ def test_a_second_run_starts_without_rollouts(make_trainer):
         ({"num_aux_rollouts": 5}, r"model.num_aux_rollouts \(5\) must divide .* = 12"),
         ({"e_auxiliary": 0}, "model.e_auxiliary is 0: it must be"),
         ({"beta_clone": -1.0}, "model.beta_clone is -1.0"),
-        ({"agent": functools.partial(MLPAgent, shared=True, memory="gru")}, "model.agent has a memory"),
+        ({"agent": functools.partial(MLPAgent, shared=True, memory="lstm")}, "model.agent has a memory"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(fit, model, message):
