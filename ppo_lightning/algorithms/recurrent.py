@@ -22,7 +22,7 @@ class RecurrentPPO(PPO):
         ConfigError: The agent has no memory, or the environments cannot be split into minibatches.
 
     Example:
-        >>> agent = functools.partial(MLPAgent, memory="lstm", shared=True)
+        >>> agent = functools.partial(MLPAgent, memory="lstm")
         >>> module = RecurrentPPO(agent=agent, num_minibatches=2)
     """
 
@@ -30,8 +30,7 @@ class RecurrentPPO(PPO):
         """Refuse an agent without a memory."""
         if self.agent.memory is None:
             raise ConfigError(
-                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or min_gru,"
-                " and model.agent.shared to true."
+                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or min_gru."
             )
 
     def check_split(self) -> None:

@@ -286,7 +286,6 @@ def test_a_video_of_an_agent_with_a_memory(tmp_path):
     [
         (PPO, lstm(), {}, "RecurrentPPO"),
         (RecurrentPPO, MLPAgent, {}, "set model.agent.memory to lstm or min_gru"),
-        (RecurrentPPO, functools.partial(MLPAgent, memory="lstm"), {}, "shared to true"),
         (RecurrentPPO, lstm(), {"num_envs": 3}, "whole sequences"),
     ],
 )

@@ -201,7 +201,6 @@ def test_names_select_nested_entries_in_the_order_of_the_row(keys, selected):
         (GO1, {"shared": True, "memory": "lstm"}, "set model.agent.shared to false"),
         (vector_spec(privileged_a=2), {}, "set model.agent.actor_keys"),
         (spec_from_space(MIXED), {"actor_keys": ["action_mask"]}, "names 'action_mask'"),
-        (vector_spec(a=2, b=3), {"memory": "lstm"}, "shared to true"),
     ],
 )
 def test_mistakes_are_one_sentence(spec, options, match):
