@@ -20,7 +20,7 @@ from ppo_lightning import PPO, SAC, CNNAgent, MLPAgent, RecurrentPPO
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.export.onnx import random_observations
 from ppo_lightning.models import heads
-from ppo_lightning.models.normalizers import TensorMoments
+from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.offpolicy.buffer import ReplayBuffer
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space
@@ -114,8 +114,8 @@ def look_at_statistics(device: str, module: PPO, raw: torch.Tensor) -> None:
     same_device(scaler.mean.device, scaled)
     if module.agent.normalizer is not None:
         with WholeSequences():
-            moments = TensorMoments(module.agent.normalizer)  # once per rollout
-        same_device(device, *moments.update_and_normalize([raw, raw[:1]]))
+            moments = CollectorMoments(module.agent.normalizer, arrays=False)  # once per rollout
+        same_device(device, *moments.normalize([raw, raw[:1]]))
         moments.store()
 
 
