@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning import __version__, private
-from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.guards import ExceptionGuard
+from ppo_lightning.callbacks.guards import EqualRanksGuard, ExceptionGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
@@ -46,7 +45,6 @@ from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
-from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
@@ -74,7 +72,16 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
+    takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
+    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (
+        TrainerGuard,
+        Threads,
+        Preemption,
+        RunSummary,
+        RolloutGuard,
+        NonFiniteGuard,
+        EqualRanksGuard,
+    )
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
@@ -120,10 +127,6 @@ class AgentModule(NamedArguments, L.LightningModule):
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters that the optimizer updates. A variant adds those of its own networks."""
         return self.agent.parameters()
-
-    def collector_inputs(self) -> CollectorInputs:
-        """Return the inputs of the data module's collector."""
-        return CollectorInputs(self.agent, self.reward_scaler, compile=self.hparams.get("compile", False))
 
     # Construction
 
@@ -192,6 +195,11 @@ class AgentModule(NamedArguments, L.LightningModule):
             raise ConfigError(
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
                 " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."
+            )
+        if self.fitting and not self.takes_turns and getattr(self.data.env, "turn_based", False):
+            raise ConfigError(
+                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the targets of"
+                f" {type(self).__name__} do not change sides: use ppo_lightning.SelfPlay."
             )
 
     def add_networks(self, specs: Specs) -> None:
@@ -375,9 +383,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     # The data module calls these methods, because users override Lightning's hooks without `super()`.
 
     def begin_run(self) -> None:
-        """Start the clock and record the implementation details of the run."""
+        """Start the clock."""
         self.run_log = RunLog(self)
-        self._details = manifest(self)
 
     def begin_iteration(self, rollout: TensorDictBase) -> None:
         """Count the steps and episodes of a rollout [N, T]. The run stops after the last rollout."""
@@ -395,15 +402,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         if isinstance(batch, TensorDictBase) and batch.device == device:
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def end_if_preempted(self) -> None:
-        """Save a checkpoint and end the run if a signal asked for it. This is a collective.
-
-        An algorithm with long iterations calls this method at each point at which it can resume.
-        """
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Preemption):
-                callback.on_train_batch_end(self.trainer, self)
 
     def on_exception(self, exception: BaseException) -> None:
         """Release what an interrupted run holds."""

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ppo_lightning.callbacks.symptoms import CHECKS, ITERATIONS, RunSnapshot
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 
 
 class Finding(NamedTuple):
@@ -59,7 +59,7 @@ class Doctor(L.Callback):
         self._clock = math.nan
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, batch: TensorDictBase, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, batch: TensorDictBase, batch_idx: int
     ) -> None:
         """Check the run before the update and print new findings."""
         if not trainer.is_global_zero or not self._iterations or self._iterations % self.every:
@@ -77,7 +77,7 @@ class Doctor(L.Callback):
                     print(f"\ndoctor, after {pl_module.env_steps} environment steps: {finding}", flush=True)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the metrics and the duration of the iteration, including data collection."""
         self._iterations += 1

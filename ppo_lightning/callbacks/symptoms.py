@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from ppo_lightning.callbacks.guards import log_probs_again
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
 
 ROWS = 512  # rows of a rollout that the checks use
@@ -22,7 +22,7 @@ SPEEDS = 5  # number of earlier speed measurements needed to detect a slowdown
 class RunSnapshot(NamedTuple):
     """State of a run before an update."""
 
-    module: PolicyLearner
+    module: Learner
     rollout: TensorDictBase  # [N, T], of the coming update
     metrics: dict[str, float]  # mean of each loss metric over the last iterations
     iterations: int  # since the start of ``fit``

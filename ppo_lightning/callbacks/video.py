@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.private import add_summary
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.video.record import record_video
 
 GIF_FRAMES = 200  # maximum number of frames of a video in TensorBoard, which shows GIFs only
@@ -40,7 +40,7 @@ class CaptureVideo(L.Callback):
         self.overlay = overlay
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record a video if the iteration is due."""
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:

@@ -12,7 +12,7 @@ from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.options import QUIET
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 NO_DETAILS = "details lists those of PPO, not of {}: see docs/off-policy.md for off-policy algorithms."
@@ -40,7 +40,7 @@ class StopRunError(Exception):
 class ManifestReader(L.Callback):
     """Callback that reads the manifest of a run before training and stops the run."""
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: PolicyLearner) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Raise a StopRunError with the manifest."""
         if not isinstance(pl_module, PPO):
             raise ConfigError(NO_DETAILS.format(type(pl_module).__name__))
