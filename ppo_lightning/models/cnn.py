@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -152,7 +152,7 @@ class ImpalaCNN(PictureBody):
         The norm is 1 for the first convolution of a stage and 1.4 for the linear layer. The outputs of all
         residual blocks together have about the size of their input.
         """
-        layers = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+        layers: list[Any] = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
         norms = [1.0, *[6**-0.25] * 4] * 3 + [1.4]  # six residual blocks
         for layer, norm in zip(layers, norms, strict=True):
             normed(layer, norm)

@@ -207,7 +207,7 @@ class CollectorMoments:
             batches = [batch.to(self.mean.device) for batch in batches]
         if collectives.world_size() == 1:
             return [summarize(batch) for batch in batches]
-        ranks = summaries_of_ranks([torch.as_tensor(batch) for batch in batches])
+        ranks: list[Any] = summaries_of_ranks([torch.as_tensor(batch) for batch in batches])
         if self._arrays:
             ranks = [summary.numpy() for summary in ranks]
         return [(float(sizes.max()), mean, m2) for sizes, mean, m2 in ranks]
