@@ -19,7 +19,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.guards import ExceptionGuard
+from ppo_lightning.callbacks.guards import EqualRanksGuard, ExceptionGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
@@ -45,7 +45,6 @@ from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
-from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
@@ -73,7 +72,15 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (Threads, Preemption, RunSummary)
+    takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
+    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (
+        Threads,
+        Preemption,
+        RunSummary,
+        RolloutGuard,
+        NonFiniteGuard,
+        EqualRanksGuard,
+    )
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
@@ -118,10 +125,6 @@ class AgentModule(NamedArguments, L.LightningModule):
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters that the optimizer updates. A variant adds those of its own networks."""
         return self.agent.parameters()
-
-    def collector_inputs(self) -> CollectorInputs:
-        """Return the inputs of the data module's collector."""
-        return CollectorInputs(self.agent, self.reward_scaler, compile=self.hparams.get("compile", False))
 
     # Construction
 
@@ -190,6 +193,11 @@ class AgentModule(NamedArguments, L.LightningModule):
             raise ConfigError(
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
                 " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."
+            )
+        if self.fitting and not self.takes_turns and getattr(self.data.env, "turn_based", False):
+            raise ConfigError(
+                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the targets of"
+                f" {type(self).__name__} do not change sides: use ppo_lightning.SelfPlay."
             )
 
     def add_networks(self, specs: Specs) -> None:
@@ -392,15 +400,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         if isinstance(batch, TensorDictBase) and batch.device == device:
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def end_if_preempted(self) -> None:
-        """Save a checkpoint and end the run if a signal asked for it. This is a collective.
-
-        An algorithm with long iterations calls this method at each point at which it can resume.
-        """
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Preemption):
-                callback.on_train_batch_end(self.trainer, self)
 
     def on_exception(self, exception: BaseException) -> None:
         """Release what an interrupted run holds."""

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
 
 ROWS = 512  # rows of a rollout that the checks use
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 class RunSnapshot(NamedTuple):
     """State of a run before an update."""
 
-    module: PolicyLearner
+    module: Learner
     rollout: TensorDictBase  # [N, T], of the coming update
     metrics: dict[str, float]  # mean of each loss metric over the last iterations
     iterations: int  # since the start of ``fit``
@@ -68,7 +68,7 @@ class Doctor(L.Callback):
         self._iterations = 0
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, batch: TensorDictBase, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, batch: TensorDictBase, batch_idx: int
     ) -> None:
         """Check the run before the update and print new findings."""
         if not trainer.is_global_zero or not self._iterations or self._iterations % self.every:
@@ -83,7 +83,7 @@ class Doctor(L.Callback):
                     print(f"\ndoctor, after {steps} environment steps: {symptom}: {finding}", flush=True)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the metrics of the iteration."""
         self._iterations += 1

@@ -13,7 +13,7 @@ from torch import Tensor
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.rollouts.learner import Learner, PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
@@ -60,7 +60,7 @@ class RolloutGuard(Guard):
             print(f"\n{advice}", flush=True)
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, batch: Any, batch_idx: int
     ) -> None:
         """Check a rollout [N, T]."""
         rollouts_before = pl_module.rollouts_done - 1
@@ -73,7 +73,7 @@ class RolloutGuard(Guard):
             _compare_log_probs(pl_module, batch)
 
 
-def _compare_log_probs(module: PolicyLearner, rollout: TensorDictBase) -> None:
+def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:
     with module.trainer.precision_plugin.forward_context():
         recomputed, stored = log_probs_again(module.agent, rollout)
     drift = (recomputed - stored).abs().max().item()

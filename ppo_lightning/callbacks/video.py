@@ -7,7 +7,7 @@ import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.video.record import record_video
 
 
@@ -36,7 +36,7 @@ class CaptureVideo(L.Callback):
         self.overlay = overlay
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record a video if the iteration is due."""
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:

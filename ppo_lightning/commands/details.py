@@ -12,7 +12,7 @@ from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
 from ppo_lightning.commands.options import QUIET
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def format_value(value: Value) -> str:
 class DetailsTable(L.Callback):
     """Callback that prints the details of a run before training, and ends the run."""
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: PolicyLearner) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Print the table, and end the process with code 0."""
         if not isinstance(pl_module, PPO):
             name = type(pl_module).__name__

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs.state import Row
-from ppo_lightning.models.normalizers import Moments
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.normalizers import Moments, RewardScaler
 from ppo_lightning.rollouts.base import Collector
-from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
@@ -38,33 +39,35 @@ class OverlappedCollector(BaseCollector):
     collects the pending rollout again.
 
     Args:
-        collector: Collector whose agent and scaler are those of :func:`behavior_copy`. Only the thread steps
-            its environments.
-        inputs: Agent and scaler of the module.
+        collector: Collector with copies of agent and scaler. Only the thread steps its environments.
+        agent: Agent of the module.
+        reward_scaler: Scaler of the module; None: no scaling.
 
     Source: Huang et al., "Cleanba: A Reproducible and Efficient Distributed Reinforcement Learning Platform"
     (2023), arXiv:2310.00036.
 
     Example:
         >>> env = make_env("CartPole-v1", num_envs=4)
-        >>> inputs = CollectorInputs(MLPAgent(*env.agent_specs), reward_scaler=None)
-        >>> acting = behavior_copy(inputs)
-        >>> collector = OverlappedCollector(RolloutCollector(env, acting.agent, 8, num_rollouts=3), inputs)
+        >>> agent = MLPAgent(*env.agent_specs)
+        >>> acting = RolloutCollector(env, copy.deepcopy(agent), num_steps=8, num_rollouts=3)
+        >>> collector = OverlappedCollector(acting, agent)
         >>> sum(rollout.numel() for rollout in collector)
         96
         >>> collector.shutdown()
     """
 
-    def __init__(self, collector: Collector, inputs: CollectorInputs) -> None:
+    def __init__(
+        self, collector: Collector, agent: ActorCritic, reward_scaler: RewardScaler | None = None
+    ) -> None:
         super().__init__()
         self.collector = collector
         self.env = collector.env
         self.can_resume = collector.can_resume
         self.requested_frames_per_batch = collector.requested_frames_per_batch
         self.total_frames = collector.total_frames
-        self._learner = inputs.agent
-        acting = CollectorInputs(collector.agent, collector.reward_scaler)
-        self._moments = list(zip(_moments(inputs), _moments(acting), strict=True))
+        self._learner = agent
+        acting = _moments(collector.agent, collector.reward_scaler)
+        self._moments = list(zip(_moments(agent, reward_scaler), acting, strict=True))
         self._rollouts = iter(collector)
         self.observation: Any = None  # after the rollout that was handed out
         self._pending: Future[TensorDictBase | None] | None = None
@@ -144,14 +147,7 @@ class OverlappedCollector(BaseCollector):
         self._thread.shutdown()
 
 
-def behavior_copy(inputs: CollectorInputs) -> CollectorInputs:
-    """Return inputs with copies of agent and scaler, for the collector of an :class:`OverlappedCollector`."""
-    return inputs._replace(
-        agent=copy.deepcopy(inputs.agent), reward_scaler=copy.deepcopy(inputs.reward_scaler)
-    )
-
-
-def _moments(inputs: CollectorInputs) -> list[Moments]:
+def _moments(agent: ActorCritic, reward_scaler: RewardScaler | None) -> list[Moments]:
     """Return the running statistics that a collector updates."""
-    parts = [part for part in (inputs.agent, inputs.reward_scaler) if part is not None]
-    return [module for part in parts for module in part.modules() if isinstance(module, Moments)]
+    parts = nn.ModuleList([agent, reward_scaler or nn.Identity()])
+    return [module for module in parts.modules() if isinstance(module, Moments)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ablate import FULL, draw, jobs_without, recipe_manifest
+from benchmarks.ablate import FULL, SWITCHES, draw, jobs_without, recipe_manifest
 from ppo_lightning import ConfigError
 from ppo_lightning.algorithms.manifest import DETAILS
 from ppo_lightning.commands import cli
@@ -57,10 +57,10 @@ def test_recipes_have_the_details_that_concern_them(manifests):
 def test_a_switch_changes_its_detail(name, manifests):
     """All switches of a recipe are set at once, except those that share an option."""
     manifest, flags, switched = manifests[name], [], []
-    for detail in DETAILS:
-        if detail.off and manifest[detail.number] not in (None, False) and detail.off[0] not in flags:
-            flags += detail.off
-            switched.append(detail.number)
+    for number, switch in SWITCHES.items():
+        if manifest[number] not in (None, False) and switch[0] not in flags:
+            flags += switch
+            switched.append(number)
     without = recipe_manifest(["--config", str(CONFIGS / name), *RECIPES[name], *flags])
     assert len(switched) >= 8
     for number in switched:

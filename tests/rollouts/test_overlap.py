@@ -30,7 +30,7 @@ MODEL = {
     "norm_reward": True,
     "agent": AGENT,
 }
-MEMORY = {"agent": functools.partial(MLPAgent, norm_obs=True, memory="gru", shared=True)}
+MEMORY = {"agent": functools.partial(MLPAgent, norm_obs=True, memory="lstm", shared=True)}
 VALIDATE = {
     "limit_val_batches": 1,
     "check_val_every_n_epoch": None,

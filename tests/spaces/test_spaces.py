@@ -423,7 +423,7 @@ def test_specs_are_torchrls_own():
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("do", "memory"), [("dict", "lstm"), ("tuple", None), ("multidiscrete", None), ("box", "gru")]
+    ("do", "memory"), [("dict", "lstm"), ("tuple", None), ("multidiscrete", None), ("box", "min_gru")]
 )
 def test_evaluation_and_onnx(do, memory, tmp_path):
     kwargs = {"do": do, "see": "everything", "masked": do in DISCRETE}
