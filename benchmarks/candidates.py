@@ -169,14 +169,3 @@ class ColouredAgent(MLPAgent):
         scale = scale / scale.square().mean().sqrt()
         spectrum = torch.fft.rfft(white, dim=0) * scale[: num_steps // 2 + 1, None, None]
         return torch.fft.irfft(spectrum, n=num_steps, dim=0)
-
-
-class UngatedAgent(MLPAgent):
-    """Agent with the minGRU of the paper: the output gate is 1, and its weights have no gradient."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        cell, size = self.memory.cell, self.memory.out_features
-        with torch.no_grad():
-            cell.weight[size : 2 * size] = 0.0
-            cell.bias[size : 2 * size] = 100.0

@@ -33,13 +33,14 @@ class MLPAgent(ActorCritic):
         observation_spec: Spec of one environment: vectors, shape [D], or several parts.
         action_spec: Spec of the actions.
         hidden_sizes: Widths of the hidden layers.
-        shared: Use one body, and one memory, for policy and value instead of one body each. None: one each.
-            A memory needs true or false: with false, the value function has no memory.
+        shared: Use one body, and one memory, for policy and value instead of one body each. With false, the
+            value function has no memory. None: one body with a memory, unless policy and value read different
+            entries or have other layers.
         head: Distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the
             bounds). None: Gaussian. Discrete actions always use ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
             parts and pictures.
-        memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
+        memory: ``lstm`` or ``min_gru`` after the body. None: no memory.
         memory_size: Width of the memory's output.
         actor_keys: Names of the entries of a dictionary of observations that the policy reads. Dots join the
             names of nested entries, and the name of a dictionary selects all of its entries. None: all
@@ -93,12 +94,6 @@ class MLPAgent(ActorCritic):
                 f" {describe(entries.critic)}: set model.agent.shared to false, or model.agent.actor_keys and"
                 " critic_keys to the same entries."
             )
-        if memory is not None and shared is None and not separate:
-            raise ConfigError(
-                "model.agent.memory needs model.agent.shared: set shared to true for one body and memory of"
-                " policy and value, or to false for a value function without memory."
-            )
-
         if body == "residual" and len(set(hidden_sizes)) != 1:
             raise ConfigError(
                 f"model.agent.hidden_sizes is {[*hidden_sizes]}, and the blocks of a residual body have one"
@@ -128,7 +123,7 @@ class MLPAgent(ActorCritic):
         super().__init__(
             action_spec,
             functools.partial(make_body, policy, entries and entries.actor),
-            bool(shared),
+            memory is not None and not separate and value is policy if shared is None else shared,
             head,
             ObservationNormalizer(shape, leave=excluded) if norm_obs else None,
             memory,

@@ -66,6 +66,9 @@ def test_the_options_reach_their_networks():
     assert len(agent.actor_body.blocks) == 3 and agent.actor_body.out_features == 32
     assert [layer.out_features for layer in agent.critic_body.layers] == [8, 4]
     assert MLPAgent(OBSERVATIONS, SPEC, log_std_init=-2.0).head.log_std.tolist() == [-2.0] * 3
+    recurrent = functools.partial(MLPAgent, OBSERVATIONS, SPEC, memory="lstm")
+    assert recurrent().critic_body is None, "policy and value share body and memory"
+    assert recurrent(critic_hidden_sizes=(8,)).critic_body.out_features == 8
 
 
 def test_a_policy_without_hidden_layers_is_linear():
