@@ -43,7 +43,7 @@ WRONG = {
     "--data.env_kwargs.max_episode_steps 0": f"{FIT} 'CartPole-v1'",
     "--data.env_id Ant-v5 --data.env_kwargs.xml_file no.xml": f"{FIT} 'Ant-v5'",
     "--ckpt_path nowhere.ckpt": "ckpt_path 'nowhere.ckpt' is not a file",
-    "--ckpt_path last": "ckpt_path .last. is not a file",
+    "--ckpt_path last": "--auto_resume finds the last one",
     '--config {"seed_everything":null}': "seed_everything is None: it must be between 0 and 4294967295",
     "--seed_everything -1": "seed_everything is -1: it must be between 0 and 4294967295",
     "--seed_everything 4294967296": "seed_everything is 4294967296: it must be between 0 and 4294967295",
@@ -75,6 +75,7 @@ SAVE = f"{CALLBACK}ModelCheckpoint --trainer.callbacks.every_n_"
 REMEDIES = {  # refused flags -> what the sentence names, and the flags that it asks for
     "--seed 3": ("--seed_everything", "--seed_everything 3"),
     "--num_threads 0": ("null", "--num_threads null"),
+    "--ckpt_path last": ("--auto_resume", "--auto_resume"),
     "--data.env_id CartPol-v1": ("CartPole-v1", "--data.env_id CartPole-v1"),
     "--model.num_minibatches 3": ("model.num_minibatches", "--model.num_minibatches 4"),
     "--model.agent.head gaussian": ("leave model.agent.head unset", ""),
