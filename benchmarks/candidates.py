@@ -149,7 +149,7 @@ class MuonPPO(PPO):
         configured = super().configure_optimizers()
         schedule = configured["lr_scheduler"]["scheduler"]
         configured["optimizer"] = optimizer
-        configured["lr_scheduler"]["scheduler"] = type(schedule)(optimizer, self.data.num_rollouts)
+        configured["lr_scheduler"]["scheduler"] = type(schedule)(optimizer, schedule.lr_lambdas[0])
         return configured
 
 
