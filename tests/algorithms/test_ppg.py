@@ -12,9 +12,8 @@ from torchrl.data import Categorical, Unbounded
 from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.algorithms.ppg import POLICY
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.export import to_onnx
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.onnx import largest_difference
+from ppo_lightning.export.onnx import largest_difference, to_onnx
 from ppo_lightning.models.init import normed
 from ppo_lightning.spaces.specs import spec_from_plain
 from tests.helpers import SaveAfter, require_same

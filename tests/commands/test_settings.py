@@ -11,7 +11,6 @@ import gymnasium as gym
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.tuner import Tuner
 from torchrl.data import Categorical, Unbounded
 from torchrl.envs import GymEnv
@@ -211,8 +210,6 @@ def test_a_rollout_larger_than_the_memory_is_refused(fit):
     [
         ({"min_steps": 100_000}, "min_steps"),
         ({"min_epochs": 2}, "min_epochs"),
-        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
-        ({"callbacks": [GradientAccumulationScheduler({0: 2})]}, "accumulate_grad_batches"),
         ({"overfit_batches": 2}, "overfit_batches"),
         ({"val_check_interval": 0, "limit_val_batches": 1}, "val_check_interval"),
         ({"log_every_n_steps": 0}, "log_every_n_steps"),

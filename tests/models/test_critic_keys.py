@@ -17,9 +17,8 @@ from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, ch
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.factory import specs_of
-from ppo_lightning.export import to_onnx
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations
+from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
