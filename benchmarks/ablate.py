@@ -6,16 +6,21 @@ curves and final returns to `ablation.png`. It needs the extra `report`.
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import numpy as np
 
-from ppo_lightning.commands import benchmark
+from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
+from ppo_lightning.commands import benchmark, cli
 from ppo_lightning.commands.curves import curve, decorate, save
-from ppo_lightning.commands.details import DETAILS, format_value, recipe_manifest
+from ppo_lightning.commands.details import format_value
 from ppo_lightning.commands.jobs import Job
+from ppo_lightning.commands.options import QUIET
 from ppo_lightning.commands.report import interval, read_csv
 from ppo_lightning.errors import ConfigError, import_extra
 
@@ -43,6 +48,25 @@ SWITCHES = {  # number of a detail -> flags that switch it off
     "A3": ("--model.target_kl", "null"),
     "P2": SCALING,
 }
+
+
+class ManifestReader(L.Callback):
+    """Callback that reads the details of a run before training, and ends the run."""
+
+    values: dict[str, Value]
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Read the details."""
+        self.values = manifest(pl_module)
+        raise SystemExit(0)
+
+
+def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
+    """Return the details of a run with these arguments of ``fit``, without training it."""
+    reader = ManifestReader()
+    with contextlib.suppress(SystemExit):
+        cli.run([reader], ["fit", *args, *QUIET], save_config=False)
+    return reader.values
 
 
 def jobs_without(

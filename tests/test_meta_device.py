@@ -1,5 +1,7 @@
 """Whole runs on a device without values: rollouts, advantages, minibatches and updates stay on one device."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torchrl.envs import StepCounter
@@ -46,7 +48,6 @@ CASES = {
     "compiled": (pendulum, {"compile": True}, PPO, ScanCollector),
     "statistics": (pendulum, {"norm_reward": True, "agent": agent(norm_obs=True)}, PPO, ScanCollector),
     "tanh": (pendulum, {"agent": agent(head="tanh_gaussian", norm_obs=True)}, PPO, ScanCollector),
-    "residual": (pendulum, {"agent": agent(body="residual")}, PPO, ScanCollector),
     "target_kl": (cartpole, {"target_kl": 1.0, "microbatch_size": 4}, PPO, ScanCollector),
     "compiled parts": (cartpole, {"compile": True, "microbatch_size": 4}, PPO, ScanCollector),
     "simulator": (isaac, {"norm_reward": True, "agent": agent(norm_obs=True)}, PPO, TensorCollector),
@@ -85,7 +86,10 @@ def run(fit, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_stays_on_one_device(run, case):
     make, options, algorithm, collector_class = CASES[case]
-    (collector,), module = run(make, options, algorithm)
+    # Numbers without values differ, so that the first compiled iteration is also the last one.
+    warned = pytest.warns(UserWarning, match="compiled loss is off")
+    with warned if "compile" in options else nullcontext():
+        (collector,), module = run(make, options, algorithm)
     assert type(collector) is collector_class
     assert collector.env.device == torch.device("meta")
     assert module.env_steps == 2 * ENVS * STEPS

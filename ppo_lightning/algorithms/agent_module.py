@@ -23,7 +23,7 @@ from ppo_lightning.callbacks.guards import EqualRanksGuard, ExceptionGuard, NonF
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
-from ppo_lightning.callbacks.supported import TrainerGuard, check_callbacks, check_trainer
+from ppo_lightning.callbacks.supported import check_callbacks, check_trainer
 from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
     LOCAL,
@@ -74,7 +74,6 @@ class AgentModule(NamedArguments, L.LightningModule):
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
     takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
     fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (
-        TrainerGuard,
         Threads,
         Preemption,
         RunSummary,
@@ -98,7 +97,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.episode_returns: deque[float] = deque(maxlen=100)
         self.episode_lengths: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
-        self._details: dict[str, Any] = {}  # implementation details of the run
         self.loaded: tuple[dict[str, Any], Path] = {}, Path()  # checkpoint, folder of its run, until `fit`
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
         self._predictor: Predictor | None = None
@@ -215,7 +213,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add agent, details, seed, counters and evaluation, as plain types.
+        """Add agent, seed, counters and evaluation, as plain types.
 
         Raises:
             NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
@@ -230,7 +228,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             hyperparameters.pop(name, None)
         if type(self).__module__ != "__main__" and LOCAL not in self._class_path:
             hyperparameters.setdefault("_class_path", self._class_path)  # as the command line does
-        checkpoint["details"] = self._details
         checkpoint["seed"] = self.data.seed
         # Results of the last evaluation, if it evaluated the current weights
         metrics = self.trainer.callback_metrics if self._evaluated_at == self.env_steps else {}
@@ -264,7 +261,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.data.require_same_rollouts(checkpoint)
             self.data.seed = checkpoint["seed"]  # the random numbers continue
         self.loaded = {}, Path()
-        self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.extra_steps = checkpoint.get("extra_steps", 0)
         self.episode_returns.extend(checkpoint["episode_returns"])
@@ -341,9 +337,10 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def to_onnx(self, file_path: str | Path) -> Path:  # type: ignore[override]
         """Export the agent for any batch size, see :func:`ppo_lightning.export.onnx.to_onnx`."""
+        from ppo_lightning.export.actor import deployed_actor
         from ppo_lightning.export.onnx import to_onnx
 
-        return to_onnx(self, file_path)
+        return to_onnx(deployed_actor(self.agent, self.observation_spec), file_path)
 
     # Training
 
@@ -383,7 +380,8 @@ class AgentModule(NamedArguments, L.LightningModule):
     # The data module calls these methods, because users override Lightning's hooks without `super()`.
 
     def begin_run(self) -> None:
-        """Start the clock."""
+        """Start the clock, and check the callbacks again: environments may have invalid steps."""
+        check_callbacks(self.trainer, self.steps_per_rollout)
         self.run_log = RunLog(self)
 
     def begin_iteration(self, rollout: TensorDictBase) -> None:
@@ -512,14 +510,14 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Return weights and statistics."""
         state = super().state_dict(*args, **kwargs)
         if self._returns_agent:
-            state[RETURNED] = [self._recipe, self._details, self.env_steps, list(self.episode_returns)]
+            state[RETURNED] = [self._recipe, self.env_steps, list(self.episode_returns)]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load weights and statistics, after building the agent that another process described."""
         state = dict(state_dict)
         if RETURNED in state:
-            recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
+            recipe, self.env_steps, returns = state.pop(RETURNED)
             self._rebuild({"agent": recipe, "state_dict": state})
             self.episode_returns.extend(returns)
             self.loaded = {}, Path()

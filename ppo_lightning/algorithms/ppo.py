@@ -18,7 +18,6 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
-from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_valid
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
@@ -323,9 +322,8 @@ class PPO(AgentModule):
         self.optimize = make_update(self, self.total_loss)
 
     def begin_run(self) -> None:
-        """Start the clock and record the implementation details of the run."""
+        """Start the clock, see :meth:`AgentModule.begin_run`."""
         super().begin_run()
-        self._details = manifest(self)
         self._progress: list[tuple[int, int | None]] = []  # of the optimizer and the schedule
 
     def begin_iteration(self, rollout: TensorDictBase) -> None:

@@ -84,6 +84,8 @@ class RunLog:
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         # Text: Rich shows three decimals of any number.
         shown = {"SPS": f"{self.steps_per_second():.0f}", "steps": str(module.env_steps)}
+        left = (module.data.num_rollouts - module.rollouts_done) * module.data.frames_per_rollout
+        shown["left"] = f"{left / self.steps_per_second() / 60:.1f} min"
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
         private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)

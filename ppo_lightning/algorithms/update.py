@@ -22,6 +22,7 @@ Loss = Callable[[Minibatch], tuple[Tensor, Metrics]]
 Tensors = list[Tensor]
 Rows = tuple[Tensor, Minibatch]
 Step = tuple[Tensors, Metrics]  # in a compiled function, an annotation must be a name
+CHECK_EVERY = 1000  # updates
 CPP_PARAMETERS = 16  # an MLP has 12 or 13
 
 
@@ -73,7 +74,9 @@ class CompiledUpdate:
     of a small network is dominated by the overhead of about 150 operations per minibatch. Lightning's hooks
     around backward and the optimizer's step do not run, and no parameter has a ``grad``.
 
-    The first iteration of a run is eager, because Adam creates its state in its first step.
+    The first iteration of a run is eager, because Adam creates its state in its first step. Once in about a
+    thousand compiled updates, the loss of a minibatch is also computed without the compiler. If the two
+    losses differ, the run continues eagerly, with a warning.
 
     Args:
         module: The module to update.
@@ -101,6 +104,8 @@ class CompiledUpdate:
         names = {parameter: name for name, parameter in self._holder.named_parameters()}
         self._names = [names[parameter] for parameter in self._params]
         self._constants = (*group["betas"], group["eps"])
+        self._calls = 0
+        self._drift = 0.0
         self._warned = False
         self._length: int | None = None  # number of minibatches for which the scan is compiled
         # The loop of two runs with RND compiles for 140 s in C++, and for 57 s in Python.
@@ -111,7 +116,7 @@ class CompiledUpdate:
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Update the weights, see :meth:`EagerUpdate.__call__`."""
-        if self._without_state():
+        if self._without_state() or self._drift > self.module.tolerance:
             metrics = self.eager(minibatches)
             self._optimizer.zero_grad()
             if metrics and (names := self._without_state()) and not self._warned:
@@ -131,17 +136,36 @@ class CompiledUpdate:
         convolutions = any(parameter.ndim > 2 for parameter in self._params)
         if convolutions or len(equal_parts(first, self.module.microbatch_size)) > 1:
             # Several minibatches may not fit into memory.
-            return [self._one(minibatch) for minibatch in itertools.chain([first], remaining)]
-        minibatches = [first, *remaining]
-        if self._can_scan(minibatches):
-            return self._scan_over(minibatches)
-        return [self._one(minibatch) for minibatch in minibatches]
+            return [self._compiled([minibatch])[0] for minibatch in itertools.chain([first], remaining)]
+        return self._compiled([first, *remaining])
 
     def _without_state(self) -> list[str]:
         """Return the names of the parameters for which Adam has no state, as before the first step."""
         state = self._optimizer.state
         pairs = zip(self._params, self._names, strict=True)
         return [name.removeprefix("module.") for p, name in pairs if p not in state]
+
+    def _compiled(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
+        expected = None
+        if -self._calls % CHECK_EVERY < len(minibatches):
+            parts = equal_parts(minibatches[0], self.module.microbatch_size)
+            with torch.no_grad():
+                expected = mean_of([self._holder(part)[1] for part in parts])
+        self._calls += len(minibatches)
+        with torch.no_grad():
+            if self._can_scan(minibatches):
+                metrics = self._scan_over(minibatches)
+            else:
+                metrics = [self._one(minibatch) for minibatch in minibatches]
+        if expected is not None:
+            pairs = [(x, metrics[0][key]) for key, x in expected.items()]
+            self._drift = max(float((compiled - x).abs() / (1 + x.abs())) for x, compiled in pairs)
+            if self._drift > self.module.tolerance:
+                warnings.warn(
+                    f"The compiled loss is off by {self._drift:.2g}: the run continues without it.",
+                    stacklevel=2,
+                )
+        return metrics
 
     def _can_scan(self, minibatches: Sequence[Minibatch]) -> bool:
         sizes = {len(minibatch["action"]) for minibatch in minibatches}
@@ -154,7 +178,6 @@ class CompiledUpdate:
         self._length = self._length or len(minibatches)
         return len(minibatches) == self._length
 
-    @torch.no_grad()
     def _scan_over(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
         stacked = {key: torch.stack([rows[key] for rows in minibatches]) for key in minibatches[0]}
         tensors, metrics = self._scan(self._tensors, self._rates(len(minibatches), self._done[:1]), stacked)
@@ -167,7 +190,6 @@ class CompiledUpdate:
         rows = zip(*(values.unbind() for values in metrics.values()), strict=True)
         return [dict(zip(metrics, scalars, strict=True)) for scalars in rows]
 
-    @torch.no_grad()
     def _one(self, minibatch: Minibatch) -> Metrics:
         parts = equal_parts(minibatch, self.module.microbatch_size)
         grads, metrics = self._gradients(self._tensors[0], parts[0])

@@ -6,13 +6,13 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
@@ -50,13 +50,9 @@ class RolloutGuard(Guard):
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
     ``ppo-lightning check-env`` sees more.
-
-    Args:
-        every: Number of rollouts between two comparisons of the log-probabilities from acting and learning.
     """
 
-    def __init__(self, every: int = 100) -> None:
-        self.every = every
+    every = 100  # rollouts between two comparisons of the log-probabilities from acting and learning
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Say once if the environments take most of the time, with the setting that helps."""
@@ -68,20 +64,13 @@ class RolloutGuard(Guard):
     ) -> None:
         """Check a rollout [N, T]."""
         rollouts_before = pl_module.rollouts_done - 1
-        if not rollouts_before and trainer.is_global_zero:
-            _print_faults(pl_module.data, batch)
+        # A game may start from one position.
+        if not rollouts_before and "sign" not in batch.keys():  # noqa: SIM118
+            for finding in check_rollout(batch, pl_module.data.env):
+                if finding.severity != "note":
+                    rank_zero_warn(f"environment: {finding.what} {finding.remedy}")
         if rollouts_before % self.every == 0 and "action_log_prob" in batch.keys():  # noqa: SIM118
             _compare_log_probs(pl_module, batch)
-
-
-def _print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
-    if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
-        return
-    for finding in check_rollout(rollout, data.env):
-        if finding.check == "normalization":  # evaluation and charts are wrong, which a program should see
-            warnings.warn(f"environment: {finding.what} {finding.remedy}", stacklevel=2)
-        elif finding.severity != "note":
-            print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
 
 
 def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:

@@ -12,9 +12,8 @@ from torchrl.data import Categorical, Unbounded
 from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.algorithms.ppg import POLICY
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.export import to_onnx
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.onnx import largest_difference
+from ppo_lightning.export.onnx import largest_difference, to_onnx
 from ppo_lightning.models.init import normed
 from ppo_lightning.spaces.specs import spec_from_plain
 from tests.helpers import SaveAfter, require_same
@@ -343,7 +342,7 @@ def test_a_second_run_starts_without_rollouts(make_trainer):
         ({"num_aux_rollouts": 5}, r"model.num_aux_rollouts \(5\) must divide .* = 12"),
         ({"e_auxiliary": 0}, "model.e_auxiliary is 0: it must be"),
         ({"beta_clone": -1.0}, "model.beta_clone is -1.0"),
-        ({"agent": functools.partial(MLPAgent, shared=True, memory="gru")}, "model.agent has a memory"),
+        ({"agent": functools.partial(MLPAgent, shared=True, memory="lstm")}, "model.agent has a memory"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(fit, model, message):

@@ -187,7 +187,7 @@ def test_hooks_of_lightning_are_free(fit, hook):
     ("hook", "purpose"),
     [
         ("on_train_start", "Override restored optimizer settings"),
-        ("on_save_checkpoint", "Add agent, details, seed"),
+        ("on_save_checkpoint", "Add agent, seed"),
         ("on_load_checkpoint", "Restore the entries"),
         ("setup", "Check, before any environment"),
         ("configure_callbacks", "Add the guards"),

@@ -181,6 +181,22 @@ def test_a_scan_takes_equal_minibatches_and_the_rest_go_one_by_one(fit, calls):
 
 
 @pytest.mark.integration
+def test_the_compiled_loss_is_checked_about_every_thousandth_update(fit, monkeypatch):
+    checked = []
+    loss = PPO.loss
+
+    def record(self, minibatch, evaluation):
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):  # as the check does
+            checked.append(self.optimize._calls)
+        return loss(self, minibatch, evaluation)
+
+    monkeypatch.setattr(PPO, "loss", record)
+    monkeypatch.setattr("ppo_lightning.algorithms.update.CHECK_EVERY", 5)
+    fit(REACH | {"total_timesteps": 64 * 6}, MODEL | {"compile": True})
+    assert checked == [0, 4, 8, 12], "20 updates, four by four, with a check at each multiple of 5"
+
+
+@pytest.mark.integration
 def test_epochs_are_scanned_one_by_one_where_the_divergence_may_end_them(fit, calls):
     ends = [fit(CARTPOLE, MODEL | {"compile": on, "target_kl": 5e-6}, ppo=Tracing) for on in (False, True)]
     assert len(ends[0].metrics) < 3 * 2 * 2, "an iteration ended early"
@@ -217,6 +233,23 @@ def test_a_second_run_in_the_process_compiles_for_images_of_another_size(fit, ca
         data = games | {"num_envs": 2, "num_steps": 8, "total_timesteps": 2 * 8 * 2}
         assert fit(data, model).env_steps == 32
     assert [len(call) for call in calls] == [1] * 4, "convolutions are not scanned"
+
+
+@pytest.mark.integration
+def test_a_compiled_loss_that_differs_is_abandoned_after_its_first_iteration(fit, calls, monkeypatch):
+    loss = PPO.loss
+
+    def wrong(self, minibatch, evaluation):
+        total, parts = loss(self, minibatch, evaluation)
+        return total, parts | {
+            "value_loss": parts["value_loss"] * (1.1 if torch.compiler.is_compiling() else 1.0)
+        }
+
+    monkeypatch.setattr(PPO, "loss", wrong)
+    with pytest.warns(UserWarning, match=r"The compiled loss is off by 0\.\d+: the run continues without it"):
+        module = fit(REACH, MODEL | {"compile": True}, ppo=Tracing)
+    assert len(calls) == 1
+    assert len(module.metrics) == 3 * 2 * 2
 
 
 class Adds:

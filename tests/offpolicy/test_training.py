@@ -241,7 +241,7 @@ def test_exploration_follows_the_environment_steps(counted, trained):
     assert [*map(soft.exploration, (39, 40))] == [float("inf"), 1.0]
 
 
-MEMORY = functools.partial(MLPAgent, memory="gru", shared=True)
+MEMORY = functools.partial(MLPAgent, memory="lstm", shared=True)
 
 
 def unbounded():
