@@ -38,13 +38,7 @@ class EagerUpdate:
     def __init__(self, module: Learner, loss: Loss, compile_loss: bool = False) -> None:
         self.module = module
         self.loss = loss
-        self._compile_loss = compile_loss
-
-    @functools.cached_property
-    def _loss(self) -> Loss:
-        if not self._compile_loss:
-            return self.loss
-        return compile_per_instance(self.loss, self.module.agent.traceable)
+        self._loss: Loss = compile_per_instance(loss, module.agent.traceable) if compile_loss else loss
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Take a step on one minibatch [B, ...] after the other, and return the parts of each loss."""

@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
@@ -56,7 +55,7 @@ class RolloutLoader:
 
     def __init__(
         self,
-        collector: BaseCollector,
+        collector: Collector | OverlappedCollector,
         rollouts_per_epoch: int,
         profiler: Profiler,
         begin_iteration: Callable[[TensorDictBase], None],

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.collectors import BaseCollector
 
 from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
@@ -19,7 +18,7 @@ from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
 
-class OverlappedCollector(BaseCollector):
+class OverlappedCollector:
     """Collector that collects rollout t + 1 in a thread, during the update on rollout t.
 
     The thread acts by a copy of the agent, the behavior policy. When rollout t is handed out, the copy
@@ -59,12 +58,8 @@ class OverlappedCollector(BaseCollector):
     def __init__(
         self, collector: Collector, agent: ActorCritic, reward_scaler: RewardScaler | None = None
     ) -> None:
-        super().__init__()
         self.collector = collector
-        self.env = collector.env
         self.can_resume = collector.can_resume
-        self.requested_frames_per_batch = collector.requested_frames_per_batch
-        self.total_frames = collector.total_frames
         self._learner = agent
         acting = _moments(collector.agent, collector.reward_scaler)
         self._moments = list(zip(_moments(agent, reward_scaler), acting, strict=True))
@@ -78,7 +73,10 @@ class OverlappedCollector(BaseCollector):
         self._thread.submit(torch.set_num_threads, num_threads)
         self._thread.submit(collectives.use_group, group)
 
-    def iterator(self) -> Iterator[TensorDictBase]:
+    def __len__(self) -> int:
+        return len(self.collector)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
         """Yield the remaining rollouts of the run. An exception of the thread is raised here."""
         is_first = self._pending is None
         if self._pending is None:
@@ -111,10 +109,6 @@ class OverlappedCollector(BaseCollector):
         if self._pending is not None:
             wait([self._pending])
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the collector, see :meth:`Collector.set_seed`."""
-        return self.collector.set_seed(seed, static_seed)
-
     def running(self) -> list[Row] | None:
         """Return the episodes that ran before the pending rollout."""
         self.wait()
@@ -138,12 +132,10 @@ class OverlappedCollector(BaseCollector):
         for learned, collected in self._moments:
             collected.load_state_dict(learned.state_dict())
 
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
+    def shutdown(self) -> None:
         """Wait for the pending rollout, close the environments and end the thread."""
         self.wait()
-        self.collector.shutdown(timeout, close_env, raise_on_error)
+        self.collector.shutdown()
         self._thread.shutdown()
 
 
