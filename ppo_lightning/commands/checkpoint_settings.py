@@ -37,7 +37,9 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     if path is None or path == "null":
         return args
     if path == "last":
-        raise ConfigError("--ckpt_path takes a file: --auto_resume finds the last one of this recipe and seed.")
+        raise ConfigError(
+            "--ckpt_path takes a file: --auto_resume finds the last one of this recipe and seed."
+        )
     checkpoint = read_checkpoint(path)
     if option(args, "--config", "-c"):
         return args
