@@ -16,13 +16,10 @@ def remaining(rollouts_done: int, num_rollouts: int) -> float:
 
 
 class IterationLR(LambdaLR):
-    """Learning rate of this run times a factor of the number of iterations.
+    """Learning rate of this run times a factor of the number of iterations done.
 
-    Only the number of iterations is restored from a checkpoint, not the initial learning rate.
-
-    Args:
-        optimizer: Optimizer with the learning rate of the first iteration.
-        lr_lambda: Function from the number of iterations done to the factor.
+    The arguments are those of PyTorch's ``LambdaLR``. Only the number of iterations is restored from a
+    checkpoint, not the initial learning rate.
 
     Example:
         >>> optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
