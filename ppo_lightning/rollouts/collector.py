@@ -5,7 +5,7 @@ TorchRL's ``Collector`` adds 300-700 microseconds to each step of an environment
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from tensordict import TensorDictBase
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.state import Row, from_plain, to_plain
-from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import ArrayMoments
 from ppo_lightning.rollouts.base import Collector
@@ -73,7 +72,7 @@ class RolloutCollector(Collector):
 
     env: BatchedEnv
     can_resume = True
-    clock: StepClock | None = None  # times the environments
+    timed: Callable[..., Any] | None = None  # calls a method of the environments, with its arguments
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -177,8 +176,8 @@ class RolloutCollector(Collector):
         steps_before = self.rollouts_done * self.num_steps
         noise = None if self.deterministic else self.draw_noise().numpy()
         step, reset = env.step_arrays, env.reset_arrays
-        if self.clock is not None:
-            step, reset = (functools.partial(self.clock.time, function) for function in (step, reset))
+        if self.timed is not None:
+            step, reset = (functools.partial(self.timed, function) for function in (step, reset))
         movers = store["mover"][..., 0] if env.turn_based else None
         ends: list[EpisodeEnds] = []
         # detail 1
