@@ -307,7 +307,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
         """Return states, step counts and generators."""
         return [
             {
-                "state": torch.from_numpy(self.envs.state[:, i].copy()),
+                "state": self.envs.state[:, i].copy(),
                 "steps": int(self.envs.steps[i]),
                 "random": generator.bit_generator.state,
             }
@@ -317,7 +317,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
     def set_state(self, states: list[dict[str, Any]]) -> None:
         """Restore all copies."""
         for i, saved in enumerate(states):
-            self.envs.state[:, i] = saved["state"].numpy()
+            self.envs.state[:, i] = saved["state"]
             self.envs.steps[i] = saved["steps"]
             self._generators[i].bit_generator.state = saved["random"]
 

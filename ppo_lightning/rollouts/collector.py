@@ -272,16 +272,15 @@ class RolloutCollector(Collector):
         arrays = {"observation": self.observation}
         if self._memory is not None:
             arrays["memory"] = self._memory
-        return [
-            state | {key: to_plain(values[i]) for key, values in arrays.items()}
-            for i, state in enumerate(states)
-        ]
+        rows = [state | {key: values[i] for key, values in arrays.items()} for i, state in enumerate(states)]
+        return [{key: to_plain(value) for key, value in row.items()} for row in rows]
 
     def _restore(self, rows: list[Row]) -> None:
+        rows = [{key: from_plain(value) for key, value in row.items()} for row in rows]
         self.env.set_state(rows)
-        self.observation = np.stack([from_plain(row["observation"]) for row in rows])
+        self.observation = np.stack([row["observation"] for row in rows])
         if self._memory is not None:
-            self._memory[:] = np.stack([from_plain(row["memory"]) for row in rows])
+            self._memory[:] = np.stack([row["memory"] for row in rows])
 
 
 def _differ(rows: np.ndarray, others: np.ndarray | None) -> np.ndarray:
