@@ -371,13 +371,12 @@ def check_time_limits(rollout: TensorDictBase) -> Findings:
     same = (last == last[0]).all(dim=0) & (final == final[0]).all(dim=0)
     if (same & (last[0] != final[0])).any():
         return
-    yield Finding(
-        "warning",
-        "time limit",
-        f"{len(env)} of {len(length)} episodes terminate at exactly step {limit}, and none is longer.",
+    what = f"{len(env)} of {len(length)} episodes terminate at exactly step {limit}, and none is longer."
+    remedy = (
         "If this is a time limit, return truncated=True instead of terminated=True: otherwise the update"
-        " takes the value of the final state as 0. If the task ends there, let observations show the time.",
+        " takes the value of the final state as 0. If the task ends there, let observations show the time."
     )
+    yield Finding("warning", "time limit", what, remedy)
 
 
 def check_replays(rollout: TensorDictBase, replay: Callable[..., TensorDictBase]) -> Findings:
