@@ -6,20 +6,67 @@ curves and final returns to `ablation.png`. It needs the extra `report`.
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import numpy as np
 
-from ppo_lightning.commands import benchmark
+from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
+from ppo_lightning.commands import benchmark, cli
 from ppo_lightning.commands.curves import curve, decorate, save
-from ppo_lightning.commands.details import DETAILS, format_value, recipe_manifest
+from ppo_lightning.commands.details import format_value
 from ppo_lightning.commands.jobs import Job
+from ppo_lightning.commands.options import QUIET
 from ppo_lightning.commands.report import interval, read_csv
 from ppo_lightning.errors import ConfigError, import_extra
 
 FULL = "the recipe"
+NETWORKS, SCALING = ("--model.agent.shared", "true"), ("--model.norm_reward", "false")
+SWITCHES = {  # number of a detail -> flags that switch it off
+    "3": ("--model.adam_eps", "1e-8"),
+    "4": ("--model.anneal_lr", "false"),
+    "5": ("--model.gae_lambda", "1.0"),
+    "7": ("--model.norm_adv", "false"),
+    "8": ("--model.clip_coef", "1000000.0", "--model.clip_vloss", "false"),
+    "9": ("--model.clip_vloss", "false"),
+    "10": ("--model.ent_coef", "0.0"),
+    "11": ("--model.max_grad_norm", "1000000.0"),
+    "13": NETWORKS,
+    "14": ("--data.env_kwargs.noop_max", "0"),
+    "15": ("--data.env_kwargs.frame_skip", "1"),
+    "16": ("--data.env_kwargs.episodic_life", "false"),
+    "17": ("--data.env_kwargs.fire_reset", "false"),
+    "19": ("--data.env_kwargs.clip_reward", "false"),
+    "26": NETWORKS,
+    "28": ("--model.agent.norm_obs", "false"),
+    "30": SCALING,
+    "A1": ("--model.anneal_clip_coef", "false"),
+    "A3": ("--model.target_kl", "null"),
+    "P2": SCALING,
+}
+
+
+class ManifestReader(L.Callback):
+    """Callback that reads the details of a run before training, and ends the run."""
+
+    values: dict[str, Value]
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Read the details."""
+        self.values = manifest(pl_module)
+        raise SystemExit(0)
+
+
+def recipe_manifest(args: Sequence[str]) -> dict[str, Value]:
+    """Return the details of a run with these arguments of ``fit``, without training it."""
+    reader = ManifestReader()
+    with contextlib.suppress(SystemExit):
+        cli.run([reader], ["fit", *args, *QUIET], save_config=False)
+    return reader.values
 
 
 def jobs_without(
@@ -36,18 +83,18 @@ def jobs_without(
     Raises:
         ConfigError: A detail is unknown, already off in the recipe, or cannot be switched off.
     """
-    details = {detail.number: detail for detail in DETAILS}
+    titles = {detail.number: detail.title for detail in DETAILS}
     values = recipe_manifest(["--config", str(recipe), *flags])
     variants = {FULL: flags}
     for number in numbers:
-        if number not in details:
+        if number not in titles:
             raise ConfigError(f"--details {number}: there is no such detail (see ppo-lightning details).")
-        detail = details[number]
-        if not detail.off or values[number] in (None, False):
-            reason = f"is {format_value(values[number])} in this recipe" if detail.off else "has no switch"
+        switch, title = SWITCHES.get(number), titles[number]
+        if switch is None or values[number] in (None, False):
+            reason = f"is {format_value(values[number])} in this recipe" if switch else "has no switch"
             reason = reason.replace("is - in", "does not apply to")
-            raise ConfigError(f"--details {number} ({detail.title}) {reason}: leave it out.")
-        variants[f"without {number}, {detail.title}"] = (*flags, *detail.off)
+            raise ConfigError(f"--details {number} ({title}) {reason}: leave it out.")
+        variants[f"without {number}, {title}"] = (*flags, *switch)
     return [Job(label, recipe, seed, options) for seed in seeds for label, options in variants.items()]
 
 

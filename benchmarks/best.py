@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from scipy.stats import trim_mean
 
 from benchmarks.candidate_table import probability_of_improvement, row
 from ppo_lightning.commands.curves import decorate, plot_mean
-from ppo_lightning.commands.report import interquartile_mean, interval, published, read_csv
+from ppo_lightning.commands.report import interval, published, read_csv
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -93,8 +94,8 @@ def aggregate(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> d
         probability_of_improvement(list(r), list(b)) for b, r in zip(best, references, strict=True)
     ]
     return {
-        "iqm": float(interquartile_mean(normalized_runs(best, references))),
-        "interval": np.percentile(interquartile_mean(np.stack(samples)), [2.5, 97.5]),
+        "iqm": float(trim_mean(normalized_runs(best, references), 0.25)),
+        "interval": np.percentile(trim_mean(np.stack(samples), 0.25, axis=1), [2.5, 97.5]),
         "improvement": float(np.mean(improvements)),
     }
 

@@ -5,17 +5,19 @@ Each class is used through the command line, from the root of the repository:
     python -m ppo_lightning fit --config configs/mujoco/hopper.yaml --model benchmarks.candidates.AdamRel
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppo_lightning import PPO, MLPAgent
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.models import Evaluation
+from ppo_lightning.models.init import orthogonal
+from ppo_lightning.spaces.entries import take_columns
 
 
 class AdamRel(PPO):
@@ -147,7 +149,7 @@ class MuonPPO(PPO):
         configured = super().configure_optimizers()
         schedule = configured["lr_scheduler"]["scheduler"]
         configured["optimizer"] = optimizer
-        configured["lr_scheduler"]["scheduler"] = type(schedule)(optimizer, self.data.num_rollouts)
+        configured["lr_scheduler"]["scheduler"] = type(schedule)(optimizer, schedule.lr_lambdas[0])
         return configured
 
 
@@ -171,12 +173,52 @@ class ColouredAgent(MLPAgent):
         return torch.fft.irfft(spectrum, n=num_steps, dim=0)
 
 
-class UngatedAgent(MLPAgent):
-    """Agent with the minGRU of the paper: the output gate is 1, and its weights have no gradient."""
+class ResidualBlock(nn.Module):
+    """Layer normalization and two linear layers with a rectifier between them, added to the input."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        cell, size = self.memory.cell, self.memory.out_features
-        with torch.no_grad():
-            cell.weight[size : 2 * size] = 0.0
-            cell.bias[size : 2 * size] = 100.0
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        for layer in (self.up, self.down):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features [B, F] to the same shape."""
+        return features + self.down(self.up(self.norm(features)).relu())
+
+
+class ResidualMLP(nn.Module):
+    """A linear layer, residual blocks, and layer normalization.
+
+    Sources: Lee et al., "SimBa" (2025); Bian et al., "RN-D: Discretized Categorical Actors for On-Policy
+    Reinforcement Learning" (2026).
+    """
+
+    def __init__(
+        self, in_features: int, hidden_sizes: Sequence[int], columns: Sequence[slice] | None = None, **_: Any
+    ) -> None:
+        super().__init__()
+        width = hidden_sizes[0]
+        self.columns = columns
+        self.out_features = width
+        size = in_features if columns is None else sum(place.stop - place.start for place in columns)
+        self.projection = orthogonal(nn.Linear(size, width), gain=1.0)
+        self.blocks = nn.ModuleList(ResidualBlock(width) for _ in hidden_sizes)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Map observations [B, D] to features [B, F]."""
+        rows = observation if self.columns is None else take_columns(observation, self.columns)
+        features = self.projection(rows)
+        for block in self.blocks:
+            features = block(features)
+        return self.norm(features)
+
+
+class ResidualAgent(MLPAgent):
+    """Has residual blocks with layer normalization, one for each of ``hidden_sizes``, all of one width."""
+
+    network = ResidualMLP

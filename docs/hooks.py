@@ -104,12 +104,11 @@ The details of Huang et al., "The 37 Implementation Details of Proximal Policy O
 their auxiliary details (A) and two of Procgen (P).
 `ppo-lightning details --config RECIPE.yaml` prints the values in a recipe.
 """
-    lines = [about, "| | detail | code | flags that switch the detail off |\n|---|---|---|---|"]
+    lines = [about, "| | detail | code |\n|---|---|---|"]
     line_of = places()
     for detail in DETAILS:
         path, line = line_of[detail.number].rsplit(":", 1)
         # HTML, because MkDocs does not know the anchors of lines, which a plugin creates, and would warn.
         link = f'<a href="../source/{path}/#__codelineno-0-{line}">{path}:{line}</a>'
-        off = f"`{' '.join(detail.off)}`" if detail.off else ""
-        lines.append(f"| {detail.number} | {detail.title} | {link} | {off} |")
+        lines.append(f"| {detail.number} | {detail.title} | {link} |")
     return "\n".join(lines) + "\n"

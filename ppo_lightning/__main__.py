@@ -19,13 +19,8 @@ def main() -> None:
         return
     end_with_the_launcher()
     gc.disable()  # imports make no garbage: to look for some takes a fifth of their time
-    try:
-        from ppo_lightning.commands import cli
-    except OSError as error:
-        print(
-            f"error: PyTorch cannot be imported ({error}): check its environment variables.", file=sys.stderr
-        )
-        raise SystemExit(2) from None
+    from ppo_lightning.commands import cli
+
     gc.freeze()
     gc.enable()
     cli.main()

@@ -23,11 +23,10 @@ from torch.utils._pytree import tree_map as tree_map
 
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
-    from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
 CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, Unsupported
-COMPILING = "torch._dynamo.convert_frame"  # module that is on the stack while a graph is compiled
 # PyTorch stores no scan unless told to. The key of a stored graph includes the step of the scan (tested).
 STORE_SCAN = {"unsafe_marked_cacheable_functions": {"torch.ops.higher_order.scan": torch.__version__}}
 ONNX_REGISTRATION = "torch.onnx._internal.exporter._registration"  # logger
@@ -159,11 +158,6 @@ def steps_between_saves(checkpoint: "ModelCheckpoint") -> int:
     return checkpoint._every_n_train_steps
 
 
-def average_decay(callback: "EMAWeightAveraging") -> float:
-    """Return the share of the average that one update keeps."""
-    return float(callback._kwargs["avg_fn"](torch.ones(()), torch.zeros(()), 1))
-
-
 def has_hyperparameters(module: Any) -> bool:
     """Return whether a module has called Lightning's ``save_hyperparameters``."""
     return "_hparams" in vars(module)
@@ -195,11 +189,6 @@ def convert_integers(convert: Callable[[Any], Any]) -> None:
 def forget_writer(logger: Any) -> None:
     """Let a ``TensorBoardLogger`` open a new file."""
     logger._experiment = None
-
-
-def add_summary(writer: Any, summary: Any, step: int) -> None:
-    """Write a summary to the file of TensorBoard's ``SummaryWriter``."""
-    writer._get_file_writer().add_summary(summary, step)
 
 
 def timeout_of(group: Any) -> Any:

@@ -20,7 +20,7 @@ from ppo_lightning import PPO, SAC, CNNAgent, MLPAgent, RecurrentPPO
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.export.onnx import random_observations
 from ppo_lightning.models import heads
-from ppo_lightning.models.normalizers import TensorMoments
+from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.offpolicy.buffer import ReplayBuffer
 from ppo_lightning.rollouts.evaluation import episode_statistics
 from ppo_lightning.spaces.specs import spec_from_space
@@ -31,9 +31,7 @@ BOX, DISCRETE = ACTIONS["box"], ACTIONS["discrete"]
 AGENTS = [
     *((MLPAgent, EVERYTHING, space, {"norm_obs": True}) for space in ACTIONS.values()),
     (MLPAgent, VECTOR, BOX, {"head": "tanh_gaussian"}),
-    (MLPAgent, VECTOR, BOX, {"body": "residual"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "lstm"}),
-    (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "gru"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "min_gru"}),
     (CNNAgent, PICTURE, DISCRETE, {}),
     (CNNAgent, PICTURE, BOX, {"body": "impala"}),
@@ -73,7 +71,7 @@ class WithoutFloat64(TorchDispatchMode):
 class WholeSequences(TorchDispatchMode):
     """Mode that answers operations that need the values of tensors: no episode begins within a sequence.
 
-    Simulated tensors have no values. PyTorch also cannot compute the shapes of a GRU without values.
+    Simulated tensors have no values.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -84,10 +82,6 @@ class WholeSequences(TorchDispatchMode):
             return first.new_zeros((ENVS, first.ndim), dtype=torch.int64)
         if func is aten._unique2.default:  # of the players of episodes
             return first.new_zeros(0), *(first.new_zeros(0, dtype=torch.int64) for _ in range(2))
-        if func is aten._thnn_fused_gru_cell.default:
-            gates, own_gates, state, *biases = args
-            same_device(state.device, gates, own_gates, *biases)
-            return torch.empty_like(state), state.new_empty(len(state), 5 * state.shape[1])
         mask = rest[0][0] if func is aten.index.Tensor else None
         if mask is not None and mask.dtype == torch.bool:
             same_device(first.device, mask)
@@ -119,8 +113,8 @@ def look_at_statistics(device: str, module: PPO, raw: torch.Tensor) -> None:
     same_device(scaler.mean.device, scaled)
     if module.agent.normalizer is not None:
         with WholeSequences():
-            moments = TensorMoments(module.agent.normalizer)  # once per rollout
-        same_device(device, *moments.update_and_normalize([raw, raw[:1]]))
+            moments = CollectorMoments(module.agent.normalizer, arrays=False)  # once per rollout
+        same_device(device, *moments.normalize([raw, raw[:1]]))
         moments.store()
 
 

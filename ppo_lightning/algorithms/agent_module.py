@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning import __version__, private
-from ppo_lightning.algorithms.manifest import manifest
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.guards import ExceptionGuard
+from ppo_lightning.callbacks.guards import EqualRanksGuard, ExceptionGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
-from ppo_lightning.callbacks.supported import TrainerGuard, check_callbacks, check_trainer
+from ppo_lightning.callbacks.supported import check_callbacks, check_trainer
 from ppo_lightning.callbacks.threads import Threads
 from ppo_lightning.checkpoints.agent import (
     LOCAL,
@@ -46,7 +45,6 @@ from ppo_lightning.models.agent import make_agent, require_agent_maker
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
-from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.spaces.specs import spec_from_plain
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
@@ -74,7 +72,15 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (TrainerGuard, Threads, Preemption, RunSummary)
+    takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
+    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (
+        Threads,
+        Preemption,
+        RunSummary,
+        RolloutGuard,
+        NonFiniteGuard,
+        EqualRanksGuard,
+    )
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
@@ -91,7 +97,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.episode_returns: deque[float] = deque(maxlen=100)
         self.episode_lengths: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
-        self._details: dict[str, Any] = {}  # implementation details of the run
         self.loaded: tuple[dict[str, Any], Path] = {}, Path()  # checkpoint, folder of its run, until `fit`
         self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
         self._predictor: Predictor | None = None
@@ -120,10 +125,6 @@ class AgentModule(NamedArguments, L.LightningModule):
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters that the optimizer updates. A variant adds those of its own networks."""
         return self.agent.parameters()
-
-    def collector_inputs(self) -> CollectorInputs:
-        """Return the inputs of the data module's collector."""
-        return CollectorInputs(self.agent, self.reward_scaler, compile=self.hparams.get("compile", False))
 
     # Construction
 
@@ -193,6 +194,11 @@ class AgentModule(NamedArguments, L.LightningModule):
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
                 " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."
             )
+        if self.fitting and not self.takes_turns and getattr(self.data.env, "turn_based", False):
+            raise ConfigError(
+                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the targets of"
+                f" {type(self).__name__} do not change sides: use ppo_lightning.SelfPlay."
+            )
 
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of a variant, whose parameters it adds to :meth:`trainable_parameters`."""
@@ -207,7 +213,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add agent, details, seed, counters and evaluation, as plain types.
+        """Add agent, seed, counters and evaluation, as plain types.
 
         Raises:
             NonFiniteError: The weights, the statistics or the optimizer's state are not finite.
@@ -222,7 +228,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             hyperparameters.pop(name, None)
         if type(self).__module__ != "__main__" and LOCAL not in self._class_path:
             hyperparameters.setdefault("_class_path", self._class_path)  # as the command line does
-        checkpoint["details"] = self._details
         checkpoint["seed"] = self.data.seed
         # Results of the last evaluation, if it evaluated the current weights
         metrics = self.trainer.callback_metrics if self._evaluated_at == self.env_steps else {}
@@ -256,7 +261,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.data.require_same_rollouts(checkpoint)
             self.data.seed = checkpoint["seed"]  # the random numbers continue
         self.loaded = {}, Path()
-        self._details = checkpoint["details"]  # `fit` overrides them
         self.env_steps = checkpoint["env_steps"]
         self.extra_steps = checkpoint.get("extra_steps", 0)
         self.episode_returns.extend(checkpoint["episode_returns"])
@@ -333,9 +337,10 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def to_onnx(self, file_path: str | Path) -> Path:  # type: ignore[override]
         """Export the agent for any batch size, see :func:`ppo_lightning.export.onnx.to_onnx`."""
+        from ppo_lightning.export.actor import deployed_actor
         from ppo_lightning.export.onnx import to_onnx
 
-        return to_onnx(self, file_path)
+        return to_onnx(deployed_actor(self.agent, self.observation_spec), file_path)
 
     # Training
 
@@ -375,9 +380,9 @@ class AgentModule(NamedArguments, L.LightningModule):
     # The data module calls these methods, because users override Lightning's hooks without `super()`.
 
     def begin_run(self) -> None:
-        """Start the clock and record the implementation details of the run."""
+        """Start the clock, and check the callbacks again: environments may have invalid steps."""
+        check_callbacks(self.trainer, self.steps_per_rollout)
         self.run_log = RunLog(self)
-        self._details = manifest(self)
 
     def begin_iteration(self, rollout: TensorDictBase) -> None:
         """Count the steps and episodes of a rollout [N, T]. The run stops after the last rollout."""
@@ -395,15 +400,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         if isinstance(batch, TensorDictBase) and batch.device == device:
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def end_if_preempted(self) -> None:
-        """Save a checkpoint and end the run if a signal asked for it. This is a collective.
-
-        An algorithm with long iterations calls this method at each point at which it can resume.
-        """
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Preemption):
-                callback.on_train_batch_end(self.trainer, self)
 
     def on_exception(self, exception: BaseException) -> None:
         """Release what an interrupted run holds."""
@@ -514,14 +510,14 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Return weights and statistics."""
         state = super().state_dict(*args, **kwargs)
         if self._returns_agent:
-            state[RETURNED] = [self._recipe, self._details, self.env_steps, list(self.episode_returns)]
+            state[RETURNED] = [self._recipe, self.env_steps, list(self.episode_returns)]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load weights and statistics, after building the agent that another process described."""
         state = dict(state_dict)
         if RETURNED in state:
-            recipe, self._details, self.env_steps, returns = state.pop(RETURNED)
+            recipe, self.env_steps, returns = state.pop(RETURNED)
             self._rebuild({"agent": recipe, "state_dict": state})
             self.episode_returns.extend(returns)
             self.loaded = {}, Path()

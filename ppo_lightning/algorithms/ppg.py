@@ -21,14 +21,11 @@ from ppo_lightning.algorithms.minibatches import (
 )
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.algorithms.update import EagerUpdate, make_update
-from ppo_lightning.checkpoints.resume import save_beside_checkpoints
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
 from ppo_lightning.models.heads import Float32Linear
 from ppo_lightning.models.init import orthogonal
-from ppo_lightning.rollouts.storage import check_memory
-from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -77,8 +74,6 @@ class PPG(PPO):
         check_arguments(PPG.__init__, locals(), "model")
         super().__init__(update_epochs=update_epochs, **hyperparameters)
         self.rollouts: list[Minibatch] = []  # of the policy phase, in main memory, tensors [N, T, ...]
-        self.epochs_done = 0  # passes that a preempted auxiliary phase completed
-        self._approx_kl = 0.0  # of the last iteration, for the schedule after the auxiliary phase
 
     def add_networks(self, specs: Specs) -> None:
         """Build the auxiliary value function on the features of the policy."""
@@ -137,8 +132,6 @@ class PPG(PPO):
     def end_iteration(self, rollout: TensorDictBase, metrics: list[dict[str, Tensor]]) -> None:
         """Run the auxiliary phase if it is due, at the learning rate of this iteration."""
         if len(self.rollouts) >= self.hparams.n_iteration:
-            if metrics:
-                self._approx_kl = float(collectives.gather(mean_of(metrics)["approx_kl"]).mean())
             self.store_policy()
             self.auxiliary_phase()
 
@@ -154,18 +147,12 @@ class PPG(PPO):
                 rollout[f"{POLICY}{number}"] = torch.stack(tensors).cpu()
 
     def auxiliary_phase(self) -> None:
-        """Train on the stored rollouts ``e_auxiliary`` times, log the mean losses, and forget the rollouts.
-
-        Between two passes, a preempted run saves a checkpoint and ends. A resumed run does the rest.
-        """
+        """Train on the stored rollouts ``e_auxiliary`` times, log the mean losses and forget the rollouts."""
         metrics = []
-        while self.epochs_done < self.hparams.e_auxiliary:
-            if self.epochs_done:
-                self.end_if_preempted()
+        for _ in range(self.hparams.e_auxiliary):
             for minibatch in self.auxiliary_minibatches():  # all of them may not fit into memory
                 metrics += self.optimize_auxiliary([minibatch])
-            self.epochs_done += 1
-        self.rollouts, self.epochs_done = [], 0
+        self.rollouts = []
         self.run_log.log({f"losses/aux/{name}": x for name, x in mean_of(metrics).items()}, rare=True)
 
     def auxiliary_minibatches(self) -> Iterator[Minibatch]:
@@ -177,7 +164,7 @@ class PPG(PPO):
         num_rollouts = len(self.rollouts)
         num_sequences = num_rollouts * self.data.shard.count
         count = num_sequences * self.trainer.world_size // self.hparams.num_aux_rollouts
-        keys = self.uniform("auxiliary", num_sequences, draw=self.epochs_done)
+        keys = self.uniform("auxiliary", num_sequences)
         for indices in deal_sequences(keys, count).chunk(count):
             chosen = [(self.rollouts[i % num_rollouts], i // num_rollouts) for i in indices.tolist()]
             minibatch = {
@@ -194,16 +181,7 @@ class PPG(PPO):
         """Forget the rollouts of an earlier run."""
         super().setup(stage)
         if stage == "fit" and self.trainer.ckpt_path is None:
-            self.rollouts, self.epochs_done = [], 0
-
-    def configure_model(self) -> None:
-        """Build the networks, and check that a phase fits into the memory of a rank."""
-        super().configure_model()
-        if self.fitting:
-            steps = self.hparams.n_iteration * self.data.frames_per_rollout // self.trainer.world_size
-            row = stored(self.data.specs.observation)
-            size = row.shape.numel() * row.dtype.itemsize + 12  # a discrete action and a value target
-            check_memory(steps, size, "model.n_iteration * data.num_envs * data.num_steps")
+            self.rollouts = []
 
     def check_split(self) -> None:
         """Check that there is an auxiliary phase, and that all phases can be split into minibatches."""
@@ -222,16 +200,9 @@ class PPG(PPO):
             )
 
     def on_train_start(self) -> None:
-        """Create the updates, and finish the auxiliary phase in which a resumed run was preempted."""
+        """Create the updates of both phases."""
         super().on_train_start()
         self.optimize_auxiliary = make_update(self, self.auxiliary_loss)
-        if self.epochs_done:
-            with self.trainer.precision_plugin.train_step_context():
-                self.auxiliary_phase()
-            self.step_schedule([{"approx_kl": torch.tensor(self._approx_kl)}])
-            if self.trainer.should_stop:  # only this phase was missing, and Lightning saves nothing
-                path = save_beside_checkpoints(self.trainer, "finished")
-                print(f"Finished the last auxiliary phase: {path}")
 
     def on_train_end(self) -> None:
         """Release compiled graphs."""
@@ -244,20 +215,17 @@ class PPG(PPO):
         return None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add, on rank 0, the rollouts of all ranks, and the position in the phase. This is a collective."""
+        """Add, on rank 0, the rollouts of all ranks. This is a collective."""
         super().on_save_checkpoint(checkpoint)
         rollouts = []
         for rollout in self.rollouts:
             gathered = {key: collectives.gather(tensor).flatten(0, 1) for key, tensor in rollout.items()}
             rollouts.append(gathered if self.trainer.is_global_zero else {})
-        checkpoint["auxiliary"] = {"rollouts": rollouts, "epochs_done": self.epochs_done}
-        checkpoint["approx_kl"] = self._approx_kl
+        checkpoint["auxiliary"] = {"rollouts": rollouts}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the rollouts of the running phase, to resume a run."""
         super().on_load_checkpoint(checkpoint)
         if self.fitting:
-            rows, saved = self.data.shard.rows, checkpoint["auxiliary"]
-            self.rollouts = [{key: x[rows].clone() for key, x in part.items()} for part in saved["rollouts"]]
-            self.epochs_done = saved["epochs_done"]
-            self._approx_kl = checkpoint["approx_kl"]
+            rows, saved = self.data.shard.rows, checkpoint["auxiliary"]["rollouts"]
+            self.rollouts = [{key: x[rows].clone() for key, x in part.items()} for part in saved]

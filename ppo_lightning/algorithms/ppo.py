@@ -22,12 +22,10 @@ from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
     KLAdaptiveLR,
-    LinearAnnealing,
     override_restored_settings,
     remaining,
 )
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
-from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.default import DefaultAgent
@@ -99,7 +97,6 @@ class PPO(AgentModule):
         "value_target",
     )
     draws_by_epoch: ClassVar[bool] = False  # whether minibatches depend on the weights before their epoch
-    fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
 
     def __init__(
         self,
@@ -300,11 +297,12 @@ class PPO(AgentModule):
         optimizer = torch.optim.Adam(
             self.trainable_parameters(), lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=fused
         )
-        schedule = IterationLR(optimizer)
-        if self.hparams.anneal_lr:
-            schedule = LinearAnnealing(optimizer, self.data.num_rollouts)
-        elif self.hparams.desired_kl is not None:
-            schedule = KLAdaptiveLR(optimizer, self.hparams.desired_kl)
+        if self.hparams.desired_kl is not None:
+            schedule: IterationLR = KLAdaptiveLR(optimizer, self.hparams.desired_kl)
+        else:
+            total, anneals = self.data.num_rollouts, self.hparams.anneal_lr
+            # detail 4
+            schedule = IterationLR(optimizer, lambda done: remaining(done, total) if anneals else 1.0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def setup(self, stage: str) -> None:
@@ -359,18 +357,15 @@ class PPO(AgentModule):
 
     # For updates, variants and callbacks
 
-    def uniform(self, stream: Stream, num_envs: int, *shape: int, draw: int | None = None) -> Tensor:
+    def uniform(self, stream: Stream, num_envs: int, *shape: int) -> Tensor:
         """Draw from U(0, 1), [num_envs, *shape].
 
-        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Draws
-        are counted if there is no number. Every rank draws for the environments of all ranks and keeps its
-        own rows.
+        The numbers depend on the run's seed, the stream, the rollout and the number of the draw alone. Every
+        rank draws for the environments of all ranks and keeps its own rows.
         """
-        if draw is None:
-            draw = self._draws[stream]
-            self._draws[stream] += 1
         shard = self.data.shard
-        generator = shard.generator(stream, self.rollouts_done - 1, draw)
+        generator = shard.generator(stream, self.rollouts_done - 1, self._draws[stream])
+        self._draws[stream] += 1
         first = num_envs // shard.count * shard.first
         drawn = torch.rand(num_envs // shard.count * shard.total, *shape, generator=generator)
         return drawn[first : first + num_envs]

@@ -1,4 +1,4 @@
-"""PPO for agents with a memory after the body: an LSTM, a GRU or a minGRU."""
+"""PPO for agents with a memory after the body: an LSTM or a minGRU."""
 
 from tensordict import TensorDictBase
 
@@ -15,14 +15,14 @@ class RecurrentPPO(PPO):
     The update recomputes the hidden states of each sequence from the stored state of the first step.
 
     The hyperparameters are those of :class:`~ppo_lightning.PPO`. ``num_minibatches`` must divide the number
-    of environments of a rank. With ``compile``, the networks before and after an LSTM or a GRU are compiled,
-    and the memory uses PyTorch's kernel. With a minGRU, the whole update is one graph, as without a memory.
+    of environments of a rank. With ``compile``, the networks before and after an LSTM are compiled, and
+    the memory uses PyTorch's kernel. With a minGRU, the whole update is one graph, as without a memory.
 
     Raises:
         ConfigError: The agent has no memory, or the environments cannot be split into minibatches.
 
     Example:
-        >>> agent = functools.partial(MLPAgent, memory="lstm", shared=True)
+        >>> agent = functools.partial(MLPAgent, memory="lstm")
         >>> module = RecurrentPPO(agent=agent, num_minibatches=2)
     """
 
@@ -30,8 +30,7 @@ class RecurrentPPO(PPO):
         """Refuse an agent without a memory."""
         if self.agent.memory is None:
             raise ConfigError(
-                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm, gru or min_gru,"
-                " and model.agent.shared to true."
+                "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or min_gru."
             )
 
     def check_split(self) -> None:

@@ -18,7 +18,6 @@ from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.cnn import channels_last
 from ppo_lightning.models.heads import Float32Linear
@@ -64,6 +63,7 @@ class RND(PPO):
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "int_value_target", "novelty_input", "novelty_weight")
     reads_features = True
+    takes_turns = False
 
     def __init__(
         self,
@@ -76,16 +76,8 @@ class RND(PPO):
     ) -> None:
         check_arguments(RND.__init__, locals(), "model")
         super().__init__(**hyperparameters)
-        self.rewards = IntrinsicRewards(0, int_gamma)
-
-    def check_agent(self) -> None:
-        """Refuse an agent with a memory, and players who take turns."""
-        super().check_agent()
-        if self.fitting and getattr(self.data.env, "turn_based", False):
-            raise ConfigError(
-                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the intrinsic rewards of"
-                " RND do not change sides: use ppo_lightning.SelfPlay."
-            )
+        # Sums of the intrinsic rewards of each environment, which continue from one rollout to the next
+        self.sums: dict[str, Tensor] = {}
 
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of the intrinsic reward."""
@@ -101,7 +93,8 @@ class RND(PPO):
         """Begin the sums of rewards at 0."""
         super().setup(stage)
         if stage == "fit":
-            self.rewards = IntrinsicRewards(self.data.shard.count, self.hparams.int_gamma)
+            zeros = torch.zeros(self.data.shard.count, dtype=torch.float64)
+            self.sums = {"discounted": zeros, "episode": zeros.clone()}
 
     def on_train_start(self) -> None:
         """Begin new statistics with random steps."""
@@ -118,7 +111,7 @@ class RND(PPO):
         """Add the combined ``advantage`` and ``value_target`` [N, T, 1], and ``int_value_target`` [N, T]."""
         rollout = super().advantages(rollout)
         rows = min(self.minibatch_size, self.microbatch_size)
-        reward = self.rewards.compute(rollout, self.curiosity, rows)
+        reward = self.int_rewards(rollout, rows)
         value = in_parts(self.int_value, rows, rollout["observation"], rollout["action"])
         # At an episode end, the stream continues with the first observation of the next episode.
         collector: Any = self.data.collector
@@ -130,10 +123,39 @@ class RND(PPO):
         )
         extrinsic = self.hparams.ext_coef * rollout["advantage"]
         rollout["advantage"] = extrinsic + self.hparams.int_coef * advantage.unsqueeze(-1)
-        sums = self.rewards.sum_episodes(rollout)  # of the rewards before scaling
+        sums = self.episode_sums(rollout)
         if len(sums):
             self.run_log.add({"charts/episode_curiosity_reward": sums.mean()})
         return rollout
+
+    @torch.no_grad()
+    def int_rewards(self, rollout: TensorDictBase, microbatch_size: int) -> Tensor:
+        """Return rewards divided by the running standard deviation of their discounted sum, [N, T].
+
+        The rewards use the statistics of the observations before the rollout. Invalid steps have the reward
+        0 and enter no statistics. The rollout receives ``novelty_input``, [N, T, ...], and ``int_reward``,
+        the rewards before scaling. With several ranks this is a collective.
+        """
+        valid = rollout.get("valid")
+        rollout["novelty_input"] = self.curiosity.view(rollout["next", "observation"])
+        reward = in_parts(self.curiosity.error, microbatch_size, rollout["novelty_input"])
+        rollout["int_reward"] = reward if valid is None else reward * valid
+        self.curiosity.observe(rollout["novelty_input"], valid)
+        never, gamma = torch.zeros_like(reward, dtype=torch.bool), self.hparams.int_gamma
+        sums = discounted_sum(rollout["int_reward"].T, never.T, self.sums["discounted"], gamma).T
+        return rollout["int_reward"] / self.curiosity.reward_std(sums, valid)
+
+    def episode_sums(self, rollout: TensorDictBase) -> Tensor:
+        """Return the sums of ``int_reward`` over the episodes that ended in a rollout, of all ranks, [E].
+
+        A sum starts afresh where ``("next", "step_count")`` is 1, also in a resumed run with fresh episodes.
+        """
+        first = rollout["next", "step_count"].squeeze(-1).cpu() == 1
+        self.sums["episode"].masked_fill_(first[:, 0], 0)
+        last = first.roll(-1, dims=1)
+        last[:, -1] = False
+        sums = discounted_sum(rollout["int_reward"].T, last.T, self.sums["episode"]).T
+        return collectives.concatenate(sums[rollout["next", "episode_done"][..., 0].cpu()])
 
     def int_value(self, observation: Tensor, action: Tensor) -> Tensor:
         """Return the intrinsic values [B] of observations [B, ...]. The actions have no effect."""
@@ -161,71 +183,14 @@ class RND(PPO):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the sums of all environments."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["intrinsic"] = self.rewards.state_dict()
+        checkpoint["intrinsic"] = {name: collectives.concatenate(x) for name, x in self.sums.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the sums, to resume a run."""
         super().on_load_checkpoint(checkpoint)
         if self.fitting and len(checkpoint["intrinsic"]["discounted"]) == self.data.num_envs:
-            self.rewards.load_state_dict(checkpoint["intrinsic"], self.data.shard.rows)
-
-
-class IntrinsicRewards:
-    """Intrinsic rewards of N environments: sums over time and over episodes.
-
-    The sums continue from one rollout to the next. Those of an episode start afresh where
-    ``("next", "step_count")`` is 1, which also holds for the fresh episodes of a resumed run.
-
-    Example:
-        >>> rewards = IntrinsicRewards(1, gamma=0.5)
-        >>> rewards.discount(torch.ones(1, 3)).tolist()
-        [[1.0, 1.5, 1.75]]
-        >>> rewards.discount(torch.zeros(1, 1)).tolist()
-        [[0.875]]
-    """
-
-    def __init__(self, num_envs: int, gamma: float) -> None:
-        self.gamma = gamma
-        self.discounted = torch.zeros(num_envs, dtype=torch.float64)
-        self.episode = torch.zeros(num_envs, dtype=torch.float64)
-
-    @torch.no_grad()
-    def compute(self, rollout: TensorDictBase, curiosity: "Curiosity", microbatch_size: int) -> Tensor:
-        """Return rewards divided by the running standard deviation of their discounted sum, [N, T].
-
-        The rewards use the statistics of the observations before the rollout. Invalid steps have the reward
-        0 and enter no statistics. The rollout receives ``novelty_input``, [N, T, ...], and ``int_reward``,
-        the rewards before scaling. With several ranks this is a collective.
-        """
-        valid = rollout.get("valid")
-        rollout["novelty_input"] = curiosity.view(rollout["next", "observation"])
-        reward = in_parts(curiosity.error, microbatch_size, rollout["novelty_input"])
-        rollout["int_reward"] = reward if valid is None else reward * valid
-        curiosity.observe(rollout["novelty_input"], valid)
-        return rollout["int_reward"] / curiosity.reward_std(self.discount(rollout["int_reward"]), valid)
-
-    def discount(self, reward: Tensor) -> Tensor:
-        """Return the discounted sums of rewards [N, T] up to each step, across episode ends, on the CPU."""
-        never = torch.zeros_like(reward, dtype=torch.bool)
-        return discounted_sum(reward.T, never.T, self.discounted, self.gamma).T
-
-    def sum_episodes(self, rollout: TensorDictBase) -> Tensor:
-        """Return the sums of ``int_reward`` over the episodes that ended in a rollout, of all ranks, [E]."""
-        first = rollout["next", "step_count"].squeeze(-1).cpu() == 1
-        self.episode.masked_fill_(first[:, 0], 0)
-        last = first.roll(-1, dims=1)
-        last[:, -1] = False
-        sums = discounted_sum(rollout["int_reward"].T, last.T, self.episode).T
-        return collectives.concatenate(sums[rollout["next", "episode_done"][..., 0].cpu()])
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the sums of the environments of all ranks. This is a collective."""
-        sums = {"discounted": self.discounted, "episode": self.episode}
-        return {name: collectives.concatenate(values) for name, values in sums.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor], rows: slice) -> None:
-        """Restore the sums of these environments of all."""
-        self.discounted, self.episode = (state[key][rows].clone() for key in ("discounted", "episode"))
+            rows = self.data.shard.rows
+            self.sums = {name: sums[rows].clone() for name, sums in checkpoint["intrinsic"].items()}
 
 
 def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from ppo_lightning.utils import collectives
 from ppo_lightning.utils.rounding import decimals
 
 SAVE_EVERY = 10  # seconds
-ENOUGH = 10  # episodes to know what their infos have
 
 
 class RunLog:
@@ -29,9 +27,7 @@ class RunLog:
     def __init__(self, module: Learner) -> None:
         self.module = module
         self.steps_before = module.env_steps
-        self._episodes = 0  # of this fit
         self._values: dict[str, Any] = {}  # for the next call of `log`
-        self._unseen = {f"charts/{name}" for name in module.data.factory.log_info[1:]}
         self._started = time.perf_counter()
         self._saved = self._started
 
@@ -50,13 +46,8 @@ class RunLog:
             return
         self.module.episode_returns.extend(episodes[:, 0].tolist())
         self.module.episode_lengths.extend(episodes[:, 1].tolist())
-        means = info_means("charts", episodes[:, 3:], names)
-        self._unseen -= means.keys()
-        self._episodes += len(episodes)
-        if self._unseen and self._episodes >= ENOUGH:
-            rank_zero_warn(f"data.log_info: no info at an episode end has a number for {self._unseen}.")
-            self._unseen.clear()
-        self.add(means | episode_means(episodes[:, :3], zero_sum="mover" in rollout.keys()))  # noqa: SIM118
+        self.add(info_means("charts", episodes[:, 3:], names))
+        self.add(episode_means(episodes[:, :3], zero_sum="mover" in rollout.keys()))  # noqa: SIM118
 
     @property
     def waits(self) -> bool:
@@ -93,6 +84,8 @@ class RunLog:
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         # Text: Rich shows three decimals of any number.
         shown = {"SPS": f"{self.steps_per_second():.0f}", "steps": str(module.env_steps)}
+        left = (module.data.num_rollouts - module.rollouts_done) * module.data.frames_per_rollout
+        shown["left"] = f"{left / self.steps_per_second() / 60:.1f} min"
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
         private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 KL_STEP = 1.5  # factor between two learning rates
 SLOWEST = 1e-5
@@ -15,25 +15,22 @@ def remaining(rollouts_done: int, num_rollouts: int) -> float:
     return max(0.0, 1 - rollouts_done / num_rollouts)
 
 
-class IterationLR(LRScheduler):
-    """Learning rate multiplied by :meth:`factor`, which is constant by default.
+class IterationLR(LambdaLR):
+    """Learning rate of this run times a factor of the number of iterations.
 
-    Only the number of iterations is restored from a checkpoint. The initial learning rate is that of the
-    current run.
+    Only the number of iterations is restored from a checkpoint, not the initial learning rate.
+
+    Args:
+        optimizer: Optimizer with the learning rate of the first iteration.
+        lr_lambda: Function from the number of iterations done to the factor.
 
     Example:
         >>> optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
-        >>> IterationLR(optimizer).get_last_lr()
-        [0.1]
+        >>> schedule = IterationLR(optimizer, lambda done: remaining(done, num_rollouts=2))
+        >>> optimizer.step(); schedule.step()
+        >>> schedule.get_last_lr()
+        [0.05]
     """
-
-    def factor(self) -> float:
-        """Return the factor of iteration ``last_epoch``."""
-        return 1.0
-
-    def get_lr(self) -> list[float]:  # type: ignore[override]
-        """Return the learning rate of each group."""
-        return [float(base) * self.factor() for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of iterations."""
@@ -42,34 +39,10 @@ class IterationLR(LRScheduler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the number of iterations, and override the restored optimizer's learning rate."""
         self.last_epoch = state_dict["last_epoch"]
-        for group, base, lr in zip(self.optimizer.param_groups, self.base_lrs, self.get_lr(), strict=True):
-            group.update(initial_lr=base, lr=lr)
-        self._last_lr = [*self.get_lr()]
-
-
-class LinearAnnealing(IterationLR):
-    """Learning rate that decreases linearly to 0 over the run.
-
-    Args:
-        optimizer: Optimizer with the learning rate of the first iteration.
-        num_rollouts: Number of iterations of the run.
-
-    Example:
-        >>> optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
-        >>> schedule = LinearAnnealing(optimizer, num_rollouts=2)
-        >>> optimizer.step(); schedule.step()
-        >>> schedule.get_last_lr()
-        [0.05]
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, num_rollouts: int) -> None:
-        self.num_rollouts = num_rollouts
-        super().__init__(optimizer)
-
-    def factor(self) -> float:
-        """Return the remaining share of the run."""
-        # detail 4
-        return remaining(self.last_epoch, self.num_rollouts)
+        factor = self.lr_lambdas[0](self.last_epoch)
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group.update(initial_lr=base, lr=float(base) * factor)
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
 class KLAdaptiveLR(IterationLR):
@@ -89,18 +62,14 @@ class KLAdaptiveLR(IterationLR):
         >>> optimizer = torch.optim.Adam([torch.zeros(1)], lr=3e-4)
         >>> schedule = KLAdaptiveLR(optimizer, desired_kl=0.01)
         >>> schedule.adapt(approx_kl=0.05)
-        >>> round(schedule.get_lr()[0], 6)
-        0.0002
+        >>> round(schedule.kl_factor, 6)
+        0.666667
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, desired_kl: float) -> None:
         self.desired_kl = desired_kl
         self.kl_factor = 1.0
-        super().__init__(optimizer)
-
-    def factor(self) -> float:
-        """Return the product of all adaptations."""
-        return self.kl_factor
+        super().__init__(optimizer, lambda done: self.kl_factor)
 
     def adapt(self, approx_kl: float) -> None:
         """Adapt the factor to the mean approximate KL divergence of an iteration over all ranks."""

@@ -38,13 +38,7 @@ class EagerUpdate:
     def __init__(self, module: Learner, loss: Loss, compile_loss: bool = False) -> None:
         self.module = module
         self.loss = loss
-        self._compile_loss = compile_loss
-
-    @functools.cached_property
-    def _loss(self) -> Loss:
-        if not self._compile_loss:
-            return self.loss
-        return compile_per_instance(self.loss, self.module.agent.traceable)
+        self._loss: Loss = compile_per_instance(loss, module.agent.traceable) if compile_loss else loss
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Take a step on one minibatch [B, ...] after the other, and return the parts of each loss."""
@@ -117,7 +111,6 @@ class CompiledUpdate:
         # The loop of two runs with RND compiles for 140 s in C++, and for 57 s in Python.
         cpp_loop = self._params[0].device.type == "cpu" and len(self._params) <= CPP_PARAMETERS
         self._scan: Any = compile_scan(self._epoch, cpp_loop)
-        self._whole: Any = compile_per_instance(self._update)
         self._gradients: Any = compile_per_instance(self._differentiate)
         self._step: Any = compile_per_instance(self._apply)
 
@@ -199,10 +192,15 @@ class CompiledUpdate:
 
     def _one(self, minibatch: Minibatch) -> Metrics:
         parts = equal_parts(minibatch, self.module.microbatch_size)
+        grads, metrics = self._gradients(self._tensors[0], parts[0])
+        sums = list(metrics.values())
+        for part in parts[1:]:
+            more_grads, metrics = self._gradients(self._tensors[0], part)
+            foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
+        foreach_div_([*grads, *sums], len(parts))
         with counted_step(self.module.optimizers()):
-            if len(parts) > 1:
-                return self._accumulate(parts)
-            return self._whole(self._tensors, self._rates(1, self._done)[0], minibatch)
+            self._step(self._tensors, self._rates(1, self._done)[0], grads)
+        return dict(zip(metrics, sums, strict=True))
 
     @functools.cached_property
     def _tensors(self) -> list[Tensors]:
@@ -259,21 +257,6 @@ class CompiledUpdate:
         """Return the parts of a vector in the shapes of the parameters."""
         parts = vector.split([parameter.numel() for parameter in self._params])
         return [part.view_as(parameter) for part, parameter in zip(parts, self._params, strict=True)]
-
-    def _update(self, tensors: list[Tensors], rates: Tensor, minibatch: Minibatch) -> Metrics:
-        grads, metrics = self._differentiate(tensors[0], minibatch)
-        self._apply(tensors, rates, grads)
-        return metrics
-
-    def _accumulate(self, parts: Sequence[Minibatch]) -> Metrics:
-        grads, metrics = self._gradients(self._tensors[0], parts[0])
-        sums = list(metrics.values())
-        for part in parts[1:]:
-            more_grads, metrics = self._gradients(self._tensors[0], part)
-            foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
-        foreach_div_([*grads, *sums], len(parts))
-        self._step(self._tensors, self._rates(1, self._done)[0], grads)
-        return dict(zip(metrics, sums, strict=True))
 
     def _differentiate(self, params: Tensors, minibatch: Minibatch) -> tuple[Tensors, Metrics]:
         def loss(params: Tensors) -> Any:

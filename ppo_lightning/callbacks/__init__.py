@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from ppo_lightning.callbacks.doctor import Doctor
     from ppo_lightning.callbacks.live import LivePlot
     from ppo_lightning.callbacks.preemption import Preemption
-    from ppo_lightning.callbacks.progress import RolloutProgressBar
     from ppo_lightning.callbacks.summary import RunSummary
     from ppo_lightning.callbacks.threads import Threads
     from ppo_lightning.callbacks.video import CaptureVideo
@@ -18,7 +17,6 @@ __all__ = [
     "Doctor",
     "LivePlot",
     "Preemption",
-    "RolloutProgressBar",
     "RunSummary",
     "Threads",
 ]

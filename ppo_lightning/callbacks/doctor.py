@@ -1,38 +1,50 @@
 """Doctor: a callback that diagnoses common failures of training."""
 
 import math
-import statistics
-import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor, nn
 
-from ppo_lightning.callbacks.symptoms import CHECKS, ITERATIONS, RunSnapshot
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
+from ppo_lightning.spaces.specs import mask_columns, not_measured
+
+ROWS = 512  # rows of a rollout that the checks use
+SATURATED = 3.8  # input whose tanh is 0.999
+ITERATIONS = 10  # iterations over which metrics are averaged
 
 
 class Finding(NamedTuple):
-    """A symptom, what was observed, the likely cause and a remedy."""
+    """What was observed, the likely cause and a remedy."""
 
-    symptom: str
     observation: str
     cause: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.symptom}: {self.observation}. Likely cause: {self.cause}. Try: {self.remedy}."
+        return f"{self.observation}. Likely cause: {self.cause}. Try: {self.remedy}."
+
+
+class RunSnapshot(NamedTuple):
+    """State of a run before an update."""
+
+    module: Learner
+    rollout: TensorDictBase  # [N, T], of the coming update
+    metrics: dict[str, float]  # mean of each loss metric over the last iterations
+    iterations: int  # since the start of ``fit``
+    first_entropy: float  # of the first iteration
 
 
 class Doctor(L.Callback):
     """Callback that diagnoses a run at regular intervals, on rank 0, and prints each symptom once.
 
-    Symptoms: an initial ratio other than 1, a large KL divergence, a clip fraction that is 0 or large,
-    an entropy collapse, a negative explained variance, unscaled observations, actions beyond their
-    bounds, time limits treated as terminations, dead units, and a falling speed. ``findings`` maps each
-    symptom to its :class:`Finding`. Training is not changed.
+    Symptoms: a large KL divergence, no clipped ratio, an entropy collapse, a negative explained variance,
+    unscaled observations and dead units. ``findings`` maps each symptom to its :class:`Finding`. Training is
+    not changed.
 
     Args:
         every: Iterations between two checks.
@@ -54,42 +66,162 @@ class Doctor(L.Callback):
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ITERATIONS))
         self._first_entropy = math.nan
         self._iterations = 0
-        self._speeds: list[float] = []  # environment steps per second, median of some iterations
-        self._seconds: list[float] = []  # duration of each iteration since then
-        self._clock = math.nan
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, batch: TensorDictBase, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, batch: TensorDictBase, batch_idx: int
     ) -> None:
         """Check the run before the update and print new findings."""
         if not trainer.is_global_zero or not self._iterations or self._iterations % self.every:
             return
         metrics = {name: sum(values) / len(values) for name, values in self._recent.items()}
-        if len(self._seconds) >= ITERATIONS:
-            self._speeds.append(pl_module.data.frames_per_rollout / statistics.median(self._seconds))
-            self._seconds.clear()
-        history = self._iterations, self._first_entropy, self._speeds
-        snapshot = RunSnapshot(pl_module, batch, metrics, *history)
+        snapshot = RunSnapshot(pl_module, batch, metrics, self._iterations, self._first_entropy)
         with torch.no_grad():
             for symptom, check in CHECKS.items():
-                if symptom not in self.findings and (diagnosis := check(snapshot)):
-                    finding = self.findings[symptom] = Finding(symptom, *diagnosis)
-                    print(f"\ndoctor, after {pl_module.env_steps} environment steps: {finding}", flush=True)
+                if symptom not in self.findings and (finding := check(snapshot)):
+                    self.findings[symptom] = finding
+                    steps = pl_module.env_steps
+                    print(f"\ndoctor, after {steps} environment steps: {symptom}: {finding}", flush=True)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Record the metrics and the duration of the iteration, including data collection."""
+        """Record the metrics of the iteration."""
         self._iterations += 1
-        before, self._clock = self._clock, time.perf_counter()
-        if not math.isnan(before):
-            self._seconds.append(self._clock - before)
         for name, value in trainer.callback_metrics.items():
             if name.startswith("losses/") and math.isfinite(value):
                 self._recent[name.removeprefix("losses/")].append(float(value))
         if math.isnan(self._first_entropy):
             self._first_entropy = float(trainer.callback_metrics.get("losses/entropy", math.nan))
 
-    def on_validation_end(self, *args: Any) -> None:
-        """Exclude the duration of an evaluation."""
-        self._clock = time.perf_counter()
+
+def sample_observations(run: RunSnapshot) -> Tensor:
+    """Return observations [B, ...] of the rollout, evenly spread over environments and steps."""
+    rows = run.rollout["observation"].flatten(0, 1)
+    return rows[:: max(1, len(rows) // ROWS)]
+
+
+def large_kl(run: RunSnapshot) -> Finding | None:
+    """Check the KL divergence: above 0.02, updates usually are too large (Huang et al., 2022)."""
+    kl = run.metrics.get("approx_kl", 0.0)
+    if kl <= 0.02:
+        return None
+    return Finding(
+        f"the approximate KL divergence is {kl:.3f}",
+        "the policy changes too much in one iteration",
+        "a lower model.learning_rate, fewer model.update_epochs, or model.target_kl",
+    )
+
+
+def no_clipping(run: RunSnapshot) -> Finding | None:
+    """Check whether any ratio is clipped: if none ever is, the policy hardly changes."""
+    kl = run.metrics.get("approx_kl", 1.0)
+    if run.metrics.get("clipfrac", 1.0) > 0 or kl > 1e-5 or _in_second_half(run):
+        return None
+    return Finding(
+        f"no ratio is ever clipped, and the KL divergence is {kl:.1g}",
+        "the policy does not change",
+        "a higher model.learning_rate, and check whether all rewards are equal",
+    )
+
+
+def entropy_collapse(run: RunSnapshot) -> Finding | None:
+    """Check the entropy: a policy that is deterministic early in the run stops exploring."""
+    head = run.module.agent.head
+    entropy = run.metrics.get("entropy", math.nan)
+    if _in_second_half(run) or not math.isfinite(run.first_entropy + entropy):
+        return None
+    if head.largest_entropy is not None:
+        # A mask may allow few actions, which lowers the entropy from the start.
+        masked = mask_columns(run.module.data.specs.observation) is not None
+        collapsed = entropy < 0.05 * (run.first_entropy if masked else head.largest_entropy)
+    else:  # each standard deviation fell to 1/20 on average: log(20) = 3
+        collapsed = entropy < run.first_entropy - 3 * run.rollout["action"].shape[-1]
+    if not collapsed:
+        return None
+    return Finding(
+        f"the entropy fell from {run.first_entropy:.2f} to {entropy:.2g} in the first half of the run",
+        "the policy became nearly deterministic before it explored enough",
+        "a higher model.ent_coef, or a lower model.learning_rate",
+    )
+
+
+def unexplained_variance(run: RunSnapshot) -> Finding | None:
+    """Check the explained variance: below 0, the values are worse than a constant."""
+    explained = run.metrics.get("explained_variance", 0.0)
+    if run.iterations < 3 * ITERATIONS or explained > -0.05:  # slightly negative at the start is normal
+        return None
+    return Finding(
+        f"the explained variance is {explained:.2f}",
+        "the value function does not fit the returns, which may be large or change fast",
+        "model.norm_reward, model.clip_vloss false, or separate networks (shared: false)",
+    )
+
+
+def unscaled_observations(run: RunSnapshot) -> Finding | None:
+    """Check the scale of observations: networks need inputs of magnitude about 1."""
+    observation = sample_observations(run)
+    if not observation.is_floating_point() or run.module.agent.normalizer is not None:
+        return None
+    magnitudes = observation.abs().flatten(1).mean(dim=0)
+    for columns in not_measured(run.module.data.specs.observation):
+        magnitudes[columns] = 0
+    largest = magnitudes.max().item()
+    if largest <= 20:
+        return None
+    return Finding(
+        f"a component of the observations has a mean magnitude of {largest:.3g}",
+        "the inputs of the networks are far from 1",
+        "model.agent.norm_obs true",
+    )
+
+
+def dead_units(run: RunSnapshot) -> Finding | None:
+    """Check for units that are 0 or saturated for every observation: their gradient is 0."""
+    observation = sample_observations(run)
+    agent = run.module.agent
+    shares: dict[str, float] = {}
+    for name, body in (("policy", agent.actor_body), ("value function", agent.critic_body)):
+        if body is not None:
+            for layer, share in enumerate(_dead_shares(body, observation), start=1):
+                shares[f"layer {layer} of the {name}"] = share
+    worst = max(shares, key=lambda name: shares[name], default=None)
+    if worst is None or shares[worst] <= 0.5:
+        return None
+    return Finding(
+        f"{100 * shares[worst]:.0f} % of the units in {worst} are constant over all observations",
+        "large inputs or large steps drove them out of their active range",
+        "a lower model.learning_rate, or scaled observations",
+    )
+
+
+def _dead_shares(body: nn.Module, observation: Tensor) -> list[float]:
+    """Return the share of dead units of each ReLU, or, without ReLUs, of each linear layer (before tanh)."""
+    kinds: list[type[nn.Module]] = [nn.ReLU, nn.Linear]
+    kind = next(kind for kind in kinds if any(isinstance(layer, kind) for layer in body.modules()))
+    shares: list[float] = []
+
+    def measure(layer: nn.Module, _: Any, output: Tensor) -> None:
+        units = output.transpose(1, -1).flatten(0, -2)  # [rows, units or channels]
+        dead = units <= 0 if kind is nn.ReLU else units.abs() > SATURATED
+        shares.append(dead.all(dim=0).float().mean().item())
+
+    hooks = [layer.register_forward_hook(measure) for layer in body.modules() if isinstance(layer, kind)]
+    body(observation)
+    for hook in hooks:
+        hook.remove()
+    return shares
+
+
+def _in_second_half(run: RunSnapshot) -> bool:
+    """Return whether half of the run is over: then low entropy and small updates are expected."""
+    return run.module.rollouts_done - 1 > run.module.data.num_rollouts / 2
+
+
+CHECKS: dict[str, Callable[[RunSnapshot], Finding | None]] = {
+    "large KL": large_kl,
+    "no clipping": no_clipping,
+    "entropy collapse": entropy_collapse,
+    "explained variance": unexplained_variance,
+    "unscaled observations": unscaled_observations,
+    "dead units": dead_units,
+}

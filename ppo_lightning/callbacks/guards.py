@@ -6,14 +6,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning.envs.conformance import check_rollout
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.rollouts.datamodule import RolloutDataModule
-from ppo_lightning.rollouts.learner import Learner, PolicyLearner
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
@@ -50,36 +50,25 @@ class RolloutGuard(Guard):
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
     ``ppo-lightning check-env`` sees more.
-
-    Args:
-        every: Number of rollouts between two comparisons of the log-probabilities from acting and learning.
     """
 
-    def __init__(self, every: int = 100) -> None:
-        self.every = every
+    every = 100  # rollouts between two comparisons of the log-probabilities from acting and learning
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, batch: Any, batch_idx: int
     ) -> None:
         """Check a rollout [N, T]."""
         rollouts_before = pl_module.rollouts_done - 1
-        if not rollouts_before and trainer.is_global_zero:
-            _print_faults(pl_module.data, batch)
+        # A game may start from one position.
+        if not rollouts_before and "sign" not in batch.keys():  # noqa: SIM118
+            for finding in check_rollout(batch, pl_module.data.env):
+                if finding.severity != "note":
+                    rank_zero_warn(f"environment: {finding.what} {finding.remedy}")
         if rollouts_before % self.every == 0 and "action_log_prob" in batch.keys():  # noqa: SIM118
             _compare_log_probs(pl_module, batch)
 
 
-def _print_faults(data: RolloutDataModule, rollout: TensorDictBase) -> None:
-    if "sign" in rollout.keys():  # noqa: SIM118  (a game may start from one position)
-        return
-    for finding in check_rollout(rollout, data.env):
-        if finding.check == "normalization":  # evaluation and charts are wrong, which a program should see
-            warnings.warn(f"environment: {finding.what} {finding.remedy}", stacklevel=2)
-        elif finding.severity != "note":
-            print(f"\nenvironment: {finding.what} {finding.remedy}", flush=True)
-
-
-def _compare_log_probs(module: PolicyLearner, rollout: TensorDictBase) -> None:
+def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:
     with module.trainer.precision_plugin.forward_context():
         recomputed, stored = log_probs_again(module.agent, rollout)
     drift = (recomputed - stored).abs().max().item()

@@ -29,7 +29,7 @@ class Preemption(Guard):
     |---|---|
     | SIGTERM | a checkpoint, exit code 143 |
     | SIGINT (Ctrl+C, a notebook's stop button) | a checkpoint, exit code 130 or KeyboardInterrupt |
-    | a second SIGINT, or one while a graph compiles | at once |
+    | a second SIGINT | at once |
     | SIGUSR1 under SLURM | a checkpoint, exit code 143; first ``scontrol requeue`` if Lightning requeues |
 
     The signal may reach any rank: all ranks agree at the end of each iteration.
@@ -67,7 +67,7 @@ class Preemption(Guard):
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
-            if self.requested or _compiles(frame):
+            if self.requested:
                 if private.INTERACTIVE:  # the process of a notebook stays
                     raise KeyboardInterrupt
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -103,12 +103,3 @@ class Preemption(Guard):
         self._previous_handlers = {}
 
     on_exception = on_train_end  # type: ignore[assignment]
-
-
-def _compiles(frame: FrameType | None) -> bool:
-    """Return whether PyTorch compiles a graph in a stack of frames, which may take minutes."""
-    while frame is not None:
-        if frame.f_globals.get("__name__") == private.COMPILING:
-            return True
-        frame = frame.f_back
-    return False

@@ -6,17 +6,13 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
-    EMAWeightAveraging,
-    GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
 
 from ppo_lightning import private
-from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
 
@@ -29,38 +25,14 @@ REFUSED: dict[Any, str] = {
         "Lightning's Tuner cannot tune runs whose data change with the policy: compare learning rates and"
         " data.num_envs in whole runs instead."
     ),
-    GradientAccumulationScheduler: (
-        "trainer.accumulate_grad_batches must stay 1, but a GradientAccumulationScheduler changes it: remove"
-        " the callback and use larger minibatches instead."
-    ),
 }
-FIRST_WEIGHTS = 0.05  # largest share of the first weights in an average at the end of a run
-
-
-class TrainerGuard(Guard):
-    """Callback that checks the other callbacks of a run again, once the environments exist."""
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
-        """Refuse callbacks that cannot work with invalid steps, and warn of a slow average."""
-        check_callbacks(trainer, pl_module.steps_per_rollout)
-        rollouts = pl_module.data.num_rollouts  # after each one, Lightning averages once
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if not isinstance(callback, EMAWeightAveraging):
-                continue
-            decay = private.average_decay(callback)
-            if decay**rollouts > FIRST_WEIGHTS:
-                rank_zero_warn(
-                    f"EMAWeightAveraging averages once a rollout: with decay {decay:g}, {decay**rollouts:.0%}"
-                    f" of the average after the {rollouts} rollouts of the run are the first weights. Set"
-                    f" decay to {max(0.5, 1 - 10 / rollouts):.2g}."
-                )
 
 
 def check_trainer(trainer: Any, module: Learner) -> None:
     """Raise a ConfigError that names an option of a Trainer that a module does not support."""
-    name, hparams = type(module).__name__, module.hparams
+    name = type(module).__name__
     if trainer.gradient_clip_val is not None:
-        remedy = "set model.max_grad_norm" if "max_grad_norm" in hparams else "leave it out"
+        remedy = "set model.max_grad_norm" if "max_grad_norm" in module.hparams else "leave it out"
         raise ConfigError(f"trainer.gradient_clip_val does not act on {name}'s minibatches: {remedy}.")
     if trainer.precision not in module.precisions:
         accepted = " or ".join(map(repr, module.precisions))
@@ -76,10 +48,6 @@ def check_trainer(trainer: Any, module: Learner) -> None:
                 f"trainer.{name} is {value}: leave it out, because every rollout is new and"
                 " data.total_timesteps ends the run."
             )
-    if trainer.accumulate_grad_batches != 1:
-        remedy = "lower model.num_minibatches" if "num_minibatches" in hparams else "raise model.batch_size"
-        number = trainer.accumulate_grad_batches
-        raise ConfigError(f"trainer.accumulate_grad_batches is {number}: {remedy} instead.")
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:

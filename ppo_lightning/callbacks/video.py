@@ -1,25 +1,21 @@
 """Videos of episodes during training."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import WandbLogger
 
-from ppo_lightning.errors import ConfigError, import_extra
-from ppo_lightning.private import add_summary
-from ppo_lightning.rollouts.learner import PolicyLearner
+from ppo_lightning.errors import ConfigError
+from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.video.record import record_video
-
-GIF_FRAMES = 200  # maximum number of frames of a video in TensorBoard, which shows GIFs only
 
 
 class CaptureVideo(L.Callback):
     """Callback that records an episode of deterministic actions at regular intervals, on rank 0.
 
     The videos are written to ``videos/`` in the folder of the run, named by the number of environment
-    steps. TensorBoard and W&B loggers receive them, too. Training is not changed.
+    steps. A W&B logger receives them, too. Training is not changed.
 
     Args:
         every: Iterations between two videos.
@@ -40,7 +36,7 @@ class CaptureVideo(L.Callback):
         self.overlay = overlay
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: PolicyLearner, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record a video if the iteration is due."""
         if pl_module.rollouts_done % self.every or not trainer.is_global_zero:
@@ -51,25 +47,5 @@ class CaptureVideo(L.Callback):
         options: dict[str, Any] = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
         record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                _add_to_tensorboard(logger.experiment, path, step)
-            elif isinstance(logger, WandbLogger):
+            if isinstance(logger, WandbLogger):
                 logger.log_video("videos/episode", [str(path)], step=step)
-
-
-def _add_to_tensorboard(writer: Any, path: Path, step: int) -> None:
-    """Write a video file to TensorBoard as a GIF, as ``SummaryWriter.add_video`` does with MoviePy."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    imageio = import_extra("imageio.v2", extra="video")
-    with imageio.get_reader(path) as reader:
-        frames = list(reader.iter_data())
-        fps = reader.get_meta_data()["fps"]
-    skip = -(-len(frames) // GIF_FRAMES)
-    gif = io.BytesIO()
-    height, width, channels = frames[0].shape
-    imageio.mimwrite(gif, frames[::skip], format="GIF", duration=1000 * skip / fps, loop=0)
-    image = Summary.Image(
-        height=height, width=width, colorspace=channels, encoded_image_string=gif.getvalue()
-    )
-    add_summary(writer, Summary(value=[Summary.Value(tag="videos/episode", image=image)]), step)

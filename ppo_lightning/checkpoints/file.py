@@ -23,7 +23,6 @@ CHECKPOINT = {
     "state_dict": dict,
     "hyper_parameters": dict,
     "datamodule_hyper_parameters": dict,
-    "details": dict,
     "seed": int,
     "env_steps": int,
     "frames_per_rollout": int,

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -26,17 +26,12 @@ class CheckedCheckpointIO(TorchCheckpointIO):
     Lightning writes to the system's temporary folder instead, and copies the file if that is another
     disk. A kill during the copy then leaves half a file under the final name.
 
-    Args:
-        on_error: Reaction if a checkpoint cannot be written (full disk, read-only folder): ``continue``
-            prints a message on standard error and continues training, ``stop`` ends the run.
-
     Example:
         >>> import lightning as L
-        >>> trainer = L.Trainer(plugins=[CheckedCheckpointIO(on_error="stop")])
+        >>> trainer = L.Trainer(plugins=[CheckedCheckpointIO()])
     """
 
-    def __init__(self, on_error: Literal["continue", "stop"] = "continue") -> None:
-        self.on_error = on_error
+    def __init__(self) -> None:
         self._failed = False
 
     def save_checkpoint(
@@ -44,20 +39,18 @@ class CheckedCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Save a checkpoint atomically. Paths with a protocol (``s3://``) are left to Lightning.
 
-        Raises:
-            OSError: The file cannot be written, and ``on_error`` is ``stop``.
+        If the file cannot be written (full disk, read-only folder), standard error says so, and training
+        continues.
         """
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         try:
             write_beside(checkpoint, Path(path))
-            _write(checkpoint, Path(path))
+            write_atomically(checkpoint, Path(path))
             remove_beside(Path(path), keep=checkpoint.get(BESIDE))
             self._failed = False
         except OSError as error:
-            if self.on_error == "stop":
-                raise
             self._failed = True
             message = f"\nNO CHECKPOINT was written to {path}: {error}. Training continues."
             print(message, file=sys.stderr, flush=True)
@@ -83,7 +76,7 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink()
 
 
-def _write(checkpoint: dict[str, Any], path: Path) -> None:
+def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     """Write to a temporary name in the same folder and rename, before the lock is released."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()

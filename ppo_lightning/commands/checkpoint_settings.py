@@ -4,9 +4,7 @@ import argparse
 import contextlib
 import importlib
 import json
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ppo_lightning.algorithms.agent_module import AgentModule
@@ -28,9 +26,7 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 def with_checkpoint_settings(args: list[str]) -> list[str]:
     """Insert the settings of ``--ckpt_path`` before the flags, so that every flag overrides them.
 
-    A checkpoint holds the settings of algorithm, data and seed. The settings of the trainer are in
-    ``cli_config.yaml`` next to it. That file may name any class, so ``--trust_checkpoint`` is needed.
-    With ``--config``, nothing is inserted.
+    A checkpoint holds the settings of algorithm, data and seed. With ``--config``, nothing is inserted.
 
     Raises:
         ConfigError: The checkpoint cannot be read, or has settings that do not exist or would import or call
@@ -38,8 +34,12 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     """
     command = args[0]
     path = option(args, "--ckpt_path")
-    if path is None or path == "null" or (path == "last" and command == "fit"):
+    if path is None or path == "null":
         return args
+    if path == "last":
+        raise ConfigError(
+            "--ckpt_path takes a file: --auto_resume finds the last one of this recipe and seed."
+        )
     checkpoint = read_checkpoint(path)
     if option(args, "--config", "-c"):
         return args
@@ -59,15 +59,9 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     _require_trust(code, args, ", or give the run's recipe by --config")
     trained_agent(checkpoint)  # refuses settings that do not match the weights
     if command == "fit":
-        folder = Path(path).resolve().parent
-        saved = folder.parent / "cli_config.yaml"
-        has_run = folder.name == "checkpoints" and saved.is_file()
-        if has_run and TRUST in args:
-            return [command, "--config", str(saved), *args[1:]]
-        hint = f" (the run's own: --config {shlex.quote(str(saved))})" if has_run else ""
         print(
-            "Settings of algorithm, data and seed: from the checkpoint."
-            f" Settings of the trainer: flags and defaults{hint}."
+            "Settings of algorithm, data and seed: from the checkpoint. Settings of the trainer: flags and"
+            " defaults (those of the run: --config cli_config.yaml, in its folder)."
         )
     recipe: dict[str, Any] = {
         "seed_everything": checkpoint["seed"],

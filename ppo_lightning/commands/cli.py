@@ -29,7 +29,7 @@ import ppo_lightning.callbacks
 from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
-from ppo_lightning.callbacks import RolloutProgressBar, Threads
+from ppo_lightning.callbacks import Threads
 from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
@@ -124,30 +124,23 @@ class PPOCLI(LightningCLI):
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
             if logger.init_args.get("name") == DEFAULT_NAME:
                 logger.init_args.name = name
-        callbacks = self.trainer_defaults["callbacks"]
-        if config.trainer.enable_progress_bar is False:  # which Lightning refuses beside a progress bar
-            callbacks = [callback for callback in callbacks if not isinstance(callback, RolloutProgressBar)]
-        threads = [] if config.num_threads is None else [Threads(config.num_threads)]
-        self.trainer_defaults["callbacks"] = [*callbacks, *threads]
+        if config.num_threads is not None:
+            callbacks = self.trainer_defaults["callbacks"]
+            self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]
 
     def before_fit(self) -> None:
-        """Check that the folders are writable, and find the checkpoint of ``--auto_resume`` or ``last``.
+        """Check that the folders are writable, and find the checkpoint of ``--auto_resume``.
 
         A complete run ends here with code 0, before a new version is created.
         """
         for logger in self.trainer.loggers:
             _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
         config = self.config_init.fit
-        if config.auto_resume or config.ckpt_path == "last":
+        if config.auto_resume:
             env_id, seed = self.config.fit.data.env_id, config.seed_everything
             path = last_checkpoint(*folders_of_runs(self.trainer), env_id=env_id, seed=seed)
-            if path is None and not config.auto_resume:
-                raise ConfigError(
-                    "--ckpt_path last finds no checkpoint of this recipe and seed:"
-                    " start with --auto_resume instead."
-                )
-            # At its first start, a run with --auto_resume may resume from a checkpoint of another run.
-            config.ckpt_path = path or (None if config.ckpt_path == "last" else config.ckpt_path)
+            # At its first start, the run may resume from a checkpoint of another run.
+            config.ckpt_path = path or config.ckpt_path
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)
@@ -179,7 +172,7 @@ def main(args: Sequence[str] | None = None) -> None:
             return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
         if args and args[0] in SUBCOMMANDS and not HELP & set(args):
             args = with_checkpoint_settings(args)
-        run([RolloutProgressBar()], args)
+        run([], args)
     except Exception as error:
         if (message := _message(error, args)) is None:
             raise

@@ -9,7 +9,7 @@ from ppo_lightning.commands.checkpoint_settings import agent_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.hub import upload, write_folder
+from ppo_lightning.export.hub import write_folder
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.spaces.specs import spec_from_plain
 
@@ -28,13 +28,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
     parser.add_argument("--onnx", type=Path, help="file to write: observations in, actions and values out")
     parser.add_argument("--hub", type=Path, help="folder to write: checkpoint and model card")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload the folder of --hub")
     parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     options = parser.parse_args(args)
     if options.onnx is None and options.hub is None:
         raise ConfigError("export needs something to write: give --onnx FILE or --hub FOLDER.")
-    if options.push and options.hub is None:
-        raise ConfigError("--push uploads the folder of --hub: give both.")
     checkpoint = read_checkpoint(options.ckpt_path)
     agent = agent_of(checkpoint, args)
     if options.onnx is not None:
@@ -48,6 +45,5 @@ def main(args: Sequence[str]) -> None:
         difference = largest_difference(agent, path, observations, actor.columns)
         print(f"largest difference to PyTorch, random observations: {difference:.2g}")
     if options.hub is not None:
-        write_folder(checkpoint, options.hub, run_folder(options.ckpt_path), options.push or "OWNER/NAME")
-        address = upload(options.hub, options.push) if options.push else options.hub.resolve()
-        print(f"hub: {address}")
+        write_folder(checkpoint, options.hub, run_folder(options.ckpt_path), "OWNER/NAME")
+        print(f"hub: {options.hub.resolve()}")

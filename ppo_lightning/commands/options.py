@@ -18,7 +18,7 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "export": "write a trained agent as ONNX, or as a folder for the Hugging Face Hub",
     "profile": "measure the time of each stage of a recipe on this machine, and try faster settings",
     "check-env": "report what in an environment would break or bias training",
-    "details": "list the implementation details of a run, or compare two checkpoints",
+    "details": "list the implementation details of a run and their places in the code",
     "recipes": "list the bundled recipes with environment, steps and measured return",
     "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
     "tune": "search hyperparameters on Optuna, over several recipes, seeds and machines",

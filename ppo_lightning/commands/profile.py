@@ -1,7 +1,6 @@
 """``ppo-lightning profile``: measure the time of each stage of a run and try faster settings."""
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,7 +99,7 @@ class StageClock(L.Callback):
 
 
 def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
-    """Return flags that might make a run faster. The last one changes the number of environments."""
+    """Return flags that might make a run faster and leave the algorithm as it is."""
     data = module.data
     cores = processors()
     candidates: list[tuple[str, ...]] = []
@@ -124,16 +123,15 @@ def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
         candidates.append(in_process)
     elif isinstance(data.env, GymnasiumEnv) and environment_share > SLOW and num_workers > 1:
         candidates.append(("--data.num_workers", str(num_workers)))
-    return [*candidates, ("--data.num_envs", str(2 * data.num_envs))]
+    return candidates
 
 
 def recommendation(sps: float, tried: dict[tuple[str, ...], float]) -> str:
-    """Return a sentence that names the fastest change, ignoring other numbers of environments."""
-    comparable = {change: speed for change, speed in tried.items() if change[0] != "--data.num_envs"}
-    best = max(comparable, key=lambda change: comparable[change], default=())
-    if not best or comparable[best] < GAIN * sps:
+    """Return a sentence that names the fastest change."""
+    best = max(tried, key=lambda change: tried[change], default=())
+    if not best or tried[best] < GAIN * sps:
         return "None of these settings is more than 10 % faster."
-    return f"Set {' '.join(best)}: {comparable[best] / sps:.1f} times as fast."
+    return f"Set {' '.join(best)}: {tried[best] / sps:.1f} times as fast."
 
 
 def profile(args: Sequence[str], seconds: float) -> StageClock:
@@ -155,20 +153,13 @@ def main(args: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
-    parser.add_argument("--no_changes", action="store_true", help="do not try other settings")
     options, flags = parser.parse_known_args(args)
-    load, cores = os.getloadavg()[0], processors()  # before this process adds to the load
-    if load > cores:
-        busy = f"load average {load:.1f} on {cores} processors"
-        print(f"Other processes use this machine ({busy}), so these speeds are lower than on an idle one.\n")
     clock = profile(flags, options.seconds)
     print(f"{clock.sps:.0f} environment steps per second.\n\n| stage | share | µs per step |\n|---|---|---|")
     for stage, share in clock.shares.items():
         print(f"| {stage} | {100 * share:.1f} % | {1e6 * share / clock.sps:.2f} |")
     if clock.environments:
         print(f"\nWithin collect, the environments take {100 * clock.environments:.1f} % of the time.")
-    if options.no_changes:
-        return
     print("\n| with | steps per second | ratio |\n|---|---|---|")
     tried: dict[tuple[str, ...], float] = {}
     for change in clock.changes:
@@ -179,4 +170,3 @@ def main(args: Sequence[str]) -> None:
             reason = first_line(error.__cause__ or error)
             print(f"| {' '.join(change)} | does not work: {reason} | |", flush=True)
     print(f"\n{recommendation(clock.sps, tried)}")
-    print("More environments change the algorithm: the policy collects more steps between fewer updates.")

@@ -1,33 +1,23 @@
 """Report of a benchmark: CSV files, a table with published results, learning curves."""
 
 import csv
-import json
 import math
 import re
 import statistics
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.curves import Row, draw
 from ppo_lightning.commands.jobs import Job
-from ppo_lightning.commands.runner import DONE, Runner, metrics_of
+from ppo_lightning.commands.runner import Runner, metrics_of
 from ppo_lightning.errors import import_extra
 from ppo_lightning.utils.rounding import decimals
 
 PUBLISHED = Path(__file__).with_name("published.csv")
-
-
-def interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
-    """Compute the mean without the lowest and the highest quarter, both rounded down to whole runs.
-
-    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021).
-    """
-    return import_extra("scipy.stats", extra="report").trim_mean(values, 0.25, axis=axis)
 
 
 def interval(runs: Sequence[float], reference: Sequence[float] | None = None) -> tuple[float, float]:
@@ -79,6 +69,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
     """Return the row of a finished run in ``runs.csv``, and its rows in ``curves.csv``."""
     folder = runner.folder_of(job)
+    record = runner.record_of(job)
     paths = folder.glob("runs/*/version_*/checkpoints/*.ckpt")
     checkpoint = read_checkpoint(str(max(paths, key=lambda path: path.stat().st_mtime)))
     metrics = list(metrics_of(folder))
@@ -91,8 +82,8 @@ def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
         "episodic_return": round(float(np.mean(checkpoint["episode_returns"] or [np.nan])), 4),
         "episodic_length": last.get("charts/avg_episodic_length", math.nan),
         "eval_return": last.get("eval/episodic_return", math.nan),
-        "wall_seconds": json.loads((folder / DONE).read_text())["wall_seconds"],
-        "commit": " + ".join(dict.fromkeys(source["commit"] for source in runner.record_of(job)["sources"])),
+        "wall_seconds": record["seconds"],
+        "commit": " + ".join(dict.fromkeys(source["commit"] for source in record["sources"])),
     }
     columns = {"env_steps": "step", "seconds": "seconds", "episodic_return": "charts/episodic_return"}
     points = [point for point in metrics if point.get("charts/episodic_return")]
@@ -138,9 +129,9 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
 def table(runs: Sequence[Row], known: dict[str, Row | None]) -> str:
     """Return the results and the published ones as a Markdown table with one line per recipe."""
     lines = [
-        "| recipe | environment | seeds | steps | return, mean ± std [95 % of the mean] | interquartile mean"
-        " | CleanRL | wall time |",
-        "|---|---|---|---|---|---|---|---|",
+        "| recipe | environment | seeds | steps | return, mean ± std [95 % of the mean] | CleanRL"
+        " | wall time |",
+        "|---|---|---|---|---|---|---|",
     ]
     for label, reference in known.items():
         seeds = [run for run in runs if run["recipe"] == label]
@@ -160,7 +151,6 @@ def table(runs: Sequence[Row], known: dict[str, Row | None]) -> str:
             if int(reference["env_steps"] or 0) > 1.1 * steps:
                 cleanrl += f" ({int(reference['env_steps']):_} steps)".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in seeds)
-        cells = [label, seeds[0]["env_id"], str(len(seeds)), f"{steps:_}".replace("_", " "), shown]
-        cells += [f"{float(interquartile_mean(np.array(returns))):{spec}}", cleanrl, f"{seconds:.0f} s"]
-        lines.append(f"| {' | '.join(cells)} |")
+        cells = [label, seeds[0]["env_id"], str(len(seeds)), f"{steps:_}".replace("_", " "), shown, cleanrl]
+        lines.append(f"| {' | '.join(cells)} | {seconds:.0f} s |")
     return "\n".join(lines)

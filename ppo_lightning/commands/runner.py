@@ -20,12 +20,9 @@ from tqdm import tqdm
 from ppo_lightning.commands import provenance
 from ppo_lightning.commands.jobs import Job
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.utils.watch import end_with_the_parent
 
-DONE = "done.json"  # written when a run has finished
-TRIES = "seconds.txt"  # duration of each attempt
-RECORD = "job.json"  # settings of a run, and provenance of each attempt
+RECORD = "job.json"  # settings of a run, provenance of each attempt, duration of all, and whether it finished
 
 
 class Runner:
@@ -70,9 +67,6 @@ class Runner:
                     self._end(job)
                     bar.update()
                 if ended or time.monotonic() > last_report + 1:
-                    if not bar.disable:
-                        running = [progress(job, self.folder_of(job)) for job in self._running]
-                        bar.set_postfix_str(", ".join(running))
                     report()
                     last_report = time.monotonic()
             report()  # also if all runs finished earlier
@@ -85,7 +79,7 @@ class Runner:
 
     def is_done(self, job: Job) -> bool:
         """Return whether a job has finished, now or in an earlier process."""
-        return (self.folder_of(job) / DONE).exists()
+        return self.record_of(job).get("finished", False)
 
     def folder_of(self, job: Job) -> Path:
         """Return the folder of a job."""
@@ -101,39 +95,40 @@ class Runner:
         """Raise a ConfigError if the runs of the folder have other settings: the report would mix them."""
         for job in jobs:
             folder = self.folder_of(job)
-            if not (folder / RECORD).exists():
-                if (folder / DONE).exists() or (folder / "runs").exists():
+            record = self.record_of(job)
+            if not record:
+                if (folder / "runs").exists():
                     raise ConfigError(f"{folder} has no record of its settings; choose another --output.")
                 continue
-            old = dict(_flat(self.record_of(job)["settings"]))
-            new = dict(_flat(self.settings_of(job)))
-            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-            changes = ", ".join(f"{name} ({old.get(name)!r}, now {new.get(name)!r})" for name in names)
-            if changes:
+            settings = self.settings_of(job)
+            if changed := [name for name in settings if settings[name] != record["settings"].get(name)]:
                 advice = "keep them, or choose another --output"
-                raise ConfigError(f"{folder} has a run with other settings: {changes}; {advice}.")
+                raise ConfigError(f"{folder} has a run with other settings ({', '.join(changed)}): {advice}.")
 
     def record_of(self, job: Job) -> dict[str, Any]:
-        """Return the record of a job that :meth:`record` wrote."""
-        return json.loads((self.folder_of(job) / RECORD).read_text())
-
-    def record(self, job: Job) -> None:
-        """Write the settings of a job, and add the provenance of this attempt."""
+        """Return the record of a job, which is empty before the first attempt."""
         path = self.folder_of(job) / RECORD
-        source = provenance.source()
-        new: dict[str, Any] = {"settings": self.settings_of(job), "sources": []}
-        record = self.record_of(job) if path.exists() else new
-        if source not in record["sources"]:
-            record["sources"].append(source)
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def record(self, job: Job, **entries: Any) -> None:
+        """Write entries into the record of a job."""
+        path = self.folder_of(job) / RECORD
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(record, indent=1) + "\n")
+        part.write_text(json.dumps(self.record_of(job) | entries, indent=1) + "\n")
         part.replace(path)
+
+    def record_attempt(self, job: Job) -> None:
+        """Write the settings of a job, and add the provenance of this attempt."""
+        source = provenance.source()
+        sources = self.record_of(job).get("sources", [])
+        new = [] if source in sources else [source]
+        self.record(job, settings=self.settings_of(job), sources=[*sources, *new])
 
     def start(self, job: Job) -> None:
         """Start the process of a job, which resumes from its newest checkpoint, if any."""
         folder = self.folder_of(job)
         folder.mkdir(parents=True, exist_ok=True)
-        self.record(job)
+        self.record_attempt(job)
         command = [sys.executable, "-W", "ignore", "-m", "ppo_lightning", "fit"]
         command += ["--config", str(job.recipe.resolve()), "--seed_everything", str(job.seed)]
         command += ["--auto_resume", "--trainer.enable_progress_bar", "false"]
@@ -150,29 +145,16 @@ class Runner:
     def _end(self, job: Job) -> None:
         process, started = self._running.pop(job)
         code = process.wait()
-        folder = self.folder_of(job)
-        with (folder / TRIES).open("a") as file:
-            file.write(f"{time.perf_counter() - started:.1f}\n")
+        seconds = self.record_of(job).get("seconds", 0.0) + time.perf_counter() - started
+        self.record(job, seconds=round(seconds, 1), finished=code == 0)
         if code == 0:
             tqdm.write(f"{job.name} has finished", file=sys.stderr)
-            seconds = sum(map(float, (folder / TRIES).read_text().split()))
-            (folder / DONE).write_text(
-                json.dumps({"label": job.label, "seed": job.seed, "wall_seconds": round(seconds, 1)})
-            )
         elif code not in (143, -signal.SIGTERM):  # preempted, or ended by the signal during start or end
             self.failed.append(job)
-            last = (folder / "log.txt").read_text().strip().splitlines()[-1:]
-            message = f"{job.name} failed with code {code}: {' '.join(last)} ({folder / 'log.txt'})"
+            log = self.folder_of(job) / "log.txt"
+            last = log.read_text().strip().splitlines()[-1:]
+            message = f"{job.name} failed with code {code}: {' '.join(last)} ({log})"
             tqdm.write(message, file=sys.stderr)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values of the settings in nested dictionaries."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
@@ -200,13 +182,3 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
             last = int(row["step"])
         seconds_before = seconds
         steps_before = last
-
-
-def progress(job: Job, folder: Path) -> str:
-    """Describe the progress of a run by its metrics, which are written every ten seconds."""
-    rows = [row for row in metrics_of(folder) if row.get("charts/episodic_return")]
-    if not rows:
-        return f"{job.name} starting"
-    share = int(rows[-1]["step"]) / job.settings["total_timesteps"]
-    mean = float(rows[-1]["charts/episodic_return"])
-    return f"{job.name} {share:.0%} return {mean:{decimals(mean)}}"

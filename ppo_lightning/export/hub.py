@@ -12,7 +12,7 @@ import numpy as np
 
 from ppo_lightning.checkpoints.agent import is_ours
 from ppo_lightning.checkpoints.file import acting_part
-from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.checkpoints.io import write_atomically
 from ppo_lightning.checkpoints.settings import module_settings
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 
@@ -75,7 +75,7 @@ def write_folder(
     ``class_path`` is that of a module of the main program, which its checkpoint does not name.
     """
     hub = import_extra("huggingface_hub", extra="export")
-    CheckedCheckpointIO("stop").save_checkpoint(acting_part(checkpoint), folder / MODEL)
+    write_atomically(acting_part(checkpoint), folder / MODEL)
     videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
     for source, name in ((run / SETTINGS, SETTINGS), *((video, VIDEO) for video in videos[-1:])):
         with contextlib.suppress(FileNotFoundError, shutil.SameFileError):

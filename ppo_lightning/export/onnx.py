@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrl.data import Categorical, TensorSpec
 
 from ppo_lightning.errors import import_extra
-from ppo_lightning.export.actor import DeployedActor, deployed_actor
+from ppo_lightning.export.actor import DeployedActor
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.private import ONNX_REGISTRATION
@@ -52,41 +52,27 @@ class Deployed(nn.Module):
         return outputs if next_memory is None else (*outputs, next_memory)
 
 
-class Trained(Protocol):
-    """A trained module."""
-
-    @property
-    def agent(self) -> ActorCritic: ...  # noqa: D102
-    @property
-    def observation_spec(self) -> TensorSpec: ...  # noqa: D102
-
-
-def to_onnx(module: Trained, path: str | Path) -> Path:
-    """Export the agent of a module to ONNX for any batch size B.
+def to_onnx(actor: DeployedActor, path: str | Path) -> Path:
+    """Export an agent to ONNX for any batch size B.
 
     The input is ``observation`` [B, ...], the outputs are ``action`` [B, ...] and ``state_value`` [B]. With a
     memory, the file also has the input ``memory`` [B, M], zero at episode starts, and the output
-    ``next_memory``. If the actor reads some entries of the observation only, these are the input, see
-    :func:`~ppo_lightning.export.actor.deployed_actor`. If the critic reads others, there is no
-    ``state_value``.
+    ``next_memory``.
     If float32 would round raw observations, such as seconds since 1970, the input is float64.
 
     Args:
-        module: A trained or loaded module, or the result of ``deployed_actor(agent, observation_spec)``.
+        actor: From :func:`~ppo_lightning.export.actor.deployed_actor`.
         path: Output file.
 
     Returns:
         The path.
 
     Example:
-        >>> to_onnx(PPO.load_from_checkpoint("last.ckpt"), "agent.onnx")
+        >>> to_onnx(deployed_actor(module.agent, module.observation_spec), "agent.onnx")
     """
     import_extra("onnxscript", extra="export")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    actor = (
-        module if isinstance(module, DeployedActor) else deployed_actor(module.agent, module.observation_spec)
-    )
     agent = copy.deepcopy(actor.agent).cpu()
     spec = stored(actor.observation_spec)
     memory = agent.initial_memory(2)

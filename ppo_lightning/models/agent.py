@@ -88,7 +88,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         shared: Use one body, and one memory, for policy and value instead of one body each.
         head: The action distribution. None: categorical for discrete actions, Gaussian for continuous ones.
         normalizer: Normalizes the observations. None: no normalization.
-        memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
+        memory: ``lstm`` or ``min_gru`` after the body. None: no memory.
         memory_size: Width H of the memory's output.
         mask: Columns of the action mask in a row of observations. None: no mask.
         critic_body: Makes the body of the value function, if it differs. None: ``body`` makes it.

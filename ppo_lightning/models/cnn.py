@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -64,24 +64,22 @@ class NatureCNN(PictureBody):
     Source: Mnih et al., "Human-level control through deep reinforcement learning" (2015).
 
     Args:
-        channels: Channels C, for Atari the stacked frames.
-        height: Height H, at least 36 pixels.
-        width: Width W, at least 36 pixels.
-        picture: Reading of the observations. None: byte pictures [B, C, H, W].
+        picture: Reading of the observations, at least 36 x 36 pixels.
 
     Example:
-        >>> NatureCNN(4, 84, 84)(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
+        >>> network = NatureCNN(read_picture(Unbounded((4, 84, 84), dtype=torch.uint8)))
+        >>> network(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
         torch.Size([2, 512])
     """
 
     out_features = 512
     microbatch_size = 128
 
-    def __init__(self, channels: int, height: int, width: int, picture: Picture | None = None) -> None:
-        super().__init__(picture or Picture((channels, height, width), (0, 1, 2)))
+    def __init__(self, picture: Picture) -> None:
+        super().__init__(picture)
         # detail 21
         layers = nn.Sequential(
-            orthogonal(nn.Conv2d(channels, 32, 8, stride=4), gain=math.sqrt(2)),
+            orthogonal(nn.Conv2d(picture.size[0], 32, 8, stride=4), gain=math.sqrt(2)),
             nn.ReLU(),
             orthogonal(nn.Conv2d(32, 64, 4, stride=2), gain=math.sqrt(2)),
             nn.ReLU(),
@@ -90,7 +88,7 @@ class NatureCNN(PictureBody):
             nn.Flatten(),
         )
         self.convolutions = channels_last(layers)
-        size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
+        size = self.convolutions(torch.zeros(1, *picture.size)).shape[1]
         self.linear = orthogonal(nn.Linear(size, self.out_features), gain=math.sqrt(2))
 
 
@@ -122,32 +120,22 @@ class ImpalaCNN(PictureBody):
     initialization.
 
     Args:
-        channels: Channels C.
-        height: Height H, pixels.
-        width: Width W, pixels.
-        widths: Channels of the stages.
-        picture: As for :class:`NatureCNN`.
+        picture: Reading of the observations.
 
     Example:
-        >>> ImpalaCNN(3, 64, 64)(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape
+        >>> network = ImpalaCNN(read_picture(Unbounded((64, 64, 3), dtype=torch.uint8)))
+        >>> network(torch.zeros(2, 64, 64, 3, dtype=torch.uint8)).shape
         torch.Size([2, 256])
     """
 
     out_features = 256
     microbatch_size = 64
 
-    def __init__(
-        self,
-        channels: int,
-        height: int,
-        width: int,
-        widths: tuple[int, ...] = (16, 32, 32),
-        picture: Picture | None = None,
-    ) -> None:
-        super().__init__(picture or Picture((channels, height, width), (0, 1, 2)))
+    def __init__(self, picture: Picture) -> None:
+        super().__init__(picture)
         # detail P1
         stages: list[nn.Module] = []
-        for in_channels, out_channels in itertools.pairwise((channels, *widths)):
+        for in_channels, out_channels in itertools.pairwise((picture.size[0], 16, 32, 32)):
             stages += [
                 nn.Conv2d(in_channels, out_channels, 3, padding=1),
                 nn.MaxPool2d(3, stride=2, padding=1),
@@ -155,7 +143,7 @@ class ImpalaCNN(PictureBody):
                 Residual(out_channels),
             ]
         self.convolutions = channels_last(nn.Sequential(*stages, nn.Flatten(), nn.ReLU()))
-        size = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
+        size = self.convolutions(torch.zeros(1, *picture.size)).shape[1]
         self.linear = nn.Linear(size, self.out_features)
 
     def use_normed_weights(self) -> None:
@@ -164,14 +152,10 @@ class ImpalaCNN(PictureBody):
         The norm is 1 for the first convolution of a stage and 1.4 for the linear layer. The outputs of all
         residual blocks together have about the size of their input.
         """
-        blocks = [block for block in self.convolutions.children() if isinstance(block, Residual)]
-        for layer in self.convolutions.children():
-            if isinstance(layer, nn.Conv2d):
-                normed(layer, 1.0)
-        for block in blocks:
-            for convolution in (block.first, block.second):
-                normed(convolution, len(blocks) ** -0.25)
-        normed(self.linear, 1.4)
+        layers: list[Any] = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+        norms = [1.0, *[6**-0.25] * 4] * 3 + [1.4]  # six residual blocks
+        for layer, norm in zip(layers, norms, strict=True):
+            normed(layer, norm)
 
 
 class CNNAgent(ActorCritic):
@@ -225,7 +209,7 @@ class CNNAgent(ActorCritic):
         if normed_init and body != "impala":
             raise ConfigError("model.agent.normed_init is true: set model.agent.body to impala.")
         network: Callable[[], PictureBody] = functools.partial(
-            NatureCNN if body == "nature" else ImpalaCNN, *picture.size, picture=picture
+            NatureCNN if body == "nature" else ImpalaCNN, picture
         )
         shared = shared is None or shared
         super().__init__(action_spec, network, shared, head, memory=memory, memory_size=memory_size)

@@ -123,7 +123,6 @@ def make_encoder(spec: TensorSpec, normalized: bool = False) -> nn.Module:
     if isinstance(spec, Categorical) and not isinstance(spec, Binary):
         return OneHot(choice_counts(spec))
     if is_picture(spec):
-        picture = read_picture(spec)
-        return NatureCNN(*picture.size, picture)
+        return NatureCNN(read_picture(spec))
     are_bytes = spec.dtype == torch.uint8 and not normalized
     return Numbers(spec.shape.numel(), largest_value(spec) if are_bytes else 1.0)

@@ -2,17 +2,16 @@
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 from torch import distributions as D
 from torchrl.data import Bounded, Categorical, Composite, TensorSpec
@@ -91,25 +90,21 @@ class ForeignAgent(ActorCritic):
             network if isinstance(network, nn.Module | None) else network(observation_spec, action_spec)
             for network in (actor, critic)
         )
-        if hasattr(actor, "get_policy_operator"):
-            actor, critic = actor.get_policy_operator(), critic or actor.get_value_operator()
+        self.body = None
+        if hasattr(actor, "get_policy_head"):  # its body runs once
+            *body, actor, value = actor.module
+            self.body, critic = body[0] if body else None, critic or value
         if isinstance(action_spec, Composite):
             raise TypeError("it has actions of several entries")
         is_torchrl = isinstance(actor, ProbabilisticTensorDictSequential)
         if not is_torchrl and isinstance(actor, TensorDictModuleBase):
             raise TypeError(f"{type(actor).__name__} has no distribution")
         self.actor_network, self.critic_network = actor, critic
-        # A body that actor and critic share runs once, unless the rest of the actor overwrites its output.
-        parts = [*actor.module.children()] if is_torchrl else []
-        tail = [*critic.module.children()] if isinstance(critic, TensorDictSequential) else [critic]
-        body = len([*itertools.takewhile(lambda pair: pair[0] is pair[1], zip(parts, tail, strict=False))])
-        read = {key for module in tail[body:] if body for key in module.in_keys}
-        self._shared = body > 0 and read.isdisjoint(key for part in parts[body:] for key in part.out_keys)
-        self._critic_tail = tail[body:] if self._shared else [critic]
         self._parts = list(columns(observation_spec))
         self._keys: list[Any] = [tuple(name.split(".")) if "." in name else name for name, *_ in self._parts]
         if self._keys == [""]:
-            asked = {key for module in (actor, critic) for key in getattr(module, "in_keys", ())}
+            readers = (actor, critic) if self.body is None else (self.body,)
+            asked = {key for module in readers for key in getattr(module, "in_keys", ())}
             self._keys = [*asked] if len(asked) == 1 else ["observation"]
         if is_torchrl or action_spec.dtype.is_floating_point:
             self.head: Any = _DistributionHead(action_spec)  # type: ignore[abstract]
@@ -132,14 +127,14 @@ class ForeignAgent(ActorCritic):
         self.traceable = isinstance(features, Tensor) or has_analytic_entropy(features)
 
     def _inputs(self, observation: Tensor) -> dict[Any, Tensor]:
-        """Return observations [B, ...] by name."""
-        if not self._parts[0][0] and not isinstance(self._parts[0][1], Categorical):
-            return {self._keys[0]: observation}
-        rows, inputs = observation.flatten(1), {}
-        for key, (name, part, place) in zip(self._keys, self._parts, strict=True):
-            values = rows[:, place].reshape(-1, *part.shape)
-            inputs[key] = values > 0 if is_mask(name) else values.to(part.dtype)
-        return inputs
+        """Return observations [B, ...] by name, and the output of a shared body."""
+        inputs = {self._keys[0]: observation}
+        if self._parts[0][0] or isinstance(self._parts[0][1], Categorical):
+            rows = observation.flatten(1)
+            for key, (name, part, place) in zip(self._keys, self._parts, strict=True):
+                values = rows[:, place].reshape(-1, *part.shape)
+                inputs[key] = values > 0 if is_mask(name) else values.to(part.dtype)
+        return inputs if self.body is None else dict(self.body(TensorDict(inputs)).items())
 
     def _call(self, network: nn.Module, inputs: Any) -> Any:
         """Return the output of a module; that of TorchRL's modules is a TensorDict."""
@@ -149,10 +144,9 @@ class ForeignAgent(ActorCritic):
 
     def _features(self, observation: Tensor, memory: Tensor | None) -> tuple[Any, Tensor, None]:
         """Return the distribution or its logits in the place of features, and the values [B, 1]."""
-        inputs: Any = self._inputs(observation)
+        inputs = self._inputs(observation)
         if isinstance(self.actor_network, ProbabilisticTensorDictSequential):
             output = self.actor_network.get_dist_params(TensorDict(inputs))
-            inputs = output if self._shared else inputs
             precise = output.apply(lambda x: x.float() if x.is_floating_point() else x)
             features = _joint(self.actor_network.build_dist_from_params(precise))
         else:
@@ -162,18 +156,17 @@ class ForeignAgent(ActorCritic):
                 features = _joint(D.Normal(mean.float(), log_std.float().exp().expand_as(mean)))
             else:
                 features = features.float()
-        return features, self._value(self._critic_tail, inputs), None
+        return features, self._value(inputs), None
 
-    def _value(self, modules: Iterable[nn.Module], values: Any) -> Tensor:
-        for module in modules:
-            values = self._call(module, values)
+    def _value(self, inputs: Any) -> Tensor:
+        values = self._call(self.critic_network, inputs)
         if not isinstance(values, Tensor):
             values = values[self.critic_network.out_keys[-1]]
         return values.float().reshape(-1, 1)
 
     def value(self, observation: Tensor, memory: Tensor | None = None) -> Tensor:
         """Return the values [B] of observations [B, ...]."""
-        return self._value([self.critic_network], self._inputs(observation)).squeeze(-1)
+        return self._value(self._inputs(observation)).squeeze(-1)
 
 
 class _DistributionHead(Head):

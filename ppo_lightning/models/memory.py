@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ppo_lightning.utils.scans import LinearRecurrence
 
-MemoryName = Literal["lstm", "gru", "min_gru"]
+MemoryName = Literal["lstm", "min_gru"]
 # Function of features [N, F] and hidden state [N, M], updated in place. It returns the output [N, H].
 ArrayStep = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -79,35 +79,36 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * np.tanh(np.float32(0.5) * x) + np.float32(0.5)
 
 
-class KernelMemory(Memory):
-    """Base class of memories that process sequences by a kernel of PyTorch.
+class LSTM(Memory):
+    """A long short-term memory. The state is the hidden state followed by the cell state, M = 2 H.
 
-    Sequences are split where episodes begin. The kernel processes these segments in parallel, padded to the
-    longest. With resets this is 1.5 to 8 times as fast as a packed sequence, for which PyTorch has no fused
-    CPU kernel. If the padding exceeded three times the data, segments are grouped by length instead. The
-    padding is not returned.
+    Sequences are split where episodes begin. PyTorch's kernel processes these segments in parallel, padded to
+    the longest. With resets this is 1.5 to 8 times as fast as a packed sequence, for which PyTorch has no
+    fused CPU kernel. If the padding exceeded three times the data, segments are grouped by length instead.
+    The padding is not returned.
+
+    Example:
+        >>> LSTM(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 16), torch.zeros(2, 5) > 0).shape
+        torch.Size([2, 5, 8])
     """
 
+    kind = "lstm"
     traceable = False
 
-    def __init__(self, cell: nn.RNNBase, state_size: int) -> None:
-        super().__init__(cell, cell.hidden_size, state_size)
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(nn.LSTM(in_features, out_features), out_features, 2 * out_features)
 
-    def kernel_state(self, state: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Convert states [1, S, M] to the kernel's format."""
-        return state
-
-    def _gates(self, features: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shares of features [B, F] and hidden state [B, H] in the gates, each [B, G]."""
+    def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance by one step, see :meth:`Memory.step`."""
         cell = self.cell
-        return (
-            F.linear(features.float(), cell.weight_ih_l0, cell.bias_ih_l0),
-            F.linear(hidden, cell.weight_hh_l0, cell.bias_hh_l0),
-        )
-
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        """Return views of the weights [F, G] and [H, G] and of the biases [G]."""
-        return tuple(weight.detach().numpy().T for weight in self.cell.all_weights[0])
+        with torch.autocast(features.device.type, enabled=False):
+            hidden, cell_state = state.chunk(2, dim=1)
+            inputs = F.linear(features.float(), cell.weight_ih_l0, cell.bias_ih_l0)
+            recurrent = F.linear(hidden, cell.weight_hh_l0, cell.bias_hh_l0)
+            i, f, g, o = (inputs + recurrent).chunk(4, dim=1)
+            cell_state = f.sigmoid() * cell_state + i.sigmoid() * g.tanh()
+            hidden = o.sigmoid() * cell_state.tanh()
+        return hidden, torch.cat([hidden, cell_state], dim=1)
 
     @torch.compiler.disable
     def forward(self, features: Tensor, state: Tensor, is_init: Tensor) -> Tensor:
@@ -146,43 +147,16 @@ class KernelMemory(Memory):
         indices = first + time  # [L, S]
         is_real = time < lengths
         with torch.autocast(rows.device.type, enabled=False):
-            state = self.kernel_state(start.unsqueeze(0))
-            output, _ = self.cell(rows[indices.clamp(max=len(rows) - 1)], state)
+            hidden, cell_state = (part.contiguous() for part in start.unsqueeze(0).chunk(2, dim=-1))
+            output, _ = self.cell(rows[indices.clamp(max=len(rows) - 1)], (hidden, cell_state))
         # Transposed, the segments follow each other: all segments together give the rows in order.
         return output.transpose(0, 1)[is_real.T], indices.T[is_real.T]
-
-
-class LSTM(KernelMemory):
-    """A long short-term memory. The state is the hidden state followed by the cell state, M = 2 H.
-
-    Example:
-        >>> LSTM(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 16), torch.zeros(2, 5) > 0).shape
-        torch.Size([2, 5, 8])
-    """
-
-    kind = "lstm"
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(nn.LSTM(in_features, out_features), 2 * out_features)
-
-    def kernel_state(self, state: Tensor) -> tuple[Tensor, ...]:
-        """Convert states [1, S, M] to hidden states and cell states [1, S, H]."""
-        return tuple(part.contiguous() for part in state.chunk(2, dim=-1))
-
-    def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance by one step, see :meth:`Memory.step`."""
-        with torch.autocast(features.device.type, enabled=False):
-            hidden, cell_state = state.chunk(2, dim=1)
-            inputs, recurrent = self._gates(features, hidden)
-            i, f, g, o = (inputs + recurrent).chunk(4, dim=1)
-            cell_state = f.sigmoid() * cell_state + i.sigmoid() * g.tanh()
-            hidden = o.sigmoid() * cell_state.tanh()
-        return hidden, torch.cat([hidden, cell_state], dim=1)
 
     def array_step(self) -> ArrayStep:
         """Return a NumPy version of :meth:`step` for the current weights."""
         size = self.out_features
-        to_gates, recurrent_to_gates, bias, recurrent_bias = self._arrays()
+        weights = (weight.detach().numpy().T for weight in self.cell.all_weights[0])
+        to_gates, recurrent_to_gates, bias, recurrent_bias = weights
         total_bias = bias + recurrent_bias
 
         def lstm(features: np.ndarray, state: np.ndarray) -> np.ndarray:
@@ -198,57 +172,13 @@ class LSTM(KernelMemory):
         return lstm
 
 
-class GRU(KernelMemory):
-    """A gated recurrent unit. The state is the hidden state, M = H.
-
-    Example:
-        >>> GRU(4, 8)(torch.zeros(2, 5, 4), torch.zeros(2, 8), torch.zeros(2, 5) > 0).shape
-        torch.Size([2, 5, 8])
-    """
-
-    kind = "gru"
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(nn.GRU(in_features, out_features), out_features)
-
-    def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance by one step, see :meth:`Memory.step`."""
-        with torch.autocast(features.device.type, enabled=False):
-            (r, z, n), (recurrent_r, recurrent_z, recurrent_n) = (
-                gates.chunk(3, dim=1) for gates in self._gates(features, state)
-            )
-            n = (n + (r + recurrent_r).sigmoid() * recurrent_n).tanh()
-            hidden = n + (z + recurrent_z).sigmoid() * (state - n)
-        return hidden, hidden
-
-    def array_step(self) -> ArrayStep:
-        """Return a NumPy version of :meth:`step` for the current weights."""
-        size = self.out_features
-        to_gates, recurrent_to_gates, bias, recurrent_bias = self._arrays()
-
-        def gru(features: np.ndarray, state: np.ndarray) -> np.ndarray:
-            gates = features @ to_gates + bias
-            recurrent = state @ recurrent_to_gates + recurrent_bias
-            r_z = sigmoid(gates[:, : 2 * size] + recurrent[:, : 2 * size])
-            n = np.tanh(gates[:, 2 * size :] + r_z[:, :size] * recurrent[:, 2 * size :])
-            state -= n
-            state *= r_z[:, size:]
-            state += n
-            return state
-
-        return gru
-
-
 class MinGRU(Memory):
-    """A GRU whose gates and candidate do not depend on the state, with the output gate of an LSTM.
+    """A GRU whose gate and candidate do not depend on the state.
 
-    The state is ``h_t = (1 - z_t) * h_{t-1} + z_t * candidate_t``, and the output is ``o_t * h_t``. The gates
-    z_t and o_t are sigmoids of linear functions of the features, and the candidate is linear. The recurrence
-    is linear in the state, so that :class:`~ppo_lightning.utils.scans.LinearRecurrence` solves it for all
-    steps at once. At the first step of an episode the previous state has the weight 0: resets need no
-    padding. The state has the width of the output, M = H.
-
-    The output gate is not in the paper. Without it, logits and value are linear in the state.
+    The state, which is also the output, is ``h_t = (1 - z_t) * h_{t-1} + z_t * candidate_t``. The gate z_t is
+    the sigmoid of a linear function of the features, and the candidate is linear. The recurrence is linear in
+    the state, so that :class:`~ppo_lightning.utils.scans.LinearRecurrence` solves it for all steps at once.
+    At the first step of an episode the previous state has the weight 0: resets need no padding.
 
     Source: Feng et al., "Were RNNs All We Needed?" (2024).
 
@@ -261,26 +191,26 @@ class MinGRU(Memory):
     traceable = True
 
     def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(nn.Linear(in_features, 3 * out_features), out_features, out_features)
+        super().__init__(nn.Linear(in_features, 2 * out_features), out_features, out_features)
 
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Advance by one step, see :meth:`Memory.step`."""
         with torch.autocast(features.device.type, enabled=False):
-            z, o, candidate = self._gates_and_candidate(features)
+            z, candidate = self._gate_and_candidate(features)
             state = (1 - z) * state + z * candidate
-            return o * state, state
+        return state, state
 
     def forward(self, features: Tensor, state: Tensor, is_init: Tensor) -> Tensor:
         """Process whole sequences, see :meth:`Memory.forward`."""
         with torch.autocast(features.device.type, enabled=False):
-            z, o, candidate = self._gates_and_candidate(features)
+            z, candidate = self._gate_and_candidate(features)
             weight = (1 - z).masked_fill(is_init[..., None], 0.0)
-            return o * LinearRecurrence.apply(weight, z * candidate, state)
+            return LinearRecurrence.apply(weight, z * candidate, state)
 
-    def _gates_and_candidate(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return z, o and the candidate, each [..., H]."""
-        z, o, candidate = self.cell(features.float()).chunk(3, dim=-1)
-        return z.sigmoid(), o.sigmoid(), candidate
+    def _gate_and_candidate(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z and the candidate, each [..., H]."""
+        z, candidate = self.cell(features.float()).chunk(2, dim=-1)
+        return z.sigmoid(), candidate
 
     def array_step(self) -> ArrayStep:
         """Return a NumPy version of :meth:`step` for the current weights."""
@@ -289,12 +219,11 @@ class MinGRU(Memory):
 
         def min_gru(features: np.ndarray, state: np.ndarray) -> np.ndarray:
             outputs = features @ weight + bias
-            gates = sigmoid(outputs[:, : 2 * size])
-            state += gates[:, :size] * (outputs[:, 2 * size :] - state)
-            return gates[:, size:] * state
+            state += sigmoid(outputs[:, :size]) * (outputs[:, size:] - state)
+            return state
 
         return min_gru
 
 
 # Memories by name: functions of the width of the features and the width of the output.
-MEMORIES: dict[MemoryName, Callable[[int, int], Memory]] = {"lstm": LSTM, "gru": GRU, "min_gru": MinGRU}
+MEMORIES: dict[MemoryName, Callable[[int, int], Memory]] = {"lstm": LSTM, "min_gru": MinGRU}

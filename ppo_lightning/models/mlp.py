@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
-from ppo_lightning.models.bodies import MLP, Activation, Body, ResidualMLP, linear_function
+from ppo_lightning.models.bodies import MLP, Activation, linear_function
 from ppo_lightning.models.encoders import Encoders
 from ppo_lightning.models.heads import INVALID, HeadName
 from ppo_lightning.models.memory import MemoryName
@@ -33,22 +33,22 @@ class MLPAgent(ActorCritic):
         observation_spec: Spec of one environment: vectors, shape [D], or several parts.
         action_spec: Spec of the actions.
         hidden_sizes: Widths of the hidden layers.
-        shared: Use one body, and one memory, for policy and value instead of one body each. None: one each.
-            A memory needs true or false: with false, the value function has no memory.
+        shared: Use one body, and one memory, for policy and value instead of one body each. With false, the
+            value function has no memory. None: one body with a memory, unless policy and value read different
+            entries or have other layers.
         head: Distribution of continuous actions: ``gaussian`` or ``tanh_gaussian`` (squashed into the
             bounds). None: Gaussian. Discrete actions always use ``categorical``.
         norm_obs: Normalize the observations by their running mean and standard deviation, except discrete
             parts and pictures.
-        memory: ``lstm``, ``gru`` or ``min_gru`` after the body. None: no memory.
+        memory: ``lstm`` or ``min_gru`` after the body. None: no memory.
         memory_size: Width of the memory's output.
         actor_keys: Names of the entries of a dictionary of observations that the policy reads. Dots join the
             names of nested entries, and the name of a dictionary selects all of its entries. None: all
             entries except ``privileged_...``.
         critic_keys: The same for the value function. None: all entries.
-        body: ``mlp``, or ``residual`` for blocks with layer normalization, one for each of ``hidden_sizes``.
-        activation: ``tanh``, ``relu`` or ``elu``, in multilayer perceptrons.
+        activation: ``tanh``, ``relu`` or ``elu``.
         critic_hidden_sizes: Widths of the value function's multilayer perceptron, if it differs from the
-            policy's body. None: the policy's kind of body.
+            policy's. None: the policy's layers.
         log_std_init: Initial logarithm of the standard deviation of a Gaussian.
 
     Raises:
@@ -62,6 +62,8 @@ class MLPAgent(ActorCritic):
         torch.Size([3])
     """
 
+    network: Any = MLP  # of policy and value; subclasses may have another
+
     def __init__(
         self,
         observation_spec: TensorSpec,
@@ -74,7 +76,6 @@ class MLPAgent(ActorCritic):
         memory_size: Annotated[int, Range(1)] = 128,
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
-        body: Literal["mlp", "residual"] = "mlp",
         activation: Activation = "tanh",
         critic_hidden_sizes: Annotated[Sequence[int] | None, Range(1)] = None,
         log_std_init: Annotated[float, Range(-math.inf)] = 0.0,
@@ -93,27 +94,12 @@ class MLPAgent(ActorCritic):
                 f" {describe(entries.critic)}: set model.agent.shared to false, or model.agent.actor_keys and"
                 " critic_keys to the same entries."
             )
-        if memory is not None and shared is None and not separate:
-            raise ConfigError(
-                "model.agent.memory needs model.agent.shared: set shared to true for one body and memory of"
-                " policy and value, or to false for a value function without memory."
-            )
-
-        if body == "residual" and len(set(hidden_sizes)) != 1:
-            raise ConfigError(
-                f"model.agent.hidden_sizes is {[*hidden_sizes]}, and the blocks of a residual body have one"
-                " width: give each block the same."
-            )
         if shared and critic_hidden_sizes is not None:
             raise ConfigError(
                 "model.agent.critic_hidden_sizes is set, but with model.agent.shared the value function has"
                 " no body of its own: remove one of them."
             )
-        policy: Callable[..., nn.Module] = functools.partial(
-            MLP, hidden_sizes=hidden_sizes, activation=activation
-        )
-        if body == "residual":
-            policy = functools.partial(ResidualMLP, hidden_sizes=hidden_sizes)
+        policy = functools.partial(self.network, hidden_sizes=hidden_sizes, activation=activation)
         value = policy
         if critic_hidden_sizes is not None:
             value = functools.partial(MLP, hidden_sizes=critic_hidden_sizes, activation=activation)
@@ -128,7 +114,7 @@ class MLPAgent(ActorCritic):
         super().__init__(
             action_spec,
             functools.partial(make_body, policy, entries and entries.actor),
-            bool(shared),
+            memory is not None and not separate and value is policy if shared is None else shared,
             head,
             ObservationNormalizer(shape, leave=excluded) if norm_obs else None,
             memory,
@@ -149,7 +135,7 @@ class MLPAgent(ActorCritic):
         because one large batch costs less than many small ones.
         """
         body = self.actor_body
-        if not isinstance(body, Body) or self.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        if not isinstance(body, MLP) or self.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
         if (sample := self.head.array_sampler()) is None:
             return super().array_policy()

@@ -63,16 +63,7 @@ class OffPolicyAgent(MLPAgent):
 
 
 class Critics(nn.ModuleList):
-    """Critics Q(s, a) of continuous actions, with weights of their own.
-
-    Args:
-        count: Number C of critics.
-        agent: The agent, whose actions, hidden layers and normalization are those of the critics.
-        observation_spec: Spec of one environment.
-    """
-
-    def __init__(self, count: int, agent: OffPolicyAgent, observation_spec: TensorSpec) -> None:
-        super().__init__(Critic(agent, observation_spec) for _ in range(count))
+    """Critics Q(s, a) with weights of their own."""
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """Return the values, [C, B]."""
@@ -80,7 +71,12 @@ class Critics(nn.ModuleList):
 
 
 class Critic(nn.Module):
-    """One of :class:`Critics`."""
+    """Critic Q(s, a) of continuous actions.
+
+    Args:
+        agent: The agent, whose actions, hidden layers and normalization are those of the critic.
+        observation_spec: Spec of one environment.
+    """
 
     def __init__(self, agent: OffPolicyAgent, observation_spec: TensorSpec) -> None:
         super().__init__()

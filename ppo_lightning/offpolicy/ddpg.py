@@ -11,7 +11,7 @@ from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.heads import ArraySampler, Float32Linear, TanhGaussianHead
-from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent
+from ppo_lightning.offpolicy.agents import Critic, Critics, OffPolicyAgent
 from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -104,7 +104,7 @@ class DDPG(OffPolicyModule):
 
     def add_networks(self, specs: Specs) -> None:
         """Build the critics and all target networks."""
-        self.critics = Critics(self.num_critics, self.agent, specs.observation)
+        self.critics = Critics(Critic(self.agent, specs.observation) for _ in range(self.num_critics))
         self.target_critics, self.target = frozen(self.critics), frozen(self.agent)
 
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:

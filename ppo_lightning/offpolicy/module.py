@@ -19,8 +19,6 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
-from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.beside import BESIDE, read_beside
 from ppo_lightning.errors import ConfigError
@@ -65,11 +63,11 @@ class OffPolicyModule(AgentModule):
         ConfigError: A number is out of its range, or does not fit the batches.
     """
 
-    fit_callbacks = (*AgentModule.fit_callbacks, RolloutGuard, NonFiniteGuard, EqualRanksGuard)
     precisions: ClassVar[tuple[str, ...]] = ("32-true",)
     head: ClassVar[type]  # of the agent
     frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
+    takes_turns = False
     adam_eps = 1e-8
     noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
     agent: Any
@@ -123,9 +121,8 @@ class OffPolicyModule(AgentModule):
             "terminated": following["terminated"].squeeze(-1).float(),
         }
         valid = rollout.get("valid", None)
-        if valid is not None:
-            return {key: column.transpose(0, 1)[valid.T] for key, column in columns.items()}
-        return {key: column.transpose(0, 1).flatten(0, 1) for key, column in columns.items()}
+        rows: Any = slice(None) if valid is None else valid.T.flatten()
+        return {key: column.transpose(0, 1).flatten(0, 1)[rows] for key, column in columns.items()}
 
     def due(self, before: int, after: int) -> range:
         """Return the environment steps of the updates that are due between two numbers of steps."""
@@ -235,11 +232,6 @@ class OffPolicyModule(AgentModule):
             )
         if not self.fitting:
             return
-        if getattr(self.data.env, "turn_based", False):
-            raise ConfigError(
-                f"data.env_id is {self.data.env_id!r}, whose players take turns, and the targets of"
-                f" {type(self).__name__} do not change sides: use ppo_lightning.SelfPlay."
-            )
         row, capacity = stored(self.data.specs.observation), self.hparams.buffer_size
         size = row.shape.numel() * row.dtype.itemsize
         stacks_frames = row.ndim == 3 and getattr(self.data.env, "frame_stack", 1) == row.shape[0] > 1
@@ -252,9 +244,9 @@ class OffPolicyModule(AgentModule):
 
     def trained(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of each of ``learning_rates``, without those that are frozen."""
-        parts = {name: getattr(self, name) for name in self.learning_rates}
-        lists = {name: [x] if isinstance(x, nn.Parameter) else [*x.parameters()] for name, x in parts.items()}
-        return {name: parameters for name, parameters in lists.items() if parameters[0].requires_grad}
+        named = [(key.split(".")[0], x) for key, x in self.named_parameters() if x.requires_grad]
+        parts = {name: [x for part, x in named if part == name] for name in self.learning_rates}
+        return {name: parameters for name, parameters in parts.items() if parameters}
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of all optimizers."""
@@ -270,10 +262,6 @@ class OffPolicyModule(AgentModule):
                 state = {"step": torch.zeros((), device=x.device), "exp_avg": torch.zeros_like(x)}
                 optimizers[-1].state[x] = state | {"exp_avg_sq": torch.zeros_like(x)}
         return optimizers
-
-    def begin_run(self) -> None:
-        """Start the clock."""
-        self.run_log = RunLog(self)
 
     def on_train_start(self) -> None:
         """Prepare the optimizers, the graph, the buffer and the exploration."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent
+from ppo_lightning.offpolicy.agents import Critic, Critics, OffPolicyAgent
 from ppo_lightning.offpolicy.ddpg import DeterministicHead
 from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -107,7 +107,7 @@ class SAC(OffPolicyModule):
         self.target_entropy = -float(num_actions)
         # Of the next action and, for each update of the policy, of its action and of the temperature's.
         self.noise_shape = (1 + 2 * self.hparams.policy_frequency, num_actions)
-        return Critics(2, self.agent, specs.observation)
+        return Critics(Critic(self.agent, specs.observation) for _ in range(2))
 
     def update(self, minibatch: Minibatch, *is_due: bool) -> Metrics:
         """Update the critics and, if they are due, the policy, the temperature and the target critics."""

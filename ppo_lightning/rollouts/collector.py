@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.state import Row, from_plain, to_plain
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.normalizers import ArrayMoments
+from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
@@ -103,7 +103,9 @@ class RolloutCollector(Collector):
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
         )
         valid = np.ones_like(done)
-        moments = None if self.agent.normalizer is None else ArrayMoments(self.agent.normalizer)
+        moments = None
+        if self.agent.normalizer is not None:
+            moments = CollectorMoments(self.agent.normalizer, arrays=True)
         if self._memory is not None:
             store["memory"][0] = self._memory
         try:
@@ -154,7 +156,7 @@ class RolloutCollector(Collector):
             rollout["valid"] = torch.from_numpy(valid).T
         return rollout
 
-    def _walk(self, moments: ArrayMoments | None, valid: np.ndarray) -> list[EpisodeEnds]:
+    def _walk(self, moments: CollectorMoments | None, valid: np.ndarray) -> list[EpisodeEnds]:
         """Step the environments through a rollout, write the steps into the storage, and return the ends.
 
         Args:
@@ -239,7 +241,7 @@ class RolloutCollector(Collector):
 
     def _check_and_normalize(
         self,
-        moments: ArrayMoments | None,
+        moments: CollectorMoments | None,
         step: int,
         observation: np.ndarray,
         fresh: np.ndarray | None = None,
@@ -256,10 +258,7 @@ class RolloutCollector(Collector):
         if fresh is not None:
             require_finite("observation", fresh, step, self.shard.first, done)
             batches.append(fresh)
-        normalizer = self.agent.normalizer
-        if normalizer is None or moments is None:
-            return batches
-        return normalizer.normalize_arrays(moments, batches, not self.deterministic, counted)
+        return batches if moments is None else moments.normalize(batches, not self.deterministic, counted)
 
     def _initial_memory(self) -> np.ndarray | None:
         memory = super()._initial_memory()

@@ -1,5 +1,6 @@
 """Environments and collectors behind Lightning's data interface."""
 
+import copy
 import functools
 import math
 import pkgutil
@@ -15,7 +16,6 @@ import torch
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
-from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, Transform
 
 from ppo_lightning import private
@@ -27,8 +27,8 @@ from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain,
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
-from ppo_lightning.rollouts.make_collector import CollectorInputs, make_collector
-from ppo_lightning.rollouts.overlap import OverlappedCollector, behavior_copy
+from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.overrides import warn_of_lost_hooks
@@ -50,7 +50,7 @@ class RolloutLoader:
 
     def __init__(
         self,
-        collector: BaseCollector,
+        collector: Collector | OverlappedCollector,
         rollouts_per_epoch: int,
         profiler: Profiler,
         begin_iteration: Callable[[TensorDictBase], None],
@@ -294,20 +294,20 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         module = self.trainer.lightning_module
         if self.collector is None:  # otherwise Lightning reloads the loader in the middle of the run
             module.begin_run()
-            inputs: CollectorInputs = module.collector_inputs()
-            acting = behavior_copy(inputs) if self.overlap else inputs
+            learned = module.agent, module.reward_scaler
+            agent, reward_scaler = copy.deepcopy(learned) if self.overlap else learned
             collector = make_collector(
                 self.env,
-                acting.agent,
+                agent,
                 self.num_steps,
                 self.num_rollouts,
-                inputs.compile,
+                module.hparams.get("compile", False),
                 shard=self.shard,
-                reward_scaler=acting.reward_scaler,
+                reward_scaler=reward_scaler,
                 precision=self.trainer.precision_plugin.forward_context,
                 step_timeout=self.step_timeout,
             )
-            self.collector = OverlappedCollector(collector, inputs) if self.overlap else collector
+            self.collector = OverlappedCollector(collector, *learned) if self.overlap else collector
             if self.trainer.ckpt_path is not None:
                 self._resume()
         return RolloutLoader(
@@ -379,7 +379,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         shares = np.array_split(np.arange(self.eval_episodes), self.trainer.world_size)
         mine = shares[self.trainer.global_rank]
         shard = Shard(self.seed, int(mine[0]) if len(mine) else 0, len(mine), self.eval_episodes)
-        agent = self.trainer.lightning_module.collector_inputs().agent
+        agent = self.trainer.lightning_module.agent
         return EvaluationLoader(self.factory, agent, shard, self.step_timeout, self.trainer.profiler)
 
     test_dataloader = val_dataloader

@@ -2,24 +2,14 @@
 """What updates, the run log and callbacks ask of a LightningModule that learns from rollouts."""
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
-
-
-class Agent(Protocol):
-    """An agent of any algorithm; ``traceable`` is whether a compiler can trace its loss."""
-
-    @property
-    def traceable(self) -> bool: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class Learner(Protocol):
@@ -32,7 +22,7 @@ class Learner(Protocol):
     episode_lengths: deque[float]
 
     @property
-    def agent(self) -> Agent: ...
+    def agent(self) -> ActorCritic: ...
     @property
     def data(self) -> RolloutDataModule: ...
     @property
@@ -46,8 +36,6 @@ class Learner(Protocol):
     @property
     def mean_return(self) -> float | None: ...
     @property
-    def steps_per_rollout(self) -> int | None: ...
-    @property
     def minibatch_size(self) -> int: ...
     @property
     def microbatch_size(self) -> int: ...
@@ -58,10 +46,3 @@ class Learner(Protocol):
     def optimizers(self) -> Any: ...
     def manual_backward(self, loss: Tensor, /) -> None: ...
     def clip_gradients(self, optimizer: Any, value: float, algorithm: str, /) -> None: ...
-
-
-class PolicyLearner(Learner, Protocol):
-    """A module whose agent is an actor and a critic."""
-
-    @property
-    def agent(self) -> ActorCritic: ...

@@ -1,27 +1,18 @@
 """Choose the collector for an environment."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchrl.envs import EnvBase, TransformedEnv
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils import collectives
-
-
-class CollectorInputs(NamedTuple):
-    """Inputs of a collector, which the LightningModule's method ``collector_inputs`` returns."""
-
-    agent: ActorCritic
-    reward_scaler: RewardScaler | None
-    compile: bool = False  # rollouts of environments that are functions of tensors
 
 
 def make_collector(

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.collectors import BaseCollector
+from torch import nn
 
 from ppo_lightning.envs.state import Row
-from ppo_lightning.models.normalizers import Moments
+from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.normalizers import Moments, RewardScaler
 from ppo_lightning.rollouts.base import Collector
-from ppo_lightning.rollouts.make_collector import CollectorInputs
 from ppo_lightning.rollouts.storage import add_evaluation
 from ppo_lightning.utils import collectives
 
 
-class OverlappedCollector(BaseCollector):
+class OverlappedCollector:
     """Collector that collects rollout t + 1 in a thread, during the update on rollout t.
 
     The thread acts by a copy of the agent, the behavior policy. When rollout t is handed out, the copy
@@ -38,33 +38,31 @@ class OverlappedCollector(BaseCollector):
     collects the pending rollout again.
 
     Args:
-        collector: Collector whose agent and scaler are those of :func:`behavior_copy`. Only the thread steps
-            its environments.
-        inputs: Agent and scaler of the module.
+        collector: Collector with copies of agent and scaler. Only the thread steps its environments.
+        agent: Agent of the module.
+        reward_scaler: Scaler of the module; None: no scaling.
 
     Source: Huang et al., "Cleanba: A Reproducible and Efficient Distributed Reinforcement Learning Platform"
     (2023), arXiv:2310.00036.
 
     Example:
         >>> env = make_env("CartPole-v1", num_envs=4)
-        >>> inputs = CollectorInputs(MLPAgent(*env.agent_specs), reward_scaler=None)
-        >>> acting = behavior_copy(inputs)
-        >>> collector = OverlappedCollector(RolloutCollector(env, acting.agent, 8, num_rollouts=3), inputs)
+        >>> agent = MLPAgent(*env.agent_specs)
+        >>> acting = RolloutCollector(env, copy.deepcopy(agent), num_steps=8, num_rollouts=3)
+        >>> collector = OverlappedCollector(acting, agent)
         >>> sum(rollout.numel() for rollout in collector)
         96
         >>> collector.shutdown()
     """
 
-    def __init__(self, collector: Collector, inputs: CollectorInputs) -> None:
-        super().__init__()
+    def __init__(
+        self, collector: Collector, agent: ActorCritic, reward_scaler: RewardScaler | None = None
+    ) -> None:
         self.collector = collector
-        self.env = collector.env
         self.can_resume = collector.can_resume
-        self.requested_frames_per_batch = collector.requested_frames_per_batch
-        self.total_frames = collector.total_frames
-        self._learner = inputs.agent
-        acting = CollectorInputs(collector.agent, collector.reward_scaler)
-        self._moments = list(zip(_moments(inputs), _moments(acting), strict=True))
+        self._learner = agent
+        acting = _moments(collector.agent, collector.reward_scaler)
+        self._moments = list(zip(_moments(agent, reward_scaler), acting, strict=True))
         self._rollouts = iter(collector)
         self.observation: Any = None  # after the rollout that was handed out
         self._pending: Future[TensorDictBase | None] | None = None
@@ -75,7 +73,10 @@ class OverlappedCollector(BaseCollector):
         self._thread.submit(torch.set_num_threads, num_threads)
         self._thread.submit(collectives.use_group, group)
 
-    def iterator(self) -> Iterator[TensorDictBase]:
+    def __len__(self) -> int:
+        return len(self.collector)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
         """Yield the remaining rollouts of the run. An exception of the thread is raised here."""
         is_first = self._pending is None
         if self._pending is None:
@@ -108,10 +109,6 @@ class OverlappedCollector(BaseCollector):
         if self._pending is not None:
             wait([self._pending])
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the collector, see :meth:`Collector.set_seed`."""
-        return self.collector.set_seed(seed, static_seed)
-
     def running(self) -> list[Row] | None:
         """Return the episodes that ran before the pending rollout."""
         self.wait()
@@ -135,23 +132,14 @@ class OverlappedCollector(BaseCollector):
         for learned, collected in self._moments:
             collected.load_state_dict(learned.state_dict())
 
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
+    def shutdown(self) -> None:
         """Wait for the pending rollout, close the environments and end the thread."""
         self.wait()
-        self.collector.shutdown(timeout, close_env, raise_on_error)
+        self.collector.shutdown()
         self._thread.shutdown()
 
 
-def behavior_copy(inputs: CollectorInputs) -> CollectorInputs:
-    """Return inputs with copies of agent and scaler, for the collector of an :class:`OverlappedCollector`."""
-    return inputs._replace(
-        agent=copy.deepcopy(inputs.agent), reward_scaler=copy.deepcopy(inputs.reward_scaler)
-    )
-
-
-def _moments(inputs: CollectorInputs) -> list[Moments]:
+def _moments(agent: ActorCritic, reward_scaler: RewardScaler | None) -> list[Moments]:
     """Return the running statistics that a collector updates."""
-    parts = [part for part in (inputs.agent, inputs.reward_scaler) if part is not None]
-    return [module for part in parts for module in part.modules() if isinstance(module, Moments)]
+    parts = nn.ModuleList([agent, reward_scaler or nn.Identity()])
+    return [module for module in parts.modules() if isinstance(module, Moments)]

@@ -38,10 +38,14 @@ class ScanCollector(TensorCollector):
 
     def __init__(self, *args: Any, compile: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        compiles = compile and self.agent.traceable
         self._scan: Any = functools.partial(scan_in_python, self._step)
-        if compiles:
+        self._evaluates_last = False
+        if compile and self.agent.traceable:
             self._scan = compile_scan(self._steps, self._device.type == "cpu")
+            # One large batch costs less than a small one at each step.
+            self._evaluates_last = self.agent.critic_body is not None and "state_value" in self._keys
+        if self._evaluates_last:
+            self._keys.remove("state_value")
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
@@ -60,10 +64,15 @@ class ScanCollector(TensorCollector):
             (env.state, self.observation, memory, statistics), steps = self._scan(
                 (env.state, self.observation, memory, statistics), noise.to(self.agent.device)
             )
+            if self._evaluates_last:
+                rows = steps["observation"].flatten(0, 1).split(self.agent.microbatch_size)
+                values = torch.cat([self.agent.value(part) for part in rows])
+                steps["state_value"] = values.view(self.num_steps, -1, 1)
         self._memory = memory[0] if memory else None
         steps = tree_map(lambda values: values.transpose(0, 1), steps)
         normalized = steps.pop("normalized", None)
         shape = (env.num_envs, self.num_steps)
+        steps["next"]["done"] = steps["next"]["terminated"] | steps["next"]["truncated"]
         steps["next"] = TensorDict(steps["next"], shape)
         rollout = TensorDict(steps, shape, device=self.agent.device)
         self._require_finite(rollout, self.observation)
@@ -106,7 +115,6 @@ class ScanCollector(TensorCollector):
             "reward": step.reward.unsqueeze(-1),
             "terminated": step.terminated.unsqueeze(-1),
             "truncated": step.truncated.unsqueeze(-1),
-            "done": done.unsqueeze(-1),
             "observation": raw.clone(),
         }
         output: dict[str, Any] = self._acted(action, log_prob, value)

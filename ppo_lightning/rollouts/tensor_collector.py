@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.data import Bounded
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models.normalizers import TensorMoments
+from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import discounted_sum
@@ -66,7 +66,9 @@ class TensorCollector(Collector):
         """Collect one rollout, see :meth:`Collector.rollout`."""
         normalizer = self.agent.normalizer
         # A copy: the agent's statistics change only when the whole rollout is known to be finite.
-        moments = None if normalizer is None or self.deterministic else TensorMoments(normalizer)
+        moments = None
+        if normalizer is not None and not self.deterministic:
+            moments = CollectorMoments(normalizer, arrays=False)
         steps: list[TensorDictBase] = []
         try:
             outputs = self._walk(moments, steps)
@@ -90,7 +92,7 @@ class TensorCollector(Collector):
         self.rollouts_done += 1
         return rollout
 
-    def _walk(self, moments: TensorMoments | None, steps: list[TensorDictBase]) -> list[dict[Any, Tensor]]:
+    def _walk(self, moments: CollectorMoments | None, steps: list[TensorDictBase]) -> list[dict[Any, Tensor]]:
         """Step the environments through a rollout, and return what the agent adds to each step, by key.
 
         Args:
@@ -148,11 +150,11 @@ class TensorCollector(Collector):
         acted = {"action": action, "action_log_prob": log_prob, "state_value": value.unsqueeze(-1)}
         return {key: values for key, values in acted.items() if key in self._keys}
 
-    def _update_and_normalize(self, moments: TensorMoments | None, batches: list[Tensor]) -> list[Tensor]:
+    def _update_and_normalize(self, moments: CollectorMoments | None, batches: list[Tensor]) -> list[Tensor]:
         """Merge batches into the statistics, if there are some, and normalize them on the agent's device."""
         if moments is None:
             return [self._normalize(batch) for batch in batches]
-        return moments.update_and_normalize([batch.to(self.agent.device) for batch in batches])
+        return moments.normalize([batch.to(self.agent.device) for batch in batches])
 
     def _normalize(self, observation: Tensor) -> Tensor:
         return self.agent.normalize(observation.to(self.agent.device))

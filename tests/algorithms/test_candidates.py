@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchrl.data import Bounded, Unbounded
 
-from benchmarks.candidates import SPO, AdamRel, ColouredAgent, FreshAdvantages, MuonPPO, Reuse
+from benchmarks.candidates import SPO, AdamRel, ColouredAgent, FreshAdvantages, MuonPPO, ResidualAgent, Reuse
 from ppo_lightning import PPO
 from ppo_lightning.models import Evaluation
 from tests.helpers import weights
@@ -33,6 +33,13 @@ def test_the_first_epoch_of_the_first_iteration_is_that_of_ppo(fit, algorithm):
 def test_fresh_advantages_are_those_of_ppo_if_the_value_function_stays_the_same(fit):
     ends = [weights(fit(PENDULUM, MODEL | {"vf_coef": 0.0}, ppo=ppo)) for ppo in (PPO, FreshAdvantages)]
     torch.testing.assert_close(*ends)
+
+
+def test_residual_bodies_train(fit):
+    agent = functools.partial(ResidualAgent, hidden_sizes=(16, 16), norm_obs=True)
+    module = fit(PENDULUM, MODEL | {"agent": agent})
+    assert module.trainer.callback_metrics["losses/approx_kl"] > 0
+    assert len(module.agent.actor_body.blocks) == len(module.agent.critic_body.blocks) == 2
 
 
 class RecordedReuse(Reuse):

@@ -212,8 +212,8 @@ LONG = {
     "plain": HOPPER | {"model": {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}},
     "transforms": HOPPER | {"transforms": True},
     "overlap": overlapped(validations=0, timeout=60, model={"norm_reward": True}),
-    "overlap, gru": overlapped(validations=0, timeout=60, model={"norm_reward": True, "num_minibatches": 2})
-    | {"algorithm": "RecurrentPPO", "agent": HOPPER["agent"] | {"memory": "gru", "shared": True}},
+    "overlap, lstm": overlapped(validations=0, timeout=60, model={"norm_reward": True, "num_minibatches": 2})
+    | {"algorithm": "RecurrentPPO", "agent": HOPPER["agent"] | {"memory": "lstm", "shared": True}},
 }
 
 

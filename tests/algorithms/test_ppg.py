@@ -6,17 +6,14 @@ import math
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
 from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.algorithms.ppg import POLICY
-from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.export import to_onnx
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.onnx import largest_difference
+from ppo_lightning.export.onnx import largest_difference, to_onnx
 from ppo_lightning.models.init import normed
 from ppo_lightning.spaces.specs import spec_from_plain
 from tests.helpers import SaveAfter, require_same
@@ -306,59 +303,6 @@ def test_a_run_resumes_in_the_middle_of_a_policy_phase_to_the_bit(kind, fit, tmp
     assert sizes[1] < sizes[0], "after an auxiliary phase, a checkpoint has no rollouts"
 
 
-class PreemptedIn(PPG):
-    """PPG whose process gets the signal in pass ``at`` over the rollouts of phase ``phase``."""
-
-    def __init__(self, at, phase, **kwargs):
-        super().__init__(**kwargs)
-        self.at, self.when, self.phases = at, phase, 0
-
-    def end_iteration(self, rollout, metrics):
-        self.phases += len(self.rollouts) >= 3
-        super().end_iteration(rollout, metrics)
-
-    def auxiliary_loss(self, minibatch):
-        if self.phases == self.when and self.epochs_done == self.at:
-            (callback,) = (c for c in self.trainer.callbacks if isinstance(c, Preemption))
-            callback.requested = True
-        return super().auxiliary_loss(minibatch)
-
-
-@pytest.mark.parametrize("desired_kl", [None, 1e-4])
-@pytest.mark.parametrize(("at", "phase"), [(0, 1), (2, 2)])
-def test_a_run_resumes_in_the_middle_of_an_auxiliary_phase_to_the_bit(fit, tmp_path, at, phase, desired_kl):
-    """With ``desired_kl``, the learning rate depends on the iteration before the auxiliary phase."""
-    model = MODEL | {"e_auxiliary": 4, "desired_kl": desired_kl, "anneal_lr": desired_kl is None}
-    whole = fit(DATA, model, ppo=PPG)
-    saving = {"callbacks": [Preemption(), ModelCheckpoint(tmp_path)], "enable_checkpointing": True}
-    with pytest.raises(SystemExit):
-        fit(DATA, model, ppo=functools.partial(PreemptedIn, at, phase), **saving)
-    path = tmp_path / "preempted.ckpt"
-    saved = torch.load(path, weights_only=True)["auxiliary"]
-    assert saved["epochs_done"] == at + 1
-    assert len(saved["rollouts"]) == 3
-    resumed = fit(DATA, model, ppo=PPG, ckpt_path=path)
-    assert resumed.env_steps == whole.env_steps
-    assert torch.equal(state(resumed), state(whole))
-    assert resumed.lr_schedulers().state_dict() == whole.lr_schedulers().state_dict()
-
-
-def test_the_last_auxiliary_phase_of_a_preempted_run_is_finished_and_saved(fit, tmp_path, capsys):
-    """The resumed run collects no rollout, after which Lightning would save."""
-    data = DATA | {"total_timesteps": 64 * 6}
-    whole = fit(data, MODEL, ppo=PPG)
-    saving = {"callbacks": [Preemption(), ModelCheckpoint(tmp_path)], "enable_checkpointing": True}
-    with pytest.raises(SystemExit):
-        fit(data, MODEL, ppo=functools.partial(PreemptedIn, 0, 2), **saving)
-    resumed = fit(data, MODEL, ppo=PPG, ckpt_path=tmp_path / "preempted.ckpt", **saving)
-    assert torch.equal(state(resumed), state(whole))
-    path = tmp_path / "finished.ckpt"
-    assert f"Finished the last auxiliary phase: {path}" in capsys.readouterr().out
-    assert torch.equal(state(PPG.load_from_checkpoint(path)), state(whole))
-    again = fit(data, MODEL, ppo=PPG, ckpt_path=path)
-    assert torch.equal(state(again), state(whole)), "nothing is left to do"
-
-
 @pytest.mark.parametrize("env_id", ["Parts-v0", "Reach-v0"])
 def test_actions_of_several_parts_and_masks(fit, env_id):
     module = fit(DATA | {"env_id": env_id}, MODEL | {"beta_clone": 10.0}, ppo=Traced)
@@ -398,19 +342,12 @@ def test_a_second_run_starts_without_rollouts(make_trainer):
         ({"num_aux_rollouts": 5}, r"model.num_aux_rollouts \(5\) must divide .* = 12"),
         ({"e_auxiliary": 0}, "model.e_auxiliary is 0: it must be"),
         ({"beta_clone": -1.0}, "model.beta_clone is -1.0"),
-        ({"agent": functools.partial(MLPAgent, shared=True, memory="gru")}, "model.agent has a memory"),
+        ({"agent": functools.partial(MLPAgent, shared=True, memory="lstm")}, "model.agent has a memory"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(fit, model, message):
     with pytest.raises(ConfigError, match=message):
         fit(DATA, MODEL | model, ppo=PPG)
-
-
-def test_a_phase_that_does_not_fit_into_the_memory_is_refused(fit):
-    """A step of CartPole has 16 + 8 + 4 bytes; 10^6 rollouts of 40 000 steps take 1120 GB."""
-    data = DATA | {"num_steps": 10_000, "total_timesteps": 10**12}
-    with pytest.raises(ConfigError, match=r"^model.n_iteration \* .* = 40000000000 steps take 1120 GB"):
-        fit(data, MODEL | {"n_iteration": 10**6}, ppo=PPG)
 
 
 def test_normed_weights_have_one_norm_per_output():

@@ -76,7 +76,7 @@ GAMES = {
 }
 
 
-@pytest.mark.parametrize("memory", [None, "gru"])
+@pytest.mark.parametrize("memory", [None, "lstm"])
 @pytest.mark.parametrize("name", GAMES)
 def test_a_loop_of_predict_plays_the_episode_of_evaluate(name, memory):
     env_id, kwargs = GAMES[name]

@@ -285,8 +285,7 @@ def test_a_video_of_an_agent_with_a_memory(tmp_path):
     ("module", "agent", "data", "match"),
     [
         (PPO, lstm(), {}, "RecurrentPPO"),
-        (RecurrentPPO, MLPAgent, {}, "set model.agent.memory to lstm, gru or min_gru"),
-        (RecurrentPPO, functools.partial(MLPAgent, memory="lstm"), {}, "shared to true"),
+        (RecurrentPPO, MLPAgent, {}, "set model.agent.memory to lstm or min_gru"),
         (RecurrentPPO, lstm(), {"num_envs": 3}, "whole sequences"),
     ],
 )

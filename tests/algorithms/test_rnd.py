@@ -11,7 +11,7 @@ from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, RND, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.algorithms import losses
-from ppo_lightning.algorithms.rnd import Curiosity, IntrinsicRewards, endless_gae, random_rollouts
+from ppo_lightning.algorithms.rnd import Curiosity, endless_gae, random_rollouts
 from ppo_lightning.callbacks.guards import NonFiniteGuard
 from tests.environments import Trouble
 from tests.helpers import Recorder, SaveAfter
@@ -158,12 +158,10 @@ def curiosity():
     return Curiosity(Unbounded((3,)), critic_features=4)
 
 
-def test_the_reward_filter_runs_over_time_in_each_environment():
-    """One reward at the first step decays by gamma per step; the other environment stays at 0."""
-    rewards = IntrinsicRewards(2, gamma=0.5)
-    sums = rewards.discount(torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
-    assert sums.tolist() == [[1.0, 0.5, 0.25], [0.0, 0.0, 0.0]]
-    assert rewards.discount(torch.tensor([[0.0], [8.0]])).tolist() == [[0.125], [8.0]], "in the next rollout"
+def module_of(curiosity, num_envs):
+    module = RND(int_gamma=0.9)
+    module.curiosity, module.sums = curiosity, {"discounted": torch.zeros(num_envs, dtype=torch.float64)}
+    return module
 
 
 def fake_rollout(observations, step_count=None, valid=None):
@@ -183,11 +181,11 @@ def fake_rollout(observations, step_count=None, valid=None):
 
 def test_rewards_are_divided_by_the_deviation_of_all_their_sums_so_far(curiosity):
     """Over two rollouts, against a loop over the steps of each environment."""
-    rewards = IntrinsicRewards(2, gamma=0.9)
+    module = module_of(curiosity, 2)
     sums, total = [], np.zeros(2)
     for _ in range(2):
         rollout = fake_rollout(torch.randn(2, 5, 3))
-        scaled = rewards.compute(rollout, curiosity, microbatch_size=4)
+        scaled = module.int_rewards(rollout, microbatch_size=4)
         for t in range(5):
             total = 0.9 * total + rollout["int_reward"][:, t].numpy()
             sums += total.tolist()
@@ -200,7 +198,7 @@ def test_rewards_use_the_statistics_before_the_rollout(curiosity):
     observation = 3 + 10 * torch.randn(2, 5, 3)
     before = curiosity.error(observation.flatten(0, 1)).view(2, 5)
     rollout = fake_rollout(observation)
-    IntrinsicRewards(2, gamma=0.9).compute(rollout, curiosity, microbatch_size=100)
+    module_of(curiosity, 2).int_rewards(rollout, microbatch_size=100)
     torch.testing.assert_close(rollout["int_reward"], before.detach())
     torch.testing.assert_close(
         curiosity.normalizer.mean, observation.flatten(0, 1).double().mean(0), atol=1e-6, rtol=1e-6
@@ -213,7 +211,7 @@ def test_invalid_steps_have_no_reward_and_enter_no_statistics(curiosity):
     observation = torch.randn(1, 4, 3)
     observation[0, 2] = 1e6
     rollout = fake_rollout(observation, valid=valid)
-    scaled = IntrinsicRewards(1, gamma=0.9).compute(rollout, curiosity, microbatch_size=100)
+    scaled = module_of(curiosity, 1).int_rewards(rollout, microbatch_size=100)
     assert (scaled[0] > 0).tolist() == valid[0].tolist()
     assert curiosity.normalizer.count == curiosity.reward_moments.count == 3
     assert curiosity.normalizer.mean.abs().max() < 10
@@ -389,8 +387,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(fit_and_resume, 
     data = SMALL | {"total_timesteps": 32 * 13} | data
     whole, resumed = fit_and_resume(11, data, MODEL | model, ppo=RND)
     for name in ("discounted", "episode"):
-        sums = getattr(whole.rewards, name)
-        assert torch.equal(sums, getattr(resumed.rewards, name)) and sums.abs().max() > 0
+        assert torch.equal(whole.sums[name], resumed.sums[name]) and whole.sums[name].abs().max() > 0
 
 
 def test_a_resumed_run_with_fresh_episodes_starts_their_sums_again(fit, tmp_path, constant_novelty):
@@ -404,7 +401,7 @@ def test_a_second_fit_keeps_the_networks_and_starts_with_sums_of_zero(fit, tmp_p
     class Starting(RecordedRND):
         def on_train_start(self):
             super().on_train_start()
-            self.started_with = self.rewards.discounted.clone()
+            self.started_with = self.sums["discounted"].clone()
 
     fit(SMALL, MODEL, ppo=Starting, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
     module = fit(SMALL, MODEL, ppo=Starting, ckpt_path=tmp_path / "middle.ckpt")

@@ -4,13 +4,21 @@ import pytest
 import torch
 
 from ppo_lightning import PPO
-from ppo_lightning.algorithms.schedule import IterationLR, KLAdaptiveLR, LinearAnnealing, remaining
+from ppo_lightning.algorithms.schedule import IterationLR, KLAdaptiveLR, remaining
 from tests.helpers import Recorder, SaveAfter
 
 DESIRED_KL = 0.02
 # Below half of the desired value, near it, above twice the value
 TOO_LOW, NEAR, TOO_HIGH = 0.009, 0.03, 0.041
 DATA = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 6}
+
+
+def constant(optimizer):
+    return IterationLR(optimizer, lambda done: 1.0)
+
+
+def annealed(optimizer):
+    return IterationLR(optimizer, lambda done: remaining(done, num_rollouts=4))
 
 
 def make_optimizer(*learning_rates):
@@ -47,7 +55,7 @@ def test_the_remaining_share_of_a_run_falls_linearly_to_zero(rollouts_done, shar
 
 @pytest.mark.parametrize(
     ("make_schedule", "shares"),
-    [(IterationLR, [1] * 6), (lambda o: LinearAnnealing(o, num_rollouts=4), [1, 3 / 4, 1 / 2, 1 / 4, 0, 0])],
+    [(constant, [1] * 6), (annealed, [1, 3 / 4, 1 / 2, 1 / 4, 0, 0])],
     ids=["constant", "annealed"],
 )
 def test_every_group_has_the_share_of_the_iteration(make_schedule, shares):
@@ -96,8 +104,8 @@ def restore(make_schedule, old_lr, new_lr, state):
 @pytest.mark.parametrize(
     ("make_schedule", "factor", "next_factor"),
     [
-        (IterationLR, 1, 1),
-        (lambda optimizer: LinearAnnealing(optimizer, num_rollouts=4), 1 / 4, 0),
+        (constant, 1, 1),
+        (annealed, 1 / 4, 0),
         (lambda optimizer: KLAdaptiveLR(optimizer, DESIRED_KL), 2.25, 2.25),
     ],
     ids=["constant", "annealed", "adaptive"],
@@ -115,7 +123,7 @@ def test_a_restored_schedule_keeps_the_base_learning_rate_of_its_own_run(make_sc
 
 
 def test_kl_adaptation_starts_at_factor_1_from_the_checkpoint_of_another_schedule():
-    state = LinearAnnealing(make_optimizer(1e-3), num_rollouts=4).state_dict()
+    state = annealed(make_optimizer(1e-3)).state_dict()
     schedule = restore(lambda optimizer: KLAdaptiveLR(optimizer, DESIRED_KL), 7e-3, 1e-3, state)
     assert schedule.kl_factor == 1
     assert learning_rates(schedule.optimizer) == [1e-3]

@@ -1,6 +1,5 @@
 """Subclasses of PPO: each method that a variant may override is used in training."""
 
-import copy
 import itertools
 import signal
 from typing import ClassVar
@@ -11,8 +10,6 @@ import torch
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms import losses
-from ppo_lightning.models.normalizers import RewardScaler
-from ppo_lightning.rollouts.make_collector import CollectorInputs
 from tests.helpers import Recorder, weights
 
 ROLLOUTS = 3
@@ -190,7 +187,7 @@ def test_hooks_of_lightning_are_free(fit, hook):
     ("hook", "purpose"),
     [
         ("on_train_start", "Override restored optimizer settings"),
-        ("on_save_checkpoint", "Add agent, details, seed"),
+        ("on_save_checkpoint", "Add agent, seed"),
         ("on_load_checkpoint", "Restore the entries"),
         ("setup", "Check, before any environment"),
         ("configure_callbacks", "Add the guards"),
@@ -386,32 +383,3 @@ def test_an_additional_network_is_saved_and_resumed(fit_and_resume, tmp_path):
     path = tmp_path / "middle.ckpt"
     saved = torch.load(path, weights_only=False)["state_dict"]["second_critic.weight"]
     assert torch.equal(Auxiliary.load_from_checkpoint(path).second_critic.weight, saved)
-
-
-class OwnCollection(Recorded):
-    """PPO that collects with the initial agent, and clips scaled rewards at 0.5."""
-
-    def collector_inputs(self):
-        if not hasattr(self, "behavior"):
-            self.behavior = copy.deepcopy(self.agent)
-            self.scaler = RewardScaler(self.hparams.gamma, 0.5)
-            self.rewards, self.log_probs = [], []
-        return CollectorInputs(self.behavior, self.scaler)
-
-    def advantages(self, rollout):
-        evaluation = self.behavior.evaluate(
-            rollout["observation"].flatten(0, 1), rollout["action"].flatten(0, 1)
-        )
-        self.log_probs.append((evaluation.log_prob, rollout["action_log_prob"].flatten()))
-        self.rewards.append(rollout["next", "reward"].clone())
-        return super().advantages(rollout)
-
-
-def test_overridden_collector_inputs_collect_the_rollouts(fit):
-    module = fit(DATA, MODEL, ppo=OwnCollection)
-    assert torch.cat(module.rewards).max() == 0.5, "CartPole's rewards are 1"
-    assert module.scaler.std > 0
-    assert module.moved > 1e-3
-    assert torch.equal(torch.nn.utils.parameters_to_vector(module.behavior.parameters()), module.initial)
-    for again, stored in module.log_probs:
-        torch.testing.assert_close(stored, again.detach(), atol=1e-5, rtol=1e-5)

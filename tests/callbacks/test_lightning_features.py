@@ -174,15 +174,6 @@ def test_weights_are_averaged(fit, tmp_path):
     torch.testing.assert_close(weights(PPO.load_from_checkpoint(path)), weights(averaged))
 
 
-def test_an_average_that_keeps_the_first_weights_warns_with_a_decay_that_fits(fit, recwarn):
-    message = r"with decay 0.999, 99% of the average after the 8 rollouts .* Set decay to 0.5\.$"
-    with pytest.warns(UserWarning, match=message):
-        fit(EIGHT, MODEL, callbacks=[EMAWeightAveraging()])
-    recwarn.clear()
-    fit(EIGHT, MODEL, callbacks=[EMAWeightAveraging(decay=0.5)])
-    assert not [warning for warning in recwarn if "decay" in str(warning.message)]
-
-
 def test_a_compiled_module_is_refused(make_trainer):
     with pytest.raises(ConfigError, match=r"pass compile=True instead"):
         make_trainer().fit(torch.compile(PPO(**MODEL)), RolloutDataModule(**EIGHT))

@@ -21,18 +21,13 @@ SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 6, "eval_episod
 # Videos
 
 
-def test_videos_are_recorded_at_their_steps_and_are_in_tensorboard(fit, tmp_path):
-    logger = TensorBoardLogger(tmp_path, name="run")
+def test_videos_are_recorded_at_their_steps(fit, tmp_path):
+    logger = CSVLogger(tmp_path)
     fit(SMALL, callbacks=[CaptureVideo(every=3, max_frames=7)], logger=logger)
     videos = sorted(Path(logger.log_dir, "videos").iterdir())
     assert [path.name for path in videos] == ["step=192.mp4", "step=384.mp4"]
     frames = imageio.mimread(videos[0], memtest=False)
     assert len(frames) == 8 and frames[0].shape == (400, 820, 3), "with the panel beside it, and bounded"
-    events = EventAccumulator(logger.log_dir)
-    events.Reload()
-    images = events.Images("videos/episode")
-    assert [image.step for image in images] == [192, 384]
-    assert images[0].encoded_image_string[:4] == b"GIF8"
 
 
 def test_videos_change_nothing(fit, tmp_path):

@@ -190,7 +190,6 @@ COMMANDS = {
     "test": (),
     "play": ("--max_frames", "3", "--output", "a.gif"),
     "export": ("--onnx", "a.onnx"),
-    "details": (),
 }
 UNREAD = {name for name, entry in CODE.items() if entry[1] in ("_instantiator", "agent")}
 
@@ -199,7 +198,7 @@ UNREAD = {name for name, entry in CODE.items() if entry[1] in ("_instantiator", 
 def test_a_checkpoint_imports_and_calls_nothing(name, edited, attacker, capsys, make_trainer):
     path = edited(*CODE[name])
     for command, flags in COMMANDS.items():
-        if command in ("fit", "validate", "test") and name not in UNREAD:
+        if command not in ("play", "export") and name not in UNREAD:
             assert "pass --trust_checkpoint" in refused(capsys, command, "--ckpt_path", path, *flags)
         else:
             quiet = ["--trainer.logger", "false"] * (command == "fit")
@@ -265,8 +264,8 @@ def test_flags_override_what_a_checkpoint_names(edited, attacker, capsys):
     assert not attacker()
 
 
-def test_settings_of_the_trainer_are_read_with_trust_only(run, tmp_path, attacker, monkeypatch, capsys):
-    """They may name callbacks. Without trust, the run prints where the settings are."""
+def test_settings_of_the_trainer_are_read_with_config_only(run, tmp_path, attacker, monkeypatch, capsys):
+    """They may name callbacks. The run prints where the settings are."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     path, settings = tmp_path / "run/checkpoints/x.ckpt", tmp_path / "run/cli_config.yaml"
@@ -275,10 +274,8 @@ def test_settings_of_the_trainer_are_read_with_trust_only(run, tmp_path, attacke
     settings.write_text(text.replace("callbacks: null", f"callbacks: [{{class_path: {MALICIOUS}.Evil}}]"))
     longer = ["--data.total_timesteps", "256"]
     cli.main(["fit", "--ckpt_path", str(path), *longer])
-    assert f"(the run's own: --config {settings})" in capsys.readouterr().out
+    assert "(those of the run: --config cli_config.yaml, in its folder)" in capsys.readouterr().out
     assert not attacker()
-    assert MALICIOUS in refused(capsys, "fit", "--ckpt_path", path, *longer, "--trust_checkpoint")
-    assert attacker()
 
 
 # Names of files

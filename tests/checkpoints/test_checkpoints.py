@@ -59,16 +59,6 @@ torch.save((action, tuple(model.agent.evaluate(observation, action)[:4])), "out"
         assert torch.equal(a, b)
 
 
-def test_a_loaded_module_is_saved_with_the_details_of_its_run(saved, make_trainer, tmp_path):
-    _, paths = saved
-    module = PPO.load_from_checkpoint(paths[-1])
-    trainer = make_trainer(limit_val_batches=1)
-    trainer.validate(module, RolloutDataModule(eval_episodes=1), verbose=False)
-    trainer.save_checkpoint(tmp_path / "again.ckpt")
-    first, again = (torch.load(path, weights_only=True) for path in (paths[-1], tmp_path / "again.ckpt"))
-    assert again["details"] == first["details"] != {}
-
-
 def test_a_resumed_run_continues_all_counts(saved, fit):
     whole, paths = saved
     resumed = fit(SMALL, ckpt_path=paths[0], **EVERY_2)

@@ -21,9 +21,9 @@ from ppo_lightning.commands import cli, curves, provenance
 from ppo_lightning.commands import report as reports
 from ppo_lightning.commands.compare import compare, p_worse
 from ppo_lightning.commands.curves import curve
-from ppo_lightning.commands.jobs import Job, jobs_of
+from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import interval, published, read_csv, table, write_csv
-from ppo_lightning.commands.runner import Runner, metrics_of, progress
+from ppo_lightning.commands.runner import Runner, metrics_of
 from tests.helpers import ROOT
 
 RECIPE = ROOT / "configs/classic/cartpole.yaml"
@@ -93,9 +93,9 @@ def arguments(folder, *flags, recipe=RECIPE, threads="1"):
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"flags": ["--model.gamma", "0.5"]}, r"flags \('.*_episodes 1', now '.* --model.gamma 0.5'\)"),
-        ({"threads": "2"}, r"threads \(1, now 2\)"),
-        ({"recipe": {"num_steps: 128": "num_steps: 64"}}, r"recipe.data.num_steps \(128, now 64\)"),
+        ({"flags": ["--model.gamma", "0.5"]}, "flags"),
+        ({"threads": "2"}, "threads"),
+        ({"recipe": {"num_steps: 128": "num_steps: 64"}}, "recipe"),
     ],
 )
 def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finished, tmp_path, capsys):
@@ -108,7 +108,7 @@ def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finishe
             text = text.replace(old, new)
         recipe.write_text(text)
     before = (folder / "report.md").read_text()
-    with pytest.raises(ConfigError, match=rf"cartpole-1 .*other settings: {named}.*--output"):
+    with pytest.raises(ConfigError, match=rf"cartpole-1 .*other settings \({named}\): .*--output"):
         command.main(arguments(folder, *flags, recipe=recipe, **changed))
     assert capsys.readouterr().out == "" and (folder / "report.md").read_text() == before
 
@@ -134,7 +134,7 @@ def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, m
     first = json.loads((folder / "runs/cartpole-2/job.json").read_text())["sources"][0]["commit"]
     monkeypatch.setattr(provenance, "commit", lambda: "c0ffee0000")
     runner = Runner(folder, 1, 1)
-    runner.record(jobs[1])
+    runner.record_attempt(jobs[1])
     reports.write_report(runner, jobs, ["ppo-lightning", "benchmark"])
     old, new = (line for line in (folder / "report.md").read_text().splitlines() if "commit" in line)
     assert old.startswith(f"- commit {first}; Python ")
@@ -241,11 +241,6 @@ def test_flags_override_the_recipe():
     assert (settings["env_id"], settings["total_timesteps"], settings["num_envs"]) == ("Acrobot-v1", 10, 7)
 
 
-def test_the_progress_of_a_run_without_metrics(tmp_path):
-    """It once ended a benchmark on a terminal."""
-    assert progress(Job("cartpole", RECIPE, 1), tmp_path) == "cartpole-1 starting"
-
-
 def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
     """The first attempt was killed after 300 steps; its checkpoint was saved after 200 steps."""
     for version, rows in enumerate(([(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)])):
@@ -296,11 +291,6 @@ def test_a_published_length_stands_beside_the_length():
     runs = [run | {"episodic_return": "0", "episodic_length": length} for length in ("800", "802")]
     text = table(runs, {"pong": published("atari/pong_v3", "selfplay")})
     assert "], length 801.0 |" in text and "| length 4153.6 ± 190.8 (20 000 000 steps) |" in text
-
-
-def test_interquartile_means():
-    assert reports.interquartile_mean(np.array([9.0, 1, 0, 2, 0, 3, 4, 9])) == 2.5
-    assert reports.interquartile_mean(np.array([1.0, 2, 6])) == 3
 
 
 def test_an_interval_is_students_or_welchs_needs_two_runs_and_may_be_a_point():

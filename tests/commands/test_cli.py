@@ -43,6 +43,7 @@ WRONG = {
     "--data.env_kwargs.max_episode_steps 0": f"{FIT} 'CartPole-v1'",
     "--data.env_id Ant-v5 --data.env_kwargs.xml_file no.xml": f"{FIT} 'Ant-v5'",
     "--ckpt_path nowhere.ckpt": "ckpt_path 'nowhere.ckpt' is not a file",
+    "--ckpt_path last": "--auto_resume finds the last one",
     '--config {"seed_everything":null}': "seed_everything is None: it must be between 0 and 4294967295",
     "--seed_everything -1": "seed_everything is -1: it must be between 0 and 4294967295",
     "--seed_everything 4294967296": "seed_everything is 4294967296: it must be between 0 and 4294967295",
@@ -80,7 +81,6 @@ REMEDIES = {  # refused flags -> what the sentence names, and the flags that it 
     "--model.agent.head gaussian": ("leave model.agent.head unset", ""),
     "--trainer.gradient_clip_val 0.5": ("model.max_grad_norm", "--model.max_grad_norm 0.5"),
     "--trainer.precision bf16-true": ("'bf16-mixed'", "--trainer.precision bf16-mixed"),
-    "--trainer.accumulate_grad_batches 2": ("model.num_minibatches", "--model.num_minibatches 2"),
     "--trainer.min_epochs 2": ("leave it out", ""),
     "--trainer.max_epochs 0": ("at least 1", "--trainer.max_epochs 1"),
     f"{CALLBACK}StochasticWeightAveraging --trainer.callbacks.swa_lrs 1e-3": (
@@ -284,18 +284,6 @@ def test_help_and_version_import_neither_pytorch_nor_lightning(tmp_path):
 
 
 @pytest.mark.integration
-def test_a_compiler_cache_that_cannot_be_made_ends_in_one_sentence(tmp_path, monkeypatch):
-    """PyTorch creates the folder on import, with or without ``model.compile``."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/nowhere")
-    run = in_a_process(tmp_path, "fit", "--config", CARTPOLE, "--model.compile", "true")
-    assert run.returncode == 2
-    assert run.stderr.count("\n") == 1
-    assert run.stderr.startswith(
-        "error: PyTorch cannot be imported ([Errno 2] No such file or directory: '/proc/nowhere')"
-    )
-
-
-@pytest.mark.integration
 def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
     """``python -m ppo_lightning`` does so, too; Python puts the folder of a script on the path instead."""
     shutil.copy(ROOT / "tests/environments.py", tmp_path / "my_own.py")
@@ -307,15 +295,13 @@ def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
 
 def test_the_last_lines_tell_what_was_reached(run_cli):
     code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
-    assert code == 0
-    lines = out.strip().splitlines()[-5:]
-    assert lines[0].startswith("return over the last ")
+    assert code == 0, err
+    lines = out[out.index("return over the last ") :].splitlines()
     assert lines[1].startswith("evaluation, deterministic: return ")
     assert lines[2].startswith("wall time: ")
     assert lines[3].startswith("checkpoint: ")
     assert Path(lines[3].removeprefix("checkpoint: ")).is_file()
     assert lines[4] == "newest checkpoint of all runs: ppo_lightning.last_checkpoint('runs/cartpole')"
-    assert "SPS" in err and "return" in err and "/1.02k steps" in err, "the progress bar"
 
 
 def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(run_cli, trained, monkeypatch):
@@ -331,10 +317,7 @@ def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(run_cl
 
 @pytest.mark.parametrize("place", ["mine.ckpt", "kept/mine.ckpt"])
 def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, tmp_path, place):
-    """A settings file in the current folder may belong to another run.
-
-    It counts only if the checkpoint lies in the ``checkpoints`` folder beside it.
-    """
+    """A settings file in the current folder may belong to another run."""
     (tmp_path / "kept").mkdir()
     shutil.copy(trained, tmp_path / place)
     settings = (trained.parent.parent / "cli_config.yaml").read_text()
@@ -358,9 +341,8 @@ def test_flags_override_the_settings_of_the_checkpoint(run_cli, trained):
     assert metric(out, "eval/episodic_length") == 5
 
 
-@pytest.mark.parametrize("trust", [True, False])
-def test_a_resumed_run_uses_the_flags(run_cli, trained, trust):
-    settings = ["--trust_checkpoint"] if trust else ["--config", trained.parent.parent / "cli_config.yaml"]
+def test_a_resumed_run_uses_the_flags(run_cli, trained):
+    settings = ["--config", trained.parent.parent / "cli_config.yaml"]
     code, out, err = run_cli(
         "fit", *settings, "--ckpt_path", trained, "--data.total_timesteps", "2048",
         "--model.learning_rate", "1e-3", "--model.anneal_lr", "false",

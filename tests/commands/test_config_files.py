@@ -77,7 +77,7 @@ def test_a_first_start_with_auto_resume_takes_the_given_checkpoint_and_later_one
         assert code == 0, err
         assert f"Resumed from {resumed_from}" in out
         assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == total
-    code, out, err = run_cli("fit", "--name", "new", "--auto_resume", "--ckpt_path", "last", *SHORT)
+    code, out, err = run_cli("fit", "--name", "new", "--auto_resume", *SHORT)
     assert code == 0 and "Resumed from" not in out, err
 
 

@@ -15,7 +15,7 @@ from ppo_lightning import ConfigError
 from ppo_lightning.commands import cli, tune
 from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import read_csv
-from ppo_lightning.commands.runner import DONE, Runner
+from ppo_lightning.commands.runner import Runner
 from ppo_lightning.commands.tune import SHARES, Tuner, read_space
 from tests.helpers import ROOT, forks
 
@@ -63,11 +63,11 @@ def finish(folder, flags, returns, num_trial=0):
     for job in jobs_of([CARTPOLE, ACROBOT], [1, 2], [], flags):
         path = runner.folder_of(job) / "runs/r/version_0/metrics.csv"
         path.parent.mkdir(parents=True)
-        runner.record(job)
+        runner.record_attempt(job)
         values = returns[job.label][:: 1 if job.seed == 1 else -1]
         rows = [f"{500_000 * (k + 1) // 8},{value},1000" for k, value in enumerate(values)]
         path.write_text("\n".join(["step,charts/episodic_return,charts/SPS", *rows]))
-        (runner.folder_of(job) / DONE).write_text("{}")
+        runner.record(job, finished=True)
 
 
 # The search space
@@ -320,5 +320,4 @@ def test_an_interrupted_study_resumes(tmp_path, space_file):
     assert "the same command resumes the study" in out
     out, errors = start(tmp_path, "--trials", "1").communicate(timeout=200)
     assert "No trial is better than the recipes as they are." in out, errors
-    tries = (tmp_path / "out/trials/0/runs/cartpole-1/seconds.txt").read_text().split()
-    assert len(tries) == 2, "the run was resumed"
+    assert "Resumed from" in (tmp_path / "out/trials/0/runs/cartpole-1/log.txt").read_text()

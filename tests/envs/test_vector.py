@@ -70,7 +70,7 @@ def require_equal(ours, theirs):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("env_id", [SCRIPT, REACH, PARTS])
 def test_each_mode_gives_the_rollouts_of_single_environments(mode, env_id):
-    options = {"norm_obs": True, "memory": "gru"}
+    options = {"norm_obs": True, "memory": "lstm"}
     single, agent = collect(make_env(env_id, 3, seed=5), scaler=RewardScaler(0.99), **options)
     env = make_env(vectorized(SyncVectorEnv, mode, env_id, copy=False), 3, seed=5)
     ours, other = collect(env, scaler=RewardScaler(0.99), **options)

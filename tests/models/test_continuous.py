@@ -11,12 +11,7 @@ from torchrl.envs.libs.gym import GymEnv
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
-from ppo_lightning.models.normalizers import (
-    ArrayMoments,
-    ObservationNormalizer,
-    RewardScaler,
-    summarize_array,
-)
+from ppo_lightning.models.normalizers import CollectorMoments, ObservationNormalizer, RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from tests.helpers import Forked, finish
 
@@ -124,9 +119,9 @@ def test_actions_that_a_gaussian_cannot_draw_are_refused(spec, sentence, head):
 def test_moments_of_batches_are_those_of_the_data_together():
     data = np.random.default_rng(0).normal(1e4, 1e-2, (1000, 3))
     normalizer = ObservationNormalizer((3,))
-    moments = ArrayMoments(normalizer)
+    moments = CollectorMoments(normalizer, arrays=True)
     for batch in np.split(data, [1, 2, 50, 400]):
-        moments.merge(*summarize_array(batch))
+        moments.normalize([batch])
     moments.store()
     np.testing.assert_allclose(normalizer.mean, data.mean(0), rtol=1e-12)
     np.testing.assert_allclose((normalizer.m2 / normalizer.count).numpy(), data.var(0), rtol=1e-6)

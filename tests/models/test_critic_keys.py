@@ -17,9 +17,8 @@ from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, ch
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.factory import specs_of
-from ppo_lightning.export import to_onnx
 from ppo_lightning.export.actor import deployed_actor
-from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations
+from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.spaces.entries import entry_columns, take_columns
@@ -110,7 +109,7 @@ GO1 = vector_spec(privileged_state=7, state=4)
         ({"actor_keys": ["state", "privileged_state"]}, set(range(11)), set(range(11))),
     ],
 )
-@pytest.mark.parametrize("memory", [None, "gru"])
+@pytest.mark.parametrize("memory", [None, "min_gru"])
 def test_the_losses_reach_the_columns_of_their_entries_only(options, actor, critic, memory):
     """The gradients of policy and value with respect to the observations are 0 elsewhere."""
     agent = agent_of(GO1, memory=memory, shared=False, **options)
@@ -198,10 +197,9 @@ def test_names_select_nested_entries_in_the_order_of_the_row(keys, selected):
         (GO1, {"critic_keys": "state"}, "critic_keys is 'state': it must be a list of names"),
         (Unbounded((4,)), {"actor_keys": ["state"]}, "the observation has no entries"),
         (GO1, {"shared": True}, "set model.agent.shared to false"),
-        (GO1, {"shared": True, "memory": "gru"}, "set model.agent.shared to false"),
+        (GO1, {"shared": True, "memory": "lstm"}, "set model.agent.shared to false"),
         (vector_spec(privileged_a=2), {}, "set model.agent.actor_keys"),
         (spec_from_space(MIXED), {"actor_keys": ["action_mask"]}, "names 'action_mask'"),
-        (vector_spec(a=2, b=3), {"memory": "gru"}, "shared to true"),
     ],
 )
 def test_mistakes_are_one_sentence(spec, options, match):
@@ -266,7 +264,7 @@ def test_a_recurrent_actor_with_a_feed_forward_critic_trains(fit, env_id, keys, 
 
 def test_pictures_with_a_recurrent_actor_and_a_feed_forward_critic():
     spec = Unbounded((4, 36, 36), dtype=torch.uint8)
-    agent = CNNAgent(spec, Categorical(3, shape=()), shared=False, memory="gru", memory_size=8)
+    agent = CNNAgent(spec, Categorical(3, shape=()), shared=False, memory="min_gru", memory_size=8)
     rows = torch.randint(0, 256, (2, 3, 4, 36, 36), dtype=torch.uint8)
     sequences = agent.evaluate(
         rows, torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 8), torch.zeros(2, 3) > 0

@@ -330,11 +330,11 @@ def test_a_wrong_form_names_the_contract_and_the_page(kind, make_trainer):
 def test_a_shared_body_runs_once(env):
     agent = foreign.ForeignAgent(*env("Match-v0").agent_specs, **two_heads(), critic=None)
     calls = []
-    agent.actor_network.module[0].register_forward_hook(lambda *_: calls.append(1))
+    agent.body.register_forward_hook(lambda *_: calls.append(1))
     agent.evaluate(torch.ones(2, 1), torch.ones(2, dtype=torch.int64))
     assert len(calls) == 1
     agent.value(torch.ones(2, 1))
-    assert len(calls) == 2, "the critic alone"
+    assert len(calls) == 2
 
 
 class Dictionary(Eyes):

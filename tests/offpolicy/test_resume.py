@@ -81,7 +81,7 @@ def test_a_run_that_signals_end_at_random_moments_is_equal_to_the_whole_run(name
     assert all(map(torch.equal, whole, resumed))
 
 
-@pytest.mark.parametrize("write", ["write_beside", "_write", "remove_beside"])
+@pytest.mark.parametrize("write", ["write_beside", "write_atomically", "remove_beside"])
 def test_a_kill_before_each_step_of_a_save_leaves_a_pair(write, fit, tmp_path, monkeypatch):
     def kill(*args, **kwargs):
         raise KeyboardInterrupt

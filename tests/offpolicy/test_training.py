@@ -113,6 +113,19 @@ def test_a_resumed_run_has_its_own_fixed_temperature(fit, tmp_path):
     assert resumed.log_alpha.exp().item() == pytest.approx(0.5)
 
 
+class HalfFrozen(SAC):
+    def add_networks(self, specs):
+        super().add_networks(specs)
+        self.critics[1].linear.requires_grad_(False)
+
+
+def test_frozen_parameters_of_a_critic_stay_frozen(fit):
+    critics = fit(PENDULUM, SOFT, ppo=HalfFrozen).critics
+    targets = fit(PENDULUM, SOFT | {"learning_starts": 99}, ppo=HalfFrozen).critics  # as at the start
+    assert torch.equal(critics[1].linear.weight, targets[1].linear.weight)
+    assert not torch.equal(critics[1].body.layers[0].weight, targets[1].body.layers[0].weight)
+
+
 def test_the_policy_is_delayed_by_updates():
     module = SAC(train_frequency=8, policy_frequency=2, target_network_frequency=24)
     assert [*map(module.delayed, (8, 16, 24))] == [[False, False], [True, False], [False, True]]
@@ -228,7 +241,7 @@ def test_exploration_follows_the_environment_steps(counted, trained):
     assert [*map(soft.exploration, (39, 40))] == [float("inf"), 1.0]
 
 
-MEMORY = functools.partial(MLPAgent, memory="gru", shared=True)
+MEMORY = functools.partial(MLPAgent, memory="lstm", shared=True)
 
 
 def unbounded():

@@ -2,7 +2,6 @@
 
 import time
 import types
-import warnings
 
 import gymnasium
 import lightning as L
@@ -73,13 +72,8 @@ class Recorded(Recorder, PPO):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_metrics_are_means_over_the_episodes_of_a_rollout(name, fit):
     names = ["pushes", "rare", "name", "none"]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run = {"ppo": Recorded, "limit_val_batches": 1.0}
-        module = fit(SMALL | WITH[name] | {"log_info": ["is_success", *names]}, {"num_minibatches": 2}, **run)
-    unseen = [str(warning.message) for warning in caught if "log_info" in str(warning.message)]
-    assert len(unseen) == 1 and "charts/none" in unseen[0] and "charts/name" in unseen[0]
-    assert "charts/rare" not in unseen[0] and "is_success" not in unseen[0]
+    run = {"ppo": Recorded, "limit_val_batches": 1.0}
+    module = fit(SMALL | WITH[name] | {"log_info": ["is_success", *names]}, {"num_minibatches": 2}, **run)
     following = module.rollouts[-1]["next"]
     ended = following["episode_done"][..., 0]
     pushes, metrics = following["episode_reward"][ended][:, 0], module.trainer.callback_metrics
@@ -195,7 +189,7 @@ def test_the_documented_curriculum_resumes_to_the_bit(workers, fit, tmp_path):
 
 
 def test_a_resumed_run_sets_an_attribute_that_no_callback_sets_again(fit, tmp_path):
-    """Its environments start fresh episodes, and the attribute is an array. Its infos are unknown yet."""
+    """Its environments start fresh episodes, and the attribute is an array."""
 
     class Once(Worth):
         def on_train_batch_end(self, trainer, pl_module, *args):
@@ -203,11 +197,8 @@ def test_a_resumed_run_sets_an_attribute_that_no_callback_sets_again(fit, tmp_pa
                 super().on_train_batch_end(trainer, pl_module)
                 trainer.save_checkpoint(tmp_path / "one.ckpt")
 
-    data = SMALL | {"num_envs": 1, "log_info": ["none"]}
-    with pytest.warns(UserWarning, match="log_info"):
-        fit(data, {"num_minibatches": 2}, callbacks=[Once("worth", lambda rollouts: np.float32(7))])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "data.log_info")
-        module = fit(data, {"num_minibatches": 2}, ppo=Recorded, ckpt_path=tmp_path / "one.ckpt")
+    data = SMALL | {"num_envs": 1}
+    fit(data, {"num_minibatches": 2}, callbacks=[Once("worth", lambda rollouts: np.float32(7))])
+    module = fit(data, {"num_minibatches": 2}, ppo=Recorded, ckpt_path=tmp_path / "one.ckpt")
     rewards = torch.cat([rollout["next", "reward"] for rollout in module.rollouts])
     assert len(module.rollouts) == 2 and set(rewards.unique().tolist()) == {0, 7}

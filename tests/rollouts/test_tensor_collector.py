@@ -9,7 +9,7 @@ from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, 
 
 from ppo_lightning import MLPAgent, make_env
 from ppo_lightning.errors import NonFiniteError
-from ppo_lightning.models.normalizers import ArrayMoments, ObservationNormalizer, RewardScaler, TensorMoments
+from ppo_lightning.models.normalizers import CollectorMoments, ObservationNormalizer, RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.seeding import Shard
@@ -71,13 +71,13 @@ def collector_of(env, num_steps=16, **options):
 def test_tensors_and_arrays_normalize_alike():
     rng = np.random.default_rng(0)
     normalizer = ObservationNormalizer((3,), clip=2.0, leave=[slice(2, 3)])
-    tensors, arrays = TensorMoments(normalizer), ArrayMoments(normalizer)
+    tensors, arrays = (CollectorMoments(normalizer, arrays) for arrays in (False, True))
     for size in (4, 0, 1, 4, 3):
         batches = [rng.normal(5, 3, (4, 3)).astype(np.float32)]
         if size:
             batches.append(rng.normal(-5, 1, (size, 3)).astype(np.float32))
-        got = tensors.update_and_normalize([torch.from_numpy(batch) for batch in batches])
-        expected = normalizer.normalize_arrays(arrays, batches, update=True)
+        got = tensors.normalize([torch.from_numpy(batch) for batch in batches])
+        expected = arrays.normalize(batches)
         for a, b in zip(got, expected, strict=True):
             assert a.dtype == torch.float32
             torch.testing.assert_close(a, torch.from_numpy(b).float())
@@ -87,7 +87,7 @@ def test_tensors_and_arrays_normalize_alike():
     assert normalizer.count == 0, "the module changes only with store"
     tensors.store()
     observation = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
-    (expected,) = normalizer.normalize_arrays(arrays, [observation], update=False)
+    (expected,) = arrays.normalize([observation], update=False)
     torch.testing.assert_close(normalizer(torch.from_numpy(observation)), torch.from_numpy(expected).float())
 
 

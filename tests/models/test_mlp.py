@@ -1,4 +1,4 @@
-"""The residual body, and networks of other widths."""
+"""Layers and activations of vectors' agents, and networks of other widths."""
 
 import functools
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 from torchrl.data import Bounded, Categorical, Unbounded
 
-from ppo_lightning import PPG, PPO, ConfigError, MLPAgent, RecurrentPPO
-from ppo_lightning.models.bodies import ResidualMLP
+from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.models.init import orthogonal
 
 SPEC = Bounded(-1, 1, shape=(3,), dtype=torch.float32)
@@ -19,7 +18,6 @@ OBSERVATIONS = Unbounded((5,))
     [
         {},
         {"head": "tanh_gaussian"},
-        {"body": "residual", "hidden_sizes": (16, 16)},
         {"activation": "relu"},
         {"activation": "elu"},
     ],
@@ -28,10 +26,6 @@ def test_acting_on_arrays_is_acting_on_tensors(options):
     torch.manual_seed(0)
     agent = MLPAgent(OBSERVATIONS, SPEC, **options)
     orthogonal(agent.head.linear, gain=3.0)
-    for module in agent.modules():  # other than those of a new layer, which hide a missing one
-        if isinstance(module, torch.nn.LayerNorm):
-            torch.nn.init.normal_(module.weight)
-            torch.nn.init.normal_(module.bias)
     observation, noise = torch.randn(300, 5), agent.noise((300,))
     with torch.inference_mode():
         for drawn in (noise, None):
@@ -42,30 +36,15 @@ def test_acting_on_arrays_is_acting_on_tensors(options):
             torch.testing.assert_close(torch.from_numpy(action), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("ppo", "options"),
-    [
-        (PPO, {"norm_obs": True}),
-        (PPO, {"norm_obs": True, "log_std_init": -1.0}),
-        (PPG, {}),
-        (RecurrentPPO, {"memory": "lstm", "shared": True}),
-    ],
-)
-def test_every_algorithm_trains_with_residual_bodies(ppo, options, fit):
-    agent = functools.partial(MLPAgent, body="residual", hidden_sizes=(16, 16), **options)
-    data = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 32, "total_timesteps": 192}
-    more = {"n_iteration": 2} if ppo is PPG else {}
-    module = fit(data, {"agent": agent, "num_minibatches": 2, "learning_rate": 1e-3} | more, ppo=ppo)
-    assert module.trainer.callback_metrics["losses/approx_kl"] > 0
-    assert isinstance(module.agent.actor_body, ResidualMLP)
-
-
 def test_the_options_reach_their_networks():
     sizes = {"hidden_sizes": (32, 32, 32), "critic_hidden_sizes": (8, 4)}
-    agent = MLPAgent(OBSERVATIONS, SPEC, body="residual", **sizes)
-    assert len(agent.actor_body.blocks) == 3 and agent.actor_body.out_features == 32
+    agent = MLPAgent(OBSERVATIONS, SPEC, **sizes)
+    assert [layer.out_features for layer in agent.actor_body.layers] == [32, 32, 32]
     assert [layer.out_features for layer in agent.critic_body.layers] == [8, 4]
     assert MLPAgent(OBSERVATIONS, SPEC, log_std_init=-2.0).head.log_std.tolist() == [-2.0] * 3
+    recurrent = functools.partial(MLPAgent, OBSERVATIONS, SPEC, memory="lstm")
+    assert recurrent().critic_body is None, "policy and value share body and memory"
+    assert recurrent(critic_hidden_sizes=(8,)).critic_body.out_features == 8
 
 
 def test_a_policy_without_hidden_layers_is_linear():
@@ -77,8 +56,6 @@ def test_a_policy_without_hidden_layers_is_linear():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"body": "residual", "hidden_sizes": ()}, "have one width"),
-        ({"body": "residual", "hidden_sizes": (64, 32)}, "have one width"),
         ({"shared": True, "critic_hidden_sizes": (64,)}, "no body of its own"),
         ({"critic_hidden_sizes": (0,)}, "critic_hidden_sizes"),
     ],
