@@ -69,15 +69,10 @@ def tanh(x: Tensor) -> Tensor:
     return x.tanh()
 
 
-def array_relu(x: np.ndarray) -> np.ndarray:
-    """Return the positive part of an array."""
-    return np.maximum(x, 0)
-
-
 # Functions of tensors and of arrays.
 ACTIVATIONS: dict[Activation, tuple[Callable[[Tensor], Tensor], ArrayFunction]] = {
     "tanh": (tanh, np.tanh),
-    "relu": (torch.relu, array_relu),
+    "relu": (torch.relu, lambda x: np.maximum(x, 0)),
     "elu": (functional.elu, lambda x: np.maximum(x, 0) + np.expm1(np.minimum(x, 0))),
 }
 
