@@ -46,18 +46,13 @@ class ExceptionGuard(Guard):
 
 
 class RolloutGuard(Guard):
-    """Callback that warns about faulty rollouts and slow environments.
+    """Callback that warns about faulty rollouts.
 
     It looks for faults of the environment in the first rollout of a run, without a step of its own.
     ``ppo-lightning check-env`` sees more.
     """
 
     every = 100  # rollouts between two comparisons of the log-probabilities from acting and learning
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
-        """Say once if the environments take most of the time, with the setting that helps."""
-        if (advice := pl_module.data.slow_steps()) and trainer.is_global_zero:
-            print(f"\n{advice}", flush=True)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Learner, batch: Any, batch_idx: int

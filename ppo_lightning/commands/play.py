@@ -9,7 +9,7 @@ from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
-from ppo_lightning.envs.factory import BACKENDS, Backend, EnvFactory
+from ppo_lightning.envs.factory import RENDERED_BY, Backend, EnvFactory
 from ppo_lightning.games.tournament import play_games, probe_game
 from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.video.record import open_video, picture_of, record_video
@@ -58,8 +58,8 @@ def _record_agent(options: argparse.Namespace, args: Sequence[str]) -> None:
     env_id = environment_of(checkpoint, args, options.env_id)
     agent = agent_of(checkpoint, args)
     data = checkpoint["datamodule_hyper_parameters"]
-    render = BACKENDS[data["backend"]].render
-    backend: Backend = data["backend"] if options.env_id is None else render  # type: ignore[assignment]
+    render = RENDERED_BY.get(data["backend"], data["backend"])
+    backend: Backend = data["backend"] if options.env_id is None else render
     if options.env_id is None and data["backend"] != render:
         print(
             f"trained through {data['backend']}, played through Gymnasium;"

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -13,13 +13,13 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from ppo_lightning.commands.options import QUIET
 from ppo_lightning.envs.factory import largest_divisor
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.step_time import SLOW, StepClock
 from ppo_lightning.errors import first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.utils.processors import processors
 
 WARM_UP, WARM_UP_SECONDS = 3, 20.0  # for compilation and caches: iterations, or at most this time
 STAGES = ("collect", "advantages", "store", "update", "log")  # marks, also for --trainer.profiler simple
+SLOW = 0.5  # share of the time of a run from which on its environments are slow
 GAIN = 1.1  # smallest speedup for which another setting is recommended
 
 
@@ -51,7 +51,7 @@ class StageClock(L.Callback):
         self.environments = 0.0  # share of the time, within the collection
         self.changes: list[tuple[str, ...]] = []  # flags worth trying
         self._profiler = StageProfiler()
-        self._steps = StepClock()
+        self._seconds = 0.0  # inside of the environments
         self._is_warm = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -78,14 +78,20 @@ class StageClock(L.Callback):
             spent = self._profiler.recorded_durations
             self.shares = {stage: sum(spent[stage]) / wall for stage in STAGES if stage in spent}
             self.shares["other"] = 1 - sum(self.shares.values())
-            self.environments = self._steps.seconds / wall
+            self.environments = self._seconds / wall
             self.changes = changes(pl_module, self.environments)
             trainer.should_stop = True
         elif not self._is_warm and (self._iterations >= WARM_UP or wall >= WARM_UP_SECONDS):
             self._is_warm = True
             if isinstance(data.collector, RolloutCollector):
-                data.collector.clock = self._steps
+                data.collector.timed = self._time
             self.on_train_start()
+
+    def _time(self, function: Callable[..., Any], *args: Any) -> Any:
+        start = time.perf_counter()
+        value = function(*args)
+        self._seconds += time.perf_counter() - start
+        return value
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Keep Lightning from printing a report of its own."""

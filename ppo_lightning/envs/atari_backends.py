@@ -4,7 +4,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.wrappers import AtariPreprocessing
 
 from ppo_lightning.envs.atari import Arrays, AtariEnv
@@ -115,13 +114,9 @@ class GymnasiumAtari(AtariEnv):
         """Return emulator, frame stack and counters."""
         return [
             {
-                "ale": torch.frombuffer(
-                    bytearray(game.unwrapped.ale.cloneState(include_rng=True).serialize()), dtype=torch.uint8
-                ),
-                "stack": torch.from_numpy(self._observation[i].copy()),
-                "counts": torch.tensor(
-                    [int(counts[i]) for counts in (self.lives, self._frames_played, self.episode_done)]
-                ),
+                "ale": np.frombuffer(game.unwrapped.ale.cloneState(include_rng=True).serialize(), np.uint8),
+                "stack": self._observation[i].copy(),
+                "counts": np.array([self.lives[i], self._frames_played[i], self.episode_done[i]]),
                 "wrappers": wrapper_attributes(game),
             }
             for i, game in enumerate(self.envs)
@@ -134,8 +129,8 @@ class GymnasiumAtari(AtariEnv):
         for i, (game, saved) in enumerate(zip(self.envs, states, strict=True)):
             game.reset()
             emulator: Any = game.unwrapped
-            emulator.ale.restoreState(ale_py.ALEState(saved["ale"].numpy().tobytes()))
-            self._observation[i] = saved["stack"].numpy()
+            emulator.ale.restoreState(ale_py.ALEState(saved["ale"].tobytes()))
+            self._observation[i] = saved["stack"]
             self.lives[i], self._frames_played[i], self.episode_done[i] = saved["counts"].tolist()
             set_wrapper_attributes(game, saved["wrappers"])
 

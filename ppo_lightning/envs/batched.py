@@ -155,7 +155,7 @@ class BatchedEnv(EnvBase):
         if self.resets_late:
             return (
                 "a vectorized environment that resets at the step after an episode end, because the reset"
-                " would count as a step: make it with AutoresetMode.DISABLED or SAME_STEP."
+                " would count as a step: make it with AutoresetMode.DISABLED."
             )
         return "" if self.valid is None else "data.env_kwargs.max_restarts: remove one of them."
 
@@ -213,7 +213,7 @@ class BatchedEnv(EnvBase):
         """Return numbers of the infos of the K episodes that the last step ended, [K, names], maybe NaN."""
         names, info = self.info_names or (), self.infos.get("all")
         if info is not None:
-            return numbers_of(info.get("final_info", info), names, self.num_envs)[done]
+            return numbers_of(info, names, self.num_envs)[done]
         rows = np.flatnonzero(done).tolist()
         return np.concatenate([numbers_of(self.infos.pop(row, {}), names, 1) for row in rows])
 
@@ -329,7 +329,7 @@ class BatchedEnv(EnvBase):
         """Return the state of each environment for resuming its episode.
 
         Returns:
-            N dictionaries of tensors and plain types, or None if the state is not accessible.
+            N dictionaries of arrays and plain types, or None if the state is not accessible.
         """
         return None
 

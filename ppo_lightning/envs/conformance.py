@@ -7,18 +7,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Bounded, Categorical, TensorSpec
-from torchrl.envs import EnvBase, SerialEnv
+from torchrl.envs import EnvBase, SerialEnv, Transform
 
 from ppo_lightning.envs.batched import BatchedEnv, untransformed
 from ppo_lightning.envs.factory import EnvFactory, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.normalizers import normalizers
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.private import INNER_ENVS
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns, stored
 
@@ -29,6 +30,14 @@ SHORT_EPISODE = 10  # steps; shorter tasks often have a fixed length
 AT_LIMIT = 4  # episodes that end at a time limit, at least, and their ratio to those of any other length
 DENSE = 10  # number of lengths from which on the lengths of natural ends are dense
 REPLAYED_STEPS = 100  # steps that are repeated with the same seed, with other actions and another seed
+NORMALIZERS = {  # wrappers and transforms with running statistics -> settings that replace them
+    "NormalizeObservation": "model.agent.norm_obs",
+    "NormalizeReward": "model.norm_reward",
+    "VecNorm": "model.agent.norm_obs",
+    "VecNormV2": "model.agent.norm_obs",
+}
+LAYERS = gymnasium.Env | gymnasium.vector.VectorEnv | EnvBase | Transform
+INNER = ("env", "envs", "samples", "base_env", "transform", "transforms", *INNER_ENVS)
 SEVERITIES = ("error", "warning", "note")
 
 
@@ -207,7 +216,6 @@ def check_rollout(rollout: TensorDictBase, env: EnvBase) -> Findings:
     """
     yield from check_action_bounds(specs_of(env).action)
     yield from check_rewards(rollout)
-    yield from check_autoreset(rollout)
     yield from check_normalizers(env)
     if getattr(env, "flags_time_limits", True):
         yield from check_time_limits(rollout)
@@ -284,19 +292,31 @@ def check_resets(rollout: TensorDictBase) -> Findings:
     repeats = len(env) - len(env.unique())
     # The chance of so many repeats, if each episode began in one of these states at random.
     if kinds > 1 and (starts == first).all() and kinds**repeats > 1000:
-        yield Finding(
-            "warning",
-            "seed",
-            "All episodes of an environment begin with one observation, and environments differ.",
-            "reset() seems to seed its generator again. Pass its seed to super().reset(seed=seed) as it is.",
+        what = "All episodes of an environment begin with one observation, and environments differ."
+        remedy = (
+            "reset() seems to seed its generator again. Pass its seed to super().reset(seed=seed) as it is."
         )
+        yield Finding("warning", "seed", what, remedy)
 
 
-def check_normalizers(env: EnvBase) -> Findings:
-    """Check whether running statistics are outside of the agent."""
-    for name, setting in normalizers(env).items():
+def check_normalizers(env: Any) -> Findings:
+    """Check whether running statistics are outside of the agent, in wrappers and transforms."""
+    layers, seen, found = [env], set(), set()
+    while layers:
+        layer = layers.pop()
+        if id(layer) in seen or not isinstance(layer, LAYERS):
+            continue
+        seen.add(id(layer))
+        found |= {kind.__name__ for kind in type(layer).__mro__}
+        with contextlib.suppress(Exception):  # an AsyncVectorEnv has its environments in other processes
+            found |= {wrapper.name for wrapper in layer.get_attr("spec")[0].additional_wrappers}
+        for name in INNER:
+            with contextlib.suppress(Exception):  # a user's class may have these names for anything
+                inner = getattr(layer, name)
+                layers += inner if isinstance(inner, list | nn.ModuleList) else [inner]
+    for name in NORMALIZERS.keys() & found:
         what = f"{name} normalizes in the environment: evaluation and exports lack its statistics."
-        yield Finding("warning", "normalization", what, f"Remove it, and set {setting} to true.")
+        yield Finding("warning", "normalization", what, f"Remove it, and set {NORMALIZERS[name]} to true.")
 
 
 def check_rewards(rollout: TensorDictBase) -> Findings:
@@ -318,13 +338,9 @@ def check_episode_ends(rollout: TensorDictBase, limit: float | None) -> Findings
     """Check that episodes end, unless their known time limit is longer than the rollout."""
     num_steps = rollout.shape[1]
     if not rollout["next", "done"].any() and (limit is None or limit <= num_steps):
-        yield Finding(
-            "warning",
-            "endless",
-            f"No episode ended within {num_steps} steps.",
-            "Validation plays whole episodes and would not end. Set data.env_kwargs.max_episode_steps."
-            " If episodes are longer, raise --steps.",
-        )
+        what = f"No episode ended within {num_steps} steps, and validation plays whole episodes."
+        remedy = "Set data.env_kwargs.max_episode_steps. If episodes are longer, raise --steps."
+        yield Finding("warning", "endless", what, remedy)
 
 
 def check_time_limits(rollout: TensorDictBase) -> Findings:
@@ -355,39 +371,12 @@ def check_time_limits(rollout: TensorDictBase) -> Findings:
     same = (last == last[0]).all(dim=0) & (final == final[0]).all(dim=0)
     if (same & (last[0] != final[0])).any():
         return
-    yield Finding(
-        "warning",
-        "time limit",
-        f"{len(env)} of {len(length)} episodes terminate at exactly step {limit}, and none is longer.",
+    what = f"{len(env)} of {len(length)} episodes terminate at exactly step {limit}, and none is longer."
+    remedy = (
         "If this is a time limit, return truncated=True instead of terminated=True: otherwise the update"
-        " takes the value of the final state as 0. If the task ends there, let observations show the time.",
+        " takes the value of the final state as 0. If the task ends there, let observations show the time."
     )
-
-
-def check_autoreset(rollout: TensorDictBase) -> Findings:
-    """Check whether final observations are first observations of the next episode.
-
-    The finding requires final observations in the range of first observations, and preceding observations
-    outside this range.
-    """
-    env, start, end = episodes_of(rollout)
-    if len(env) < 6:
-        return
-    first, last = (rollout["observation"][env, step].flatten(1).double() for step in (start, end))
-    final = rollout["next", "observation"][env, end].flatten(1).double()
-    low, high = first.amin(dim=0), first.amax(dim=0)
-    margin = (high - low) / 2  # of a sample, which is narrower than the distribution
-    final_inside, last_inside = (
-        ((rows >= low - margin) & (rows <= high + margin)).all(dim=1) for rows in (final, last)
-    )
-    if final_inside.all() and last_inside.double().mean() <= 0.5:
-        yield Finding(
-            "warning",
-            "autoreset",
-            "The environment resets itself: the observation of the last step belongs to the next episode.",
-            "A time limit would bootstrap from the wrong state. Return the final observation, and leave the"
-            " reset to the caller.",
-        )
+    yield Finding("warning", "time limit", what, remedy)
 
 
 def check_replays(rollout: TensorDictBase, replay: Callable[..., TensorDictBase]) -> Findings:
@@ -399,13 +388,9 @@ def check_replays(rollout: TensorDictBase, replay: Callable[..., TensorDictBase]
     """
     step = first_difference(rollout, replay())
     if step is not None:
-        yield Finding(
-            "warning",
-            "seed",
-            f"The same seed and the same actions give other episodes from step {step} on.",
-            "Runs cannot be reproduced. Draw all random numbers from self.np_random, not from random,"
-            " numpy.random or the clock.",
-        )
+        what = f"The same seed and the same actions give other episodes from step {step} on."
+        remedy = "Draw all random numbers from self.np_random, not from random, numpy.random or the clock."
+        yield Finding("warning", "seed", what, remedy)
         return
     if first_difference(rollout, replay(action_seed=1)) is None:
         what = "Other actions give the same observations and rewards."
@@ -439,10 +424,8 @@ def check_action_bounds(spec: TensorSpec) -> Findings:
         wide = max(low.abs().max().item(), high.abs().max().item()) > REACHED
         if wide or (high - low).min().item() < NARROW_ACTION:
             entry = f" of {name}" if name else ""
-            yield Finding(
-                "warning",
-                "action bounds",
-                f"The bounds of the actions{entry} reach from {low.min().item():g} to {high.max().item():g}.",
-                "A policy starts with the standard deviation 1. Rescale the actions:"
-                " gymnasium.wrappers.RescaleAction(env, -1, 1).",
+            what = f"The bounds of the actions{entry} reach from {low.min():g} to {high.max():g}."
+            remedy = (
+                "A policy starts with the standard deviation 1: gymnasium.wrappers.RescaleAction(env, -1, 1)."
             )
+            yield Finding("warning", "action bounds", what, remedy)

@@ -27,28 +27,17 @@ NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
 
 
-class Adapter(NamedTuple):
-    """Where to find the environments of a backend.
-
-    Attributes:
-        path: Module and class, imported on first use, because EnvPool's import alone takes a second.
-        render: Backend that renders environments of the same id.
-        atari: Module and class of the Atari games. None: the backend has none.
-    """
-
-    path: str
-    render: str
-    atari: str | None = None
-
-
-BACKENDS: dict[str, Adapter] = {
-    "gymnasium": Adapter("gymnasium:GymnasiumEnv", "gymnasium", "atari_backends:GymnasiumAtari"),
-    "vectorized": Adapter("vector:make_vectorized", "vectorized"),
-    "torch": Adapter("torch_env:TorchEnv", "gymnasium"),
-    "envpool": Adapter("envpool:EnvPoolEnv", "gymnasium", "atari_backends:EnvPoolAtari"),
-    "procgen": Adapter("procgen:ProcgenEnv", "procgen"),
-    "pettingzoo": Adapter("games:make_games", "pettingzoo"),
+# Modules and classes, imported on first use, because EnvPool's import alone takes a second.
+BACKENDS = {
+    "gymnasium": "gymnasium:GymnasiumEnv",
+    "vectorized": "vector:make_vectorized",
+    "torch": "torch_env:TorchEnv",
+    "envpool": "envpool:EnvPoolEnv",
+    "procgen": "procgen:ProcgenEnv",
+    "pettingzoo": "games:make_games",
 }
+ATARI = {"gymnasium": "atari_backends:GymnasiumAtari", "envpool": "atari_backends:EnvPoolAtari"}
+RENDERED_BY: dict[str, Backend] = {"torch": "gymnasium", "envpool": "gymnasium"}  # with the same ids
 
 
 class Batch(NamedTuple):
@@ -221,20 +210,20 @@ class EnvFactory:
 
     def _from_id(self, env_id: str, env_kwargs: dict[str, Any], batch: Batch) -> EnvBase:
         env_id = full_id(env_id)
-        adapter = BACKENDS[BACKENDS[self.backend].render if batch.render else self.backend]
-        path = adapter.path
+        backend = RENDERED_BY.get(self.backend, self.backend) if batch.render else self.backend
+        path = BACKENDS[backend]
         if ATARI_ID.fullmatch(env_id):
-            if adapter.atari is None:
+            if backend not in ATARI:
                 raise ConfigError(
                     f"env_id {env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
                 )
-            path = adapter.atari
+            path = ATARI[backend]
         elif self.backend == "envpool" and _import_class("envpool:is_board_game")(env_id):
             path = "turn_based:BoardGameEnv"
         else:
             if batch.render:
                 env_kwargs["render_mode"] = "rgb_array"
-            if adapter is BACKENDS["gymnasium"]:
+            if backend == "gymnasium":
                 return self._of_singles(env_id, env_kwargs, batch)
         make = _import_class(path)
         _require_options(make, env_id, env_kwargs)

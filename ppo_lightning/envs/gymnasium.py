@@ -101,11 +101,8 @@ class GymnasiumEnv(BatchedEnv):
         # Source of masks that are not part of the observations.
         self._mask_source: Literal["method", "info"] | None = None
         pending_resets: dict[int, tuple[Any, Any]] = {}
-        if (
-            count
-            and first.has_wrapper_attr("action_masks")
-            and callable(first.get_wrapper_attr("action_masks"))
-        ):
+        name = "action_masks"
+        if count and first.has_wrapper_attr(name) and callable(first.get_wrapper_attr(name)):
             self._mask_source = "method"
         elif count and not (isinstance(space, spaces.Dict) and MASK in space.spaces):
             # Only a reset shows whether `info` has masks. Keep its result for the first reset of the run.

@@ -58,7 +58,12 @@ class ParallelGamesEnv(BatchedEnv):
         self._in_dict = isinstance(space, spaces.Dict)
         if state:
             parts = space.spaces if self._in_dict else {"observation": space}
-            space = spaces.Dict({**parts, STATE: state_space(first, self._name)})
+            try:
+                space = spaces.Dict({**parts, STATE: first.state_space})
+            except (NotImplementedError, AttributeError) as error:
+                raise ConfigError(
+                    f"data.env_kwargs.state is true, and {self._name} has no state_space: set it to false."
+                ) from error
         self.envs = [first, *(make() for _ in range(num_games - 1))]
         require_distinct(self.envs, self._name)
         super().__init__(space, actions, seeds)
@@ -70,21 +75,19 @@ class ParallelGamesEnv(BatchedEnv):
         self._checked = False  # whether the first step was validated
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset the games whose players are all masked or have finished, see :meth:`BatchedEnv.reset_arrays`.
+        """Reset all games, or those that are over, see :meth:`BatchedEnv.reset_arrays`.
 
         The row of a player who died in a running game keeps its observation.
         """
         seeds = self._take_seeds()
         for g in range(len(self.envs)):
             rows = self._rows(g)
-            if mask is not None and not mask[rows].any():
-                continue
             waiting = self._waiting[rows]  # a view
-            in_the_middle = mask is None or (mask[rows].all() and not waiting.any())
-            if in_the_middle or not self._alive[rows].any():
-                self._reset_game(g, seeds[rows.start])
-                waiting[:] = waiting | in_the_middle
+            if mask is None:
+                waiting[:] = True
             chosen = waiting.copy() if mask is None else mask[rows] & waiting
+            if mask is None or (chosen.any() and not self._alive[rows].any()):
+                self._reset_game(g, seeds[rows.start])
             self._observation[rows][chosen] = self._fresh[rows][chosen]
             waiting[chosen] = False
         return self._observation
@@ -174,20 +177,6 @@ def common_spaces(env: Any, name: str) -> tuple[spaces.Space, spaces.Space]:
                     " spaces with a wrapper."
                 )
     return env.observation_space(first), env.action_space(first)
-
-
-def state_space(env: Any, name: str) -> spaces.Space:
-    """Return the space of a game's state, by the shape of a state if the game does not declare one."""
-    try:
-        declared = getattr(env, "state_space", None)
-        if declared is not None:
-            return declared
-        env.reset()
-        return spaces.Box(-np.inf, np.inf, np.shape(env.state()), np.float32)
-    except (NotImplementedError, AttributeError) as error:
-        raise ConfigError(
-            f"data.env_kwargs.state is true, and {name} has no state(): set it to false."
-        ) from error
 
 
 def import_pettingzoo(module: str = "pettingzoo") -> ModuleType:

@@ -72,7 +72,6 @@ class ProcgenEnv(BatchedEnv):
             "num_threads": threads,
         }
         self.game = env_id
-        self._picture: np.ndarray | None = None  # for rendering
         super().__init__(
             spaces.Box(0, 255, (3, 64, 64), np.uint8), spaces.Discrete(len(self.action_names)), seeds
         )
@@ -129,11 +128,5 @@ class ProcgenEnv(BatchedEnv):
         return self._observation, reward.astype(np.float64), self._first, np.zeros(self.num_envs, bool)
 
     def render(self) -> np.ndarray | None:
-        """Return a picture.
-
-        Procgen already holds the next level at an episode end. Until the reset, this returns the previous
-        picture.
-        """
-        if not (self._first[0] and self._played):
-            self._picture = self.envs.get_info()[0].get("rgb")
-        return self._picture
+        """Return a picture; at an episode end, Procgen already shows the next level."""
+        return self.envs.get_info()[0].get("rgb")

@@ -1,5 +1,6 @@
-"""Complete state of single Gymnasium environments as tensors and plain types, for bit-exact resume."""
+"""Complete state of single Gymnasium environments as arrays and plain types, for bit-exact resume."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,13 +29,13 @@ def read_state(env: gymnasium.Env) -> Row | None:
     if not (type(inner).__module__.startswith(KNOWN) and wrappers <= WRAPPERS):
         return None
     state: Row = {
-        f"attribute {name}": to_plain(value) for name, value in vars(inner).items() if is_plain(value)
+        f"attribute {name}": copy.deepcopy(value) for name, value in vars(inner).items() if is_plain(value)
     }
     state["wrappers"] = wrapper_attributes(env)
     state["random"] = inner.np_random.bit_generator.state
     if (data := getattr(inner, "data", None)) is not None:
         # Rewards and observations read more than MuJoCo's integration state: also results of the last step.
-        state |= {f"mujoco {name}": torch.from_numpy(array.copy()) for name, array in _arrays(data)}
+        state |= {f"mujoco {name}": array.copy() for name, array in _arrays(data)}
         state["mujoco time"] = data.time
     return state
 
@@ -51,12 +52,12 @@ def restore_state(env: gymnasium.Env, state: Row) -> None:
     for key, value in state.items():
         kind, _, name = key.partition(" ")
         if kind == "attribute":
-            setattr(inner, name, from_plain(value))
+            setattr(inner, name, value)
     set_wrapper_attributes(env, state["wrappers"])
     inner.np_random.bit_generator.state = state["random"]
     if "mujoco time" in state:
         for name, array in _arrays(inner.data):
-            saved = state[f"mujoco {name}"].numpy()
+            saved = state[f"mujoco {name}"]
             # Contact arrays vary in shape with the number of contacts. Every step recomputes them.
             if saved.shape == array.shape:
                 array[...] = saved
@@ -134,13 +135,3 @@ def to_columns(rows: Sequence[Row]) -> dict[str, Any]:
 def to_rows(columns: dict[str, Any]) -> list[Row]:
     """Convert the result of :func:`to_columns` back to N states."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def pack(rows: Sequence[Row] | None) -> list[Row] | None:
-    """Convert tensors to arrays for another process: pickles of tensors fail for some dtypes (uint64)."""
-    return None if rows is None else [{name: from_plain(row[name]) for name in row} for row in rows]
-
-
-def unpack(rows: Sequence[Row] | None) -> list[Row] | None:
-    """Convert the result of :func:`pack` back to states."""
-    return None if rows is None else [{name: to_plain(row[name]) for name in row} for row in rows]

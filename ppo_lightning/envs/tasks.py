@@ -102,7 +102,7 @@ class GoalReward(gymnasium.Wrapper):
 
 
 class FixedLevel(gymnasium.Env):
-    """An environment of EnvPool whose episodes all have the same level.
+    """A task of MiniGrid from EnvPool whose episodes all have the same level.
 
     EnvPool draws a level at each reset, from a seed that it takes at construction only. A reset therefore
     makes a new environment, which takes half a millisecond for MiniGrid.
@@ -144,9 +144,7 @@ class FixedLevel(gymnasium.Env):
         self._env.close()
 
     def _first(self, observation: Any) -> Any:
-        if isinstance(observation, dict):
-            return {name: part[0] for name, part in observation.items()}
-        return observation[0]
+        return {name: part[0] for name, part in observation.items()}
 
 
 gymnasium.register(

@@ -1,14 +1,12 @@
-"""Vectorized environments of Gymnasium's interface, in any autoreset mode."""
+"""Vectorized environments of Gymnasium's interface."""
 
 import itertools
-import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
@@ -16,13 +14,12 @@ from gymnasium.vector.utils import batch_space
 
 from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
 from ppo_lightning.envs.batched import BatchedEnv, actions_of, metadata_of, name_of
-from ppo_lightning.errors import ConfigError, first_line, nearest
+from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
-from ppo_lightning.spaces.specs import MASK, choice_counts
+from ppo_lightning.spaces.specs import MASK
 from ppo_lightning.utils.seeding import extend_seeds
 
 MODE = "autoreset_mode"  # key of the metadata
-FINAL = "final_obs"  # key of the info
 BATCH = "batch of observations"
 _adapted: weakref.WeakSet[VectorEnv] = weakref.WeakSet()
 
@@ -33,8 +30,6 @@ class GymnasiumVectorEnv(BatchedEnv):
     The class depends on the autoreset mode:
 
     - ``DISABLED``: environments are reset by Gymnasium's option ``reset_mask``.
-    - ``SAME_STEP``: the final observations are those of the info, ``final_obs``. The observations after the
-      resets are kept for :meth:`reset_arrays`.
     - ``NEXT_STEP``: Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv`` with shared memory are reset by
       ``reset_mask``, too. Any other environment resets at the step after an episode end and ignores the
       action. Then ``resets_late`` is True, and these steps are not ``valid``.
@@ -49,8 +44,8 @@ class GymnasiumVectorEnv(BatchedEnv):
             If the number of environments is another one, seeds are left out or added.
 
     Raises:
-        ConfigError: The environment is in use or closed, its metadata has no autoreset mode, or a space is
-            not supported.
+        ConfigError: The environment is in use or closed, its metadata has another autoreset mode, or a space
+            is not supported.
 
     Example:
         >>> env = GymnasiumVectorEnv(gymnasium.make_vec("CartPole-v1", num_envs=2), [1, 2])
@@ -68,13 +63,11 @@ class GymnasiumVectorEnv(BatchedEnv):
             raise ConfigError(f"env_id makes the same {self._name} at each call: it must make a new one.")
         _adapted.add(envs.unwrapped)
         self.envs = envs
-        self._mode = _mode(envs, self._name)
+        self.resets_late = _resets_late(envs, self._name)
         super().__init__(envs.single_observation_space, actions_of(envs, "single_action_space"), seeds)
-        self.resets_late = self._mode is AutoresetMode.NEXT_STEP
         self._batched_space = batch_space(self.unjoined_space, num_envs)
         self._done = np.zeros(num_envs, bool)  # where the last step ended an episode
         self.valid = ~self._done if self.resets_late else None
-        self._fresh = self._observation  # with SAME_STEP: observations after the resets of the last step
         self._step_numbers = itertools.count(1)
 
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
@@ -84,27 +77,13 @@ class GymnasiumVectorEnv(BatchedEnv):
         """
         if mask is None:
             try:
-                observation, info = check_parts(self._reset_all(), "reset", 2)
+                observation, _ = check_parts(self._reset_all(), "reset", 2)
                 self._store(observation, check=True)
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
             self._done = np.zeros(self.num_envs, bool)
-            has_mask = isinstance(info, Mapping) and MASK in info
-            if has_mask and self._mask is None and choice_counts(self.agent_specs[1]):
-                warnings.warn(
-                    f"{self._name}: the {MASK} of the info is ignored. A vectorized environment needs it as"
-                    " an entry of the observations.",
-                    stacklevel=2,
-                )
-        elif self._mode is AutoresetMode.DISABLED:
+        elif not self.resets_late:
             self._reset_masked(mask)
-        else:
-            if (mask & ~self._done).any():
-                raise ConfigError(
-                    f"{self._name} resets itself and cannot be reset in the middle of an episode: make it"
-                    " with AutoresetMode.DISABLED."
-                )
-            self._observation[mask] = self._fresh[mask]
         return self._observation
 
     def _reset_all(self) -> tuple[Any, Any]:
@@ -158,11 +137,7 @@ class GymnasiumVectorEnv(BatchedEnv):
                         f" metadata[{MODE!r}] may be wrong."
                     )
                 reward = np.where(self.valid, reward, 0)
-            resets_now = self._mode is AutoresetMode.SAME_STEP
-            self._store(observation, None if resets_now else done, check=number == 1)
-            if resets_now and done.any():
-                self._fresh = self._observation.copy()
-                self._store_final(info, done)
+            self._store(observation, done, check=number == 1)
         except (Exception, SystemExit) as error:
             reraise(error, self._name, "step", number)
         self._done = done
@@ -202,31 +177,6 @@ class GymnasiumVectorEnv(BatchedEnv):
             check_observation(observation, self._batched_space, BATCH)
             raise
 
-    def _store_final(self, info: Any, done: np.ndarray) -> None:
-        """Write the final observations of the info to the rows of finished environments."""
-        if FINAL not in info:
-            raise ConfigError(
-                f"the info has no {FINAL!r} at an episode end, which AutoresetMode.SAME_STEP needs: without"
-                " it the final observation is lost."
-            )
-        finals = info[FINAL]
-        present = np.asarray(info.get(f"_{FINAL}", done), bool)
-        by_env = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
-        missing = done & ~present
-        if by_env:
-            missing |= done & np.array([final is None for final in finals])
-        if missing.any():
-            raise ConfigError(
-                f"info[{FINAL!r}] lacks the environment {missing.argmax()}, which has finished."
-            )
-        if by_env:
-            for i in np.flatnonzero(done).tolist():
-                check_observation(finals[i], self.unjoined_space, f"info[{FINAL!r}][{i}]")
-                self._write(self._observation, i, finals[i], over=True)
-            return
-        check_observation(finals, self._batched_space, f"info[{FINAL!r}]")
-        self._observation[done] = self._rows(finals)[done]
-
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment."""
         frames: Any = self.envs.render() if self.envs.render_mode == "rgb_array" else None
@@ -241,23 +191,23 @@ class GymnasiumVectorEnv(BatchedEnv):
                 process.join()
 
 
-def _mode(envs: VectorEnv, name: str) -> AutoresetMode:
-    """Return how the adapter resets finished environments: DISABLED means by mask."""
+def _resets_late(envs: VectorEnv, name: str) -> bool:
+    """Return whether finished environments reset at their next step, instead of by mask."""
     mode = metadata_of(envs).get(MODE)
     try:
         mode = AutoresetMode(mode)
     except ValueError:
-        modes = ", ".join(known.name for known in AutoresetMode)
+        mode = repr(mode)
+    if mode not in (AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP):
         raise ConfigError(
-            f"{name} has the metadata[{MODE!r}] {mode!r}: set it to"
-            f" gymnasium.vector.AutoresetMode ({modes}), which says when finished environments reset."
-        ) from None
+            f"{name} has the metadata[{MODE!r}] {mode}: make it with gymnasium.vector.AutoresetMode.DISABLED"
+            " or NEXT_STEP, which keep the final observation."
+        )
     # Wrappers and subclasses may keep a state of their own, which a reset by mask does not reach. Workers
     # without shared memory reset twice.
     is_sync = type(envs) is SyncVectorEnv
     is_async = type(envs) is AsyncVectorEnv and envs.shared_memory and envs.worker is None
-    by_mask = mode is AutoresetMode.NEXT_STEP and (is_sync or is_async)
-    return AutoresetMode.DISABLED if by_mask else mode
+    return mode is AutoresetMode.NEXT_STEP and not (is_sync or is_async)
 
 
 class CartPoleEnv(GymnasiumVectorEnv):
@@ -307,7 +257,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
         """Return states, step counts and generators."""
         return [
             {
-                "state": torch.from_numpy(self.envs.state[:, i].copy()),
+                "state": self.envs.state[:, i].copy(),
                 "steps": int(self.envs.steps[i]),
                 "random": generator.bit_generator.state,
             }
@@ -317,7 +267,7 @@ class CartPoleEnv(GymnasiumVectorEnv):
     def set_state(self, states: list[dict[str, Any]]) -> None:
         """Restore all copies."""
         for i, saved in enumerate(states):
-            self.envs.state[:, i] = saved["state"].numpy()
+            self.envs.state[:, i] = saved["state"]
             self.envs.steps[i] = saved["steps"]
             self._generators[i].bit_generator.state = saved["random"]
 
@@ -336,13 +286,9 @@ def make_vectorized(env_id: str, seeds: list[int], /, **env_kwargs: Any) -> Gymn
     try:
         envs = gymnasium.make_vec(env_id, len(seeds), "vector_entry_point", **env_kwargs)
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
-        spec = gymnasium.registry.get(env_id.rpartition(":")[2])
-        if spec is not None and spec.vector_entry_point is not None:
-            sentence = f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}."
-        else:
-            ids = [name for name, known in gymnasium.registry.items() if known.vector_entry_point]
-            hint = nearest(env_id, ids) or ": set data.backend to 'gymnasium'."
-            sentence = f"env_id {env_id!r} has no vectorized environment in Gymnasium{hint}"
-        raise ConfigError(sentence) from error
+        raise ConfigError(
+            f"env_id {env_id!r} does not fit data.backend 'vectorized', or data.env_kwargs does not fit it:"
+            f" {first_line(error)}"
+        ) from error
     is_cartpole = type(envs.unwrapped) is CartPoleVectorEnv
     return CartPoleEnv(envs, seeds) if is_cartpole else GymnasiumVectorEnv(envs, seeds)

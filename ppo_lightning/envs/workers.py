@@ -26,7 +26,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
-from ppo_lightning.envs.state import Row, pack, unpack
+from ppo_lightning.envs.state import Row
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.utils.watch import end_with_the_parent
 
@@ -156,13 +156,13 @@ class WorkerEnv(BatchedEnv):
 
     def get_state(self) -> list[Row] | None:
         """Return states as :class:`GymnasiumEnv` does."""
-        replies = self._ask(dict.fromkeys(self.workers, ("packed_state",)))
-        groups = [unpack(reply.value) for reply in replies.values()]
-        return None if None in groups else [row for rows in groups if rows for row in rows]
+        replies = self._ask(dict.fromkeys(self.workers, ("get_state",)))
+        groups = [reply.value for reply in replies.values()]
+        return None if None in groups else [row for rows in groups for row in rows]
 
     def set_state(self, states: list[Row]) -> None:
         """Restore the environments."""
-        requests = {worker: ("set_packed_state", pack(states[worker.rows])) for worker in self.workers}
+        requests = {worker: ("set_state", states[worker.rows]) for worker in self.workers}
         self._ask(requests, loading=True)
 
     def _ask(self, requests: Mapping["Worker", tuple], loading: bool = False) -> dict["Worker", Reply]:
@@ -304,14 +304,6 @@ class Members(GymnasiumEnv):
         np.random.seed(seeds[0])  # noqa: NPY002
         torch.manual_seed(seeds[0])
         super().__init__(env_id, seeds, first_env, **env_kwargs)
-
-    def packed_state(self) -> list[Row] | None:
-        """Return the states, packed."""
-        return pack(self.get_state())
-
-    def set_packed_state(self, states: list[Row]) -> None:
-        """Restore the states."""
-        self.set_state(unpack(states) or [])
 
 
 def serve(pipe: multiprocessing.connection.Connection, make: Callable[[], Members]) -> None:

@@ -5,7 +5,7 @@ TorchRL's ``Collector`` adds 300-700 microseconds to each step of an environment
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from tensordict import TensorDictBase
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.state import Row, from_plain, to_plain
-from ppo_lightning.envs.step_time import StepClock
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.base import Collector
@@ -73,7 +72,7 @@ class RolloutCollector(Collector):
 
     env: BatchedEnv
     can_resume = True
-    clock: StepClock | None = None  # times the environments
+    timed: Callable[..., Any] | None = None  # calls a method of the environments, with its arguments
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -179,8 +178,8 @@ class RolloutCollector(Collector):
         steps_before = self.rollouts_done * self.num_steps
         noise = None if self.deterministic else self.draw_noise().numpy()
         step, reset = env.step_arrays, env.reset_arrays
-        if self.clock is not None:
-            step, reset = (functools.partial(self.clock.time, function) for function in (step, reset))
+        if self.timed is not None:
+            step, reset = (functools.partial(self.timed, function) for function in (step, reset))
         movers = store["mover"][..., 0] if env.turn_based else None
         ends: list[EpisodeEnds] = []
         # detail 1
@@ -272,16 +271,15 @@ class RolloutCollector(Collector):
         arrays = {"observation": self.observation}
         if self._memory is not None:
             arrays["memory"] = self._memory
-        return [
-            state | {key: to_plain(values[i]) for key, values in arrays.items()}
-            for i, state in enumerate(states)
-        ]
+        rows = [state | {key: values[i] for key, values in arrays.items()} for i, state in enumerate(states)]
+        return [{key: to_plain(value) for key, value in row.items()} for row in rows]
 
     def _restore(self, rows: list[Row]) -> None:
+        rows = [{key: from_plain(value) for key, value in row.items()} for row in rows]
         self.env.set_state(rows)
-        self.observation = np.stack([from_plain(row["observation"]) for row in rows])
+        self.observation = np.stack([row["observation"] for row in rows])
         if self._memory is not None:
-            self._memory[:] = np.stack([from_plain(row["memory"]) for row in rows])
+            self._memory[:] = np.stack([row["memory"] for row in rows])
 
 
 def _differ(rows: np.ndarray, others: np.ndarray | None) -> np.ndarray:

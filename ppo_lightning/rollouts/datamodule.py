@@ -6,7 +6,6 @@ import math
 import pkgutil
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
@@ -24,12 +23,9 @@ from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.settings import code_in_data, data_settings, require_known
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
 from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
-from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
-from ppo_lightning.envs.step_time import SLOW, StepClock
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.base import Collector
-from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.evaluation import STEPS_AT_ONCE, EvaluationLoader
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.overlap import OverlappedCollector
@@ -41,7 +37,6 @@ from ppo_lightning.utils.seeding import Shard
 EPOCHS = 20  # of a run, by default
 EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
 UNKNOWN_TIME_LIMIT = 1000  # steps; that of most tasks of MuJoCo and dm_control
-MEASURED = 5.0  # seconds at the start of a run in which the environments are timed
 IMPORT_PATH = re.compile(r"\w+(\.[\w<>]+)+")  # no id of an environment looks like this
 
 
@@ -184,7 +179,6 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._env: EnvBase | None = None
         self._specs: Specs | None = None
         self._rollouts_per_epoch = rollouts_per_epoch
-        self._clock: StepClock | None = None
         self._attributes: dict[str, Any] = {}  # of the training environments, as plain types
         self._saved: dict[str, Any] = {}  # state of a resumed run's collector
 
@@ -314,27 +308,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 step_timeout=self.step_timeout,
             )
             self.collector = OverlappedCollector(collector, *learned) if self.overlap else collector
-            if isinstance(self.env, GymnasiumEnv) and isinstance(collector, RolloutCollector):
-                collector.clock = self._clock = StepClock()
             if self.trainer.ckpt_path is not None:
                 self._resume()
         return RolloutLoader(
             self.collector, self.rollouts_per_epoch, self.trainer.profiler, module.begin_iteration
         )
-
-    def slow_steps(self) -> str:
-        """Return what helps if the environments took most of the first seconds, once in a run."""
-        clock = self._clock
-        if clock is None or time.perf_counter() - clock.started < MEASURED:
-            return ""
-        self._clock = None
-        collector: Any = getattr(self.collector, "collector", self.collector)  # of an OverlappedCollector
-        if collector.clock is clock:  # not that of ``profile``
-            collector.clock = None
-        if clock.share < SLOW:
-            return ""
-        remedy = "ppo-lightning profile tries data.num_workers and other backends"
-        return f"The environments take {clock.share:.0%} of the time: {remedy}."
 
     def wait(self) -> None:
         """Wait until no thread steps the training environments or draws from PyTorch's generators."""

@@ -105,16 +105,6 @@ class SameSeed(Walk):
         return self.generator.uniform(-1, 1)
 
 
-class Autoreset(Walk):
-    """The last step of an episode returns the first observation of the next one."""
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = super().step(action)
-        if terminated or truncated:
-            observation, info = self.reset()
-        return observation, reward, terminated, truncated, info
-
-
 class LargeRewards(Walk):
     """Rewards are in thousandths of a cent."""
 
@@ -181,7 +171,6 @@ BROKEN = {
     SameSeed: ("warning", "seed"),
     Reseeded: ("warning", "seed"),
     Frozen: ("warning", "observation"),
-    Autoreset: ("warning", "autoreset"),
     LargeRewards: ("warning", "reward"),
     Ignored: ("warning", "action"),
     Whole: ("error", "exception"),

@@ -28,7 +28,7 @@ def faults(findings):
     return [(finding.severity, finding.check) for finding in findings if finding.severity != "note"]
 
 
-def examine(env_id, backend="gymnasium", seconds=3.0, num_steps=1200, **env_kwargs):
+def examine(env_id, backend="gymnasium", seconds=20.0, num_steps=1200, **env_kwargs):
     return check_environment(EnvFactory(env_id, backend, env_kwargs), num_steps=num_steps, seconds=seconds)
 
 

@@ -206,7 +206,7 @@ def test_many_cartpoles_are_many_single_ones_to_the_bit(env, options):
     )
     assert isinstance(many, CartPoleEnv)
     assert not isinstance(env("CartPole-v1", 16), CartPoleEnv), "only where it is asked for"
-    with pytest.raises(ConfigError, match=r"env_id 'Acrobot-v1' has no vectorized environment in Gymnasium"):
+    with pytest.raises(ConfigError, match=r"env_id 'Acrobot-v1' does not fit data.backend 'vectorized'"):
         make_env("Acrobot-v1", 16, "vectorized")
     assert np.array_equal(many.reset_arrays(), single.reset_arrays())
     rng, ends = np.random.default_rng(0), np.zeros(2, int)

@@ -217,14 +217,6 @@ def test_a_time_limit_truncates():
     assert cells(following["terminated"], 1, 2) == [[[0, 0, 1], [0, 0, 0]]]  # the step of the dead
 
 
-def test_a_reset_in_the_middle_needs_all_players_of_a_game():
-    env = ParallelGamesEnv(mortals((9, 9))[0], [1, 2, 3, 4])
-    env.reset_arrays()
-    env.step_arrays(np.zeros(4, int))
-    observation = env.reset_arrays(np.array([True, True, True, False]))
-    assert observation[:, :2].tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
-
-
 def test_observations_rewards_and_seeds_are_those_of_pettingzoo():
     seeds = [11, 12, 13, 14, 15, 16]
     env = ParallelGamesEnv(simple_spread_v3.parallel_env, seeds, state=True)

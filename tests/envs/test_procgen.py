@@ -89,19 +89,6 @@ def test_through_torchrl_a_single_environment_continues_after_a_level_ends(env):
     assert batch.envs is made
 
 
-def test_the_rendered_picture_of_a_last_step_shows_the_old_episode(env):
-    batch = env("starpilot", 1, "procgen", env_kwargs={"num_threads": 0, "render_mode": "rgb_array"})
-    batch.reset_arrays()
-    done = np.zeros(1, bool)
-    while not done[0]:
-        before = batch.render().copy()
-        _, _, done, _ = batch.step_arrays(np.full(1, 4))
-    np.testing.assert_array_equal(batch.render(), before)
-    batch.reset_arrays(done)
-    batch.step_arrays(np.full(1, 4))
-    assert not np.array_equal(batch.render(), before)
-
-
 @pytest.mark.detail("P2")
 def test_procgens_rewards_are_scaled_with_the_gamma_of_ppo_and_its_pictures_are_not(fit):
     data = {"env_id": "bigfish", "backend": "procgen", "num_envs": 4, "num_steps": 8, "total_timesteps": 64}

@@ -25,6 +25,7 @@ from ppo_lightning.video.record import record_video
 from tests.environments import NextStepVector
 
 SCRIPT, REACH, PARTS = (f"tests.environments:{name}-v0" for name in ("Script", "Reach", "Parts"))
+MODES = AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP
 LIMITED = {"env_kwargs": {"max_episode_steps": 20}}
 SMALL = {"num_envs": 2, "num_steps": 48, "total_timesteps": 192, "eval_episodes": 3}
 
@@ -66,7 +67,7 @@ def require_equal(ours, theirs):
     assert ends > 20
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("env_id", [SCRIPT, REACH, PARTS])
 def test_each_mode_gives_the_rollouts_of_single_environments(mode, env_id):
     options = {"norm_obs": True, "memory": "lstm"}
@@ -79,7 +80,7 @@ def test_each_mode_gives_the_rollouts_of_single_environments(mode, env_id):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("shared_memory", [True, False])
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("mode", MODES)
 def test_each_mode_of_gymnasiums_worker_processes(mode, shared_memory):
     make = vectorized(AsyncVectorEnv, mode, REACH, shared_memory=shared_memory)
     env = make_env(make, 3, seed=5)
@@ -91,24 +92,6 @@ def test_each_mode_of_gymnasiums_worker_processes(mode, shared_memory):
         require_same_valid_steps(ours, single)
     else:
         require_equal(ours, single)
-
-
-class BatchedInfo(gym.vector.VectorWrapper):
-    """SAME_STEP with final observations as one batch."""
-
-    def step(self, actions):
-        *results, info = self.env.step(actions)
-        if "final_obs" in info:
-            empty = np.full(3, np.nan, np.float32)
-            info["final_obs"] = np.stack([empty if final is None else final for final in info["final_obs"]])
-        return *results, info
-
-
-def test_final_observations_as_a_batch():
-    single, _ = collect(make_env(SCRIPT, 3, seed=5))
-    make = vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP)
-    ours, _ = collect(make_env(lambda num_envs: BatchedInfo(make(num_envs)), 3, seed=5))
-    require_equal(ours, single)
 
 
 # Steps that only reset an environment
@@ -190,7 +173,7 @@ def test_advantages_and_the_update_of_a_memory_are_those_of_single_environments(
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", [{}, {"norm_reward": True}])
 def test_each_mode_trains_and_evaluates(fit, mode, options):
     data = SMALL | {"env_id": vectorized(SyncVectorEnv, mode, REACH)}
@@ -248,7 +231,7 @@ def test_an_id_with_a_vectorized_environment_trains(fit):
     assert np.array_equal(env.reset_arrays(), expected)
     module = fit(SMALL | {"env_id": "OnlyVector-v0", "backend": "vectorized"}, limit_val_batches=1)
     assert module.trainer.callback_metrics["charts/episodic_length"] <= 20
-    with pytest.raises(ConfigError, match=r"data.env_kwargs does not fit env_id 'OnlyVector-v0'.*'wind'"):
+    with pytest.raises(ConfigError, match=r"env_id 'OnlyVector-v0' does not fit .*'wind'"):
         make_env("OnlyVector-v0", 2, "vectorized", env_kwargs={"wind": 1})
     with pytest.raises(ConfigError, match=r"set data.backend to 'vectorized'"):
         make_env("OnlyVector-v0", 2)
@@ -340,27 +323,9 @@ def reset_all(self, *, seed=None, options=None):
     return self.env.reset(seed=seed)
 
 
-def drop(*keys):
-    def step(self, actions):
-        *results, info = self.env.step(actions)
-        return *results, {key: value for key, value in info.items() if key not in keys}
-
-    return step
-
-
-def first_of_final(self, actions):
-    *results, info = self.env.step(actions)
-    if "final_obs" in info:
-        info["_final_obs"] = np.zeros(3, bool)
-    return *results, info
-
-
 def ends_twice(self, actions):
     observation, reward, *_ = self.env.step(actions)
     return observation, reward, np.ones(3, bool), np.zeros(3, bool), {}
-
-
-SAME_STEP, NEXT_STEP = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
 
 @pytest.mark.parametrize(
@@ -369,9 +334,8 @@ SAME_STEP, NEXT_STEP = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
         (changed(metadata={}), r"Changed has the metadata\['autoreset_mode'\] None: .*NEXT_STEP"),
         (changed(metadata=None), r"Changed has the metadata\['autoreset_mode'\] None: .*NEXT_STEP"),
         (changed(reset=reset_all), "Changed: reset.*reset_mask.* changed observations outside of the mask"),
-        (changed(SAME_STEP, step=drop("final_obs")), "the info has no 'final_obs' at an episode end"),
-        (changed(SAME_STEP, step=first_of_final), r"info\['final_obs'\] lacks the environment \d, which has"),
-        (changed(NEXT_STEP, step=ends_twice), "Changed, step 2: an episode ended at the step that"),
+        (vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP), "AutoresetMode.SAME_STEP: make it with"),
+        (changed(AutoresetMode.NEXT_STEP, step=ends_twice), "Changed, step 2: an episode ended at the step"),
     ],
 )
 def test_what_is_no_vectorized_environment_ends_in_one_sentence(make, said):
@@ -449,16 +413,7 @@ def test_a_dead_worker_ends_the_run_without_a_hang():
 def test_transforms_do_not_count_the_steps_that_only_reset(fit):
     with pytest.raises(ConfigError, match=r"data.transforms do not work with a vectorized environment"):
         fit(SMALL | {"env_id": next_step(SCRIPT), "transforms": [StepCounter(3)]})
-    fit(SMALL | {"env_id": vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP), "transforms": [StepCounter()]})
-    with pytest.raises(ConfigError, match=r"resets itself and cannot be reset in the middle of an episode"):
-        make = vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP)
-        fit(SMALL | {"env_id": make, "transforms": [StepCounter(1)]})
-
-
-def test_masks_of_the_info_are_not_read():
-    make = vectorized(SyncVectorEnv, AutoresetMode.DISABLED, "Taxi-v4")
-    with pytest.warns(UserWarning, match="action_mask of the info is ignored"):
-        make_env(make, 2).reset_arrays()
+    fit(SMALL | {"env_id": vectorized(SyncVectorEnv, AutoresetMode.DISABLED), "transforms": [StepCounter(1)]})
 
 
 def test_a_video_shows_the_first_environment(tmp_path):

@@ -291,7 +291,7 @@ EXCHANGES = {
     "step": lambda env, states: env.step_arrays(np.zeros(4, int)),
     "state": lambda env, states: env.get_state(),
     "more than a pipe holds": lambda env, states: env.set_state(
-        [row | {"attribute large": torch.zeros(10**6)} for row in states]
+        [row | {"attribute large": np.zeros(10**6)} for row in states]
     ),
 }
 

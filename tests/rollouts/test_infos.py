@@ -57,7 +57,6 @@ WITH = {
     "overlap": {"overlap": True, "env_kwargs": {"seconds": 0.003}},  # longer than an update
     "transforms": {"transforms": [StepCounter(50)]},
     "disabled": {"env_id": vector(AutoresetMode.DISABLED)},
-    "same step": {"env_id": vector(AutoresetMode.SAME_STEP)},
     "next step": {"env_id": vector(AutoresetMode.NEXT_STEP)},
     "workers": {"num_workers": 2},
 }
@@ -164,7 +163,7 @@ def test_attributes_of_environments_of_tensors_and_of_wrappers(fit):
     ("data", "name", "value", "sentence"),
     [
         ({}, "wealth", 1, "Pushes has no attribute 'wealth'"),
-        ({"env_id": vector(AutoresetMode.SAME_STEP)}, "wealth", 1, "Pushes has no attribute 'wealth'"),
+        ({"env_id": vector(AutoresetMode.DISABLED)}, "wealth", 1, "Pushes has no attribute 'wealth'"),
         ({"env_id": "CartPole-v1", "backend": "torch"}, "wealth", 1, "TorchEnv has no attribute 'wealth'"),
         ({}, "worth", object(), r"data\.set_attr\('worth'\) got a object, not a number or array"),
     ],
