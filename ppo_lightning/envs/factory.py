@@ -226,7 +226,7 @@ class EnvFactory:
             if backend == "gymnasium":
                 return self._of_singles(env_id, env_kwargs, batch)
         make = _import_class(path)
-        _require_options(make, env_id, env_kwargs)
+        _require_options(make, f"{env_id} with data.backend {backend!r}", env_kwargs)
         return make(env_id, batch.seeds, **env_kwargs)
 
     def _from_function(
@@ -371,14 +371,14 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _require_options(make: Callable[..., Any], env_id: str, env_kwargs: Mapping[str, Any]) -> None:
+def _require_options(make: Callable[..., Any], what: str, env_kwargs: Mapping[str, Any]) -> None:
     parameters = _parameters(make).values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):  # the backend refuses what it does not know
         return
     options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for name in sorted(env_kwargs.keys() - set(options)):
         hint = nearest(name, options) or f": they are {', '.join(options)}."
-        raise ConfigError(f"data.env_kwargs.{name} is not an option of {env_id}{hint}")
+        raise ConfigError(f"data.env_kwargs.{name} is not an option of {what}{hint}")
 
 
 def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:

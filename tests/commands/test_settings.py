@@ -125,7 +125,7 @@ ASKED = {
     "raise it": (PPO, {}, {"total_timesteps": 8}, {"data": {"total_timesteps": 32}}),
     "lower one of these settings": (PPO, {}, HUGE, {"data": STEPS}),
     "set it to 'gymnasium'": (PPO, {}, TORCH, GYMNASIUM),
-    "max_episode_steps only: set data.backend to 'gymnasium'": (PPO, {}, REWARDS, GYMNASIUM),
+    "is not an option of CartPole-v1 with data.backend 'torch'": (PPO, {}, REWARDS, GYMNASIUM),
     "is a function: set data.backend to 'gymnasium'": (PPO, {}, FUNCTION | {"backend": "envpool"}, GYMNASIUM),
     "must be 0": (PPO, {}, {"backend": "vectorized", "num_workers": 2}, {"data": {"num_workers": 0}}),
     "give a function that makes a new one": (
