@@ -77,7 +77,7 @@ class RND(PPO):
         check_arguments(RND.__init__, locals(), "model")
         super().__init__(**hyperparameters)
         # Sums of the intrinsic rewards of each environment, which continue from one rollout to the next
-        self.sums: dict[str, Tensor] = {}
+        self.sums = dict.fromkeys(("discounted", "episode"), torch.zeros(0))
 
     def add_networks(self, specs: Specs) -> None:
         """Build the networks of the intrinsic reward."""

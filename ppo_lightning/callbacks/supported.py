@@ -48,6 +48,11 @@ def check_trainer(trainer: Any, module: Learner) -> None:
                 f"trainer.{name} is {value}: leave it out, because every rollout is new and"
                 " data.total_timesteps ends the run."
             )
+    if trainer.accumulate_grad_batches != 1:  # Lightning asks for automatic optimization
+        remedy = (
+            "lower model.num_minibatches" if "num_minibatches" in module.hparams else "raise model.batch_size"
+        )
+        raise ConfigError(f"trainer.accumulate_grad_batches is not 1: {remedy} instead.")
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:

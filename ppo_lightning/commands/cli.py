@@ -141,6 +141,8 @@ class PPOCLI(LightningCLI):
             path = last_checkpoint(*folders_of_runs(self.trainer), env_id=env_id, seed=seed)
             # At its first start, the run may resume from a checkpoint of another run.
             config.ckpt_path = path or config.ckpt_path
+        if config.ckpt_path == "last":
+            raise ConfigError("ckpt_path takes a file: fit --auto_resume finds the last one of a run.")
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)

@@ -111,10 +111,11 @@ class GymnasiumAtari(AtariEnv):
         return game.ale.getScreenRGB()
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return emulator, frame stack and counters."""
+        """Return emulator, generator of the no-ops, frame stack and counters."""
         return [
             {
                 "ale": np.frombuffer(game.unwrapped.ale.cloneState(include_rng=True).serialize(), np.uint8),
+                "random": game.unwrapped.np_random.bit_generator.state,
                 "stack": self._observation[i].copy(),
                 "counts": np.array([self.lives[i], self._frames_played[i], self.episode_done[i]]),
                 "wrappers": wrapper_attributes(game),
@@ -130,6 +131,8 @@ class GymnasiumAtari(AtariEnv):
             game.reset()
             emulator: Any = game.unwrapped
             emulator.ale.restoreState(ale_py.ALEState(saved["ale"].tobytes()))
+            generator = emulator.np_random.bit_generator
+            generator.state = saved.get("random", generator.state)
             self._observation[i] = saved["stack"]
             self.lives[i], self._frames_played[i], self.episode_done[i] = saved["counts"].tolist()
             set_wrapper_attributes(game, saved["wrappers"])

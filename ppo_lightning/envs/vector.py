@@ -16,7 +16,7 @@ from ppo_lightning.envs.answers import check_observation, check_parts, check_ste
 from ppo_lightning.envs.batched import BatchedEnv, actions_of, metadata_of, name_of
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
-from ppo_lightning.spaces.specs import MASK
+from ppo_lightning.spaces.specs import MASK, choice_counts
 from ppo_lightning.utils.seeding import extend_seeds
 
 MODE = "autoreset_mode"  # key of the metadata
@@ -77,8 +77,10 @@ class GymnasiumVectorEnv(BatchedEnv):
         """
         if mask is None:
             try:
-                observation, _ = check_parts(self._reset_all(), "reset", 2)
+                observation, info = check_parts(self._reset_all(), "reset", 2)
                 self._store(observation, check=True)
+                if self._mask is None and MASK in info and choice_counts(self.agent_specs[1]):
+                    raise ConfigError(f"{MASK} is in the info: it must be an entry of the observations.")
             except (Exception, SystemExit) as error:
                 reraise(error, self._name, "reset")
             self._done = np.zeros(self.num_envs, bool)

@@ -232,10 +232,12 @@ class CollectorMoments:
 def summarize(batch: Any) -> tuple[float, Any, Any]:
     """Return size, mean and sum of squared deviations of rows [B, ...], an array or a tensor."""
     size = len(batch)
+    if isinstance(batch, Tensor):
+        batch = batch.double()
     if size < 2:
         return size, batch[0] if size else 0.0, 0.0
     if isinstance(batch, Tensor):
-        variance, mean = torch.var_mean(batch.double(), dim=0, correction=0)
+        variance, mean = torch.var_mean(batch, dim=0, correction=0)
         return size, mean, variance * size
     mean = np.add.reduce(batch, axis=0, dtype=np.float64) / size
     difference = batch - mean

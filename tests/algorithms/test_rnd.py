@@ -432,6 +432,9 @@ def test_a_checkpoint_has_networks_and_statistics_and_predicts(fit, tmp_path, ma
     assert "eval/episodic_return" in trainer.callback_metrics
     for name, value in trainer.lightning_module.state_dict().items():
         assert torch.equal(state[name], value), f"{name}: validation needs no random steps"
+    trainer.save_checkpoint(tmp_path / "validated.ckpt")
+    data = SMALL | {"total_timesteps": 32 * 5}
+    assert fit(data, MODEL, ppo=RND, ckpt_path=tmp_path / "validated.ckpt").rollouts_done == 5
 
 
 def test_a_checkpoint_of_another_algorithm_is_refused(fit, tmp_path):

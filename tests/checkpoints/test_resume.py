@@ -34,7 +34,9 @@ RUNS = {
     "HalfCheetah-v5": {"env_kwargs": {"max_episode_steps": 30}},
     "Humanoid-v5": {},
     "Pusher-v5": {},
-    "ALE/Breakout-v5": {"env_kwargs": {"screen_size": 36, "repeat_action_probability": 0.25}},
+    "ALE/Breakout-v5": {  # of which games end
+        "env_kwargs": {"screen_size": 36, "repeat_action_probability": 0.25, "max_episode_frames": 120}
+    },
 }
 
 

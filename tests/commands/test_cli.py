@@ -43,7 +43,8 @@ WRONG = {
     "--data.env_kwargs.max_episode_steps 0": f"{FIT} 'CartPole-v1'",
     "--data.env_id Ant-v5 --data.env_kwargs.xml_file no.xml": f"{FIT} 'Ant-v5'",
     "--ckpt_path nowhere.ckpt": "ckpt_path 'nowhere.ckpt' is not a file",
-    "--ckpt_path last": "--auto_resume finds the last one",
+    "--ckpt_path last": "fit --auto_resume finds the last one",
+    '--config {"ckpt_path":"last"}': "fit --auto_resume finds the last one",
     '--config {"seed_everything":null}': "seed_everything is None: it must be between 0 and 4294967295",
     "--seed_everything -1": "seed_everything is -1: it must be between 0 and 4294967295",
     "--seed_everything 4294967296": "seed_everything is 4294967296: it must be between 0 and 4294967295",
@@ -81,6 +82,7 @@ REMEDIES = {  # refused flags -> what the sentence names, and the flags that it 
     "--model.agent.head gaussian": ("leave model.agent.head unset", ""),
     "--trainer.gradient_clip_val 0.5": ("model.max_grad_norm", "--model.max_grad_norm 0.5"),
     "--trainer.precision bf16-true": ("'bf16-mixed'", "--trainer.precision bf16-mixed"),
+    "--trainer.accumulate_grad_batches 2": ("model.num_minibatches", "--model.num_minibatches 2"),
     "--trainer.min_epochs 2": ("leave it out", ""),
     "--trainer.max_epochs 0": ("at least 1", "--trainer.max_epochs 1"),
     f"{CALLBACK}StochasticWeightAveraging --trainer.callbacks.swa_lrs 1e-3": (

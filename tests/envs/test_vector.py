@@ -416,6 +416,14 @@ def test_transforms_do_not_count_the_steps_that_only_reset(fit):
     fit(SMALL | {"env_id": vectorized(SyncVectorEnv, AutoresetMode.DISABLED), "transforms": [StepCounter(1)]})
 
 
+def test_masks_of_the_info_are_refused():
+    make = vectorized(SyncVectorEnv, AutoresetMode.DISABLED, "Taxi-v4")
+    with pytest.raises(
+        ConfigError, match="action_mask is in the info: it must be an entry of the observations"
+    ):
+        make_env(make, 2).reset_arrays()
+
+
 def test_a_video_shows_the_first_environment(tmp_path):
     def make(num_envs, render_mode=None):
         return gym.make_vec("CartPole-v1", num_envs, render_mode=render_mode, max_episode_steps=5)

@@ -279,6 +279,7 @@ REFUSED = {
     "without finite bounds": (SAC, PENDULUM | {"env_id": unbounded}, {}),
     "SAC takes '32-true'": (SAC, PENDULUM, {}, {"precision": "bf16-mixed"}),
     "does not act on SAC's minibatches: leave it out": (SAC, PENDULUM, {}, {"gradient_clip_val": 1.0}),
+    "raise model.batch_size instead": (DQN, CARTPOLE, {}, {"accumulate_grad_batches": 2}),
 }
 
 

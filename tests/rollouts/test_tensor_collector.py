@@ -73,7 +73,7 @@ def test_tensors_and_arrays_normalize_alike():
     normalizer = ObservationNormalizer((3,), clip=2.0, leave=[slice(2, 3)])
     tensors, arrays = (CollectorMoments(normalizer, arrays) for arrays in (False, True))
     for size in (4, 0, 1, 4, 3):
-        batches = [rng.normal(5, 3, (4, 3)).astype(np.float32)]
+        batches = [np.ones((1, 3), bool), rng.normal(5, 3, (4, 3)).astype(np.float32)]
         if size:
             batches.append(rng.normal(-5, 1, (size, 3)).astype(np.float32))
         got = tensors.normalize([torch.from_numpy(batch) for batch in batches])
