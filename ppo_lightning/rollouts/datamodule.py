@@ -139,7 +139,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         env_kwargs: dict[str, Any] | None = None,
         transforms: list[Transform] | None = None,
         eval_episodes: Annotated[int | None, Range(1)] = None,
-        step_timeout: Annotated[float | None, Range(0.001)] = 600.0,
+        step_timeout: Annotated[float | None, Range(0.001, 1e9)] = 600.0,
         num_workers: Annotated[int, Range(0)] = 0,
         overlap: bool = False,
         log_info: list[str] | None = None,

@@ -35,6 +35,7 @@ WRONG = {
     "--model.num_minibatches 3": "= 512 is not divisible by model.num_minibatches = 3: change",
     "--model.num_minibatches 512": "model.num_minibatches = 512 makes minibatches of one step",
     "--model.gamma 1.5": "model.gamma is 1.5: it must be between 0 and 1",
+    "--data.step_timeout 1e300": "data.step_timeout is 1e.300: it must be between 0.001 and",
     "--model.gamma high": "gamma: Expected a float. Got value: high",
     "--model.agent.hidden_sizes [64,0]": "model.agent.hidden_sizes is .*: each entry must be",
     "--data.backend jax": "data.backend: .*'gymnasium', 'vectorized', 'torch', 'envpool'.* jax",
