@@ -69,7 +69,7 @@ class PPO(AgentModule):
             the parts are added, which gives the same result with less memory. None: on the CPU the rows that
             fit into the cache (MLP 4096, Nature 128, IMPALA 64), otherwise all rows.
         compile: Compile the update. Compilation takes about ten seconds and needs a C++ compiler. On a single
-            device, loss, gradients, clipping and Adam are one graph, and Lightning's hooks around the
+            device, loss, gradients, clipping and Adam are compiled, and Lightning's hooks around the
             optimizer do not run. On several ranks, the loss is compiled. Weights equal those of the eager
             update to float tolerance.
         agent: Makes the agent from the specs of observations and actions. By default, CNNAgent for a picture,

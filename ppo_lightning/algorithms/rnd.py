@@ -6,7 +6,7 @@ Source: Burda et al., "Exploration by Random Network Distillation" (2018), arXiv
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from ppo_lightning.models.init import orthogonal
 from ppo_lightning.models.normalizers import Moments, ObservationNormalizer, merge_rows
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.rollouts.storage import in_parts
 from ppo_lightning.spaces.pictures import is_picture, read_picture
 from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
@@ -191,13 +192,6 @@ class RND(PPO):
         if self.fitting and len(checkpoint["intrinsic"]["discounted"]) == self.data.num_envs:
             rows = self.data.shard.rows
             self.sums = {name: sums[rows].clone() for name, sums in checkpoint["intrinsic"].items()}
-
-
-def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Tensor) -> Tensor:
-    """Return the numbers [N, T] of a function from rows [B, ...] to numbers [B], applied part by part."""
-    parts = (tensor.transpose(0, 1).flatten(0, 1).split(microbatch_size) for tensor in tensors)
-    numbers = torch.cat([function(*rows) for rows in zip(*parts, strict=True)])
-    return numbers.unflatten(0, tensors[0].shape[1::-1]).T
 
 
 def endless_gae(

@@ -83,9 +83,9 @@ class RunLog:
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
         # Text: Rich shows three decimals of any number.
-        shown = {"SPS": f"{self.steps_per_second():.0f}", "steps": str(module.env_steps)}
-        left = (module.data.num_rollouts - module.rollouts_done) * module.data.frames_per_rollout
-        shown["left"] = f"{left / self.steps_per_second() / 60:.1f} min"
+        sps = self.steps_per_second()
+        left = (module.data.num_rollouts - module.rollouts_done) * module.data.frames_per_rollout / sps
+        shown = {"SPS": f"{sps:.0f}", "steps": str(module.env_steps), "left": f"{left / 60:.1f} min"}
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
         private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)

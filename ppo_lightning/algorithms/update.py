@@ -69,10 +69,11 @@ class CompiledUpdate:
 
     The graph is a scan over the minibatches, so that it is compiled for one of them and its guards are paid
     once per iteration, or once per epoch if ``target_kl`` may end the iteration. Minibatches of an agent with
-    convolutions, of different sizes, or that are differentiated in parts have calls of their own. Weights
-    equal those of the eager update to float tolerance, and checkpoints are interchangeable. The eager update
-    of a small network is dominated by the overhead of about 150 operations per minibatch. Lightning's hooks
-    around backward and the optimizer's step do not run, and no parameter has a ``grad``.
+    convolutions, of different sizes, or that are differentiated in parts have calls of their own, of a graph
+    of the gradients and one of clipping and Adam. Weights equal those of the eager update to float tolerance,
+    and checkpoints are interchangeable. The eager update of a small network is dominated by the overhead of
+    about 150 operations per minibatch. Lightning's hooks around backward and the optimizer's step do not run,
+    and no parameter has a ``grad``.
 
     The first iteration of a run is eager, because Adam creates its state in its first step. Once in about a
     thousand compiled updates, the loss of a minibatch is also computed without the compiler. If the two
@@ -197,7 +198,8 @@ class CompiledUpdate:
         for part in parts[1:]:
             more_grads, metrics = self._gradients(self._tensors[0], part)
             foreach_add_([*grads, *sums], [*more_grads, *metrics.values()])
-        foreach_div_([*grads, *sums], len(parts))
+        if len(parts) > 1:
+            foreach_div_([*grads, *sums], len(parts))
         with counted_step(self.module.optimizers()):
             self._step(self._tensors, self._rates(1, self._done)[0], grads)
         return dict(zip(metrics, sums, strict=True))

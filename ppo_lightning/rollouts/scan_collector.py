@@ -11,6 +11,7 @@ from ppo_lightning.envs.state import Row
 from ppo_lightning.envs.tensor_env import State, TensorEnv
 from ppo_lightning.models.normalizers import deviation, merged, summary_of
 from ppo_lightning.private import scan, tree_map
+from ppo_lightning.rollouts.storage import in_parts
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
 from ppo_lightning.utils.compiler import compile_scan, scan_in_python
 
@@ -64,12 +65,11 @@ class ScanCollector(TensorCollector):
             (env.state, self.observation, memory, statistics), steps = self._scan(
                 (env.state, self.observation, memory, statistics), noise.to(self.agent.device)
             )
+            steps = tree_map(lambda values: values.transpose(0, 1), steps)
             if self._evaluates_last:
-                rows = steps["observation"].flatten(0, 1).split(self.agent.microbatch_size)
-                values = torch.cat([self.agent.value(part) for part in rows])
-                steps["state_value"] = values.view(self.num_steps, -1, 1)
+                values = in_parts(self.agent.value, self.agent.microbatch_size, steps["observation"])
+                steps["state_value"] = values.unsqueeze(-1)
         self._memory = memory[0] if memory else None
-        steps = tree_map(lambda values: values.transpose(0, 1), steps)
         normalized = steps.pop("normalized", None)
         shape = (env.num_envs, self.num_steps)
         steps["next"]["done"] = steps["next"]["terminated"] | steps["next"]["truncated"]

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -83,6 +84,13 @@ def add_evaluation(agent: ActorCritic, rollout: TensorDictBase) -> None:
     for key, values in evaluated.items():
         stored = rollout[key]
         stored.copy_(torch.cat(values).view(rollout.shape[::-1]).T.reshape(stored.shape))
+
+
+def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Tensor) -> Tensor:
+    """Return the numbers [N, T] of a function from rows [B, ...] to numbers [B], applied part by part."""
+    parts = (tensor.transpose(0, 1).flatten(0, 1).split(microbatch_size) for tensor in tensors)
+    numbers = torch.cat([function(*rows) for rows in zip(*parts, strict=True)])
+    return numbers.unflatten(0, tensors[0].shape[1::-1]).T
 
 
 def check_memory(steps: int, bytes_per_step: int, settings: str = "data.num_envs * data.num_steps") -> None:
