@@ -5,17 +5,32 @@ Each class is used through the command line, from the root of the repository:
     python -m ppo_lightning fit --config configs/mujoco/hopper.yaml --model benchmarks.candidates.AdamRel
 """
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
+from torch import distributions as D
+from torch.nn import functional as F
+from torchrl.data import TensorSpec
 
 from ppo_lightning import PPO, MLPAgent
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.models import Evaluation
+from ppo_lightning.models.bodies import ResidualMLP
+from ppo_lightning.models.heads import (
+    Float32Linear,
+    GaussianHead,
+    Head,
+    Parameters,
+    action_bounds,
+)
+from ppo_lightning.models.init import orthogonal
 
 
 class AdamRel(PPO):
@@ -169,3 +184,255 @@ class ColouredAgent(MLPAgent):
         scale = scale / scale.square().mean().sqrt()
         spectrum = torch.fft.rfft(white, dim=0) * scale[: num_steps // 2 + 1, None, None]
         return torch.fft.irfft(spectrum, n=num_steps, dim=0)
+
+
+class ResidualValueAgent(MLPAgent):
+    """Has residual blocks with layer normalization in the value function alone.
+
+    Source: Lee et al., "SimBa" (2025), arXiv:2410.09754.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        body: Any = self.critic_body
+        self.critic_body = ResidualMLP(body._width, (64, 64), body.columns)
+        self.critic = orthogonal(Float32Linear(64, 1), gain=1.0)
+
+
+class DistributionCritic(nn.Module):
+    """Maps features [B, F] to parameters of a distribution of returns, whose mean is the value."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.linear = orthogonal(Float32Linear(in_features, out_features), gain=0.01)
+
+    def loss(self, features: Tensor, value_target: Tensor) -> Tensor:
+        """Return the loss of each row, [B]."""
+        raise NotImplementedError
+
+
+class HLGaussCritic(DistributionCritic):
+    """A categorical distribution over 101 bins from -20 to 20, trained on Gaussians around the targets.
+
+    The standard deviation is 0.75 of a bin's width. Source: Farebrother et al., "Stop Regressing" (2024),
+    arXiv:2403.03950. Scaled rewards (``norm_reward``) keep the values within the bins.
+    """
+
+    edges: Tensor
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__(in_features, 101)
+        self.register_buffer("edges", torch.linspace(-20, 20, 102), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the value, [B, 1]."""
+        centres = (self.edges[1:] + self.edges[:-1]) / 2
+        return (self.linear(features).softmax(-1) * centres).sum(-1, keepdim=True)
+
+    def loss(self, features: Tensor, value_target: Tensor) -> Tensor:
+        """Return the cross entropy."""
+        width = 0.75 * (self.edges[1] - self.edges[0])
+        target = value_target.clamp(self.edges[0], self.edges[-1])
+        below = torch.erf((self.edges - target.unsqueeze(-1)) / (math.sqrt(2) * width))
+        share = below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
+        return -(share * self.linear(features).log_softmax(-1)).sum(-1)
+
+
+class QuantileCritic(DistributionCritic):
+    """32 quantiles of the return, trained by the quantile Huber loss.
+
+    Source: Dabney et al., "Distributional Reinforcement Learning with Quantile Regression" (2018),
+    arXiv:1710.10044.
+    """
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__(in_features, 32)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the value, [B, 1]."""
+        return self.linear(features).mean(-1, keepdim=True)
+
+    def loss(self, features: Tensor, value_target: Tensor) -> Tensor:
+        """Return the mean over the quantiles."""
+        quantiles = self.linear(features)
+        error = value_target.unsqueeze(-1) - quantiles
+        level = (torch.arange(32, device=error.device) + 0.5) / 32
+        huber = F.huber_loss(quantiles, value_target.unsqueeze(-1).expand_as(quantiles), reduction="none")
+        return ((level - (error.detach() < 0).float()).abs() * huber).mean(-1)
+
+
+class HLGaussAgent(MLPAgent):
+    """Has an :class:`HLGaussCritic`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.critic: Any = HLGaussCritic(self.critic.in_features)
+
+
+class QuantileAgent(MLPAgent):
+    """Has a :class:`QuantileCritic`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.critic: Any = QuantileCritic(self.critic.in_features)
+
+
+class DistributionalPPO(PPO):
+    """Replaces the value loss by the loss of an agent's :class:`DistributionCritic`."""
+
+    def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :meth:`PPO.loss`."""
+        loss, parts = super().loss(minibatch, evaluation._replace(value=evaluation.value.detach()))
+        critic: Any = self.agent.critic
+        rows = critic.loss(evaluation.critic_features, minibatch["value_target"].squeeze(-1))
+        return loss + self.hparams.vf_coef * losses.weighted_mean(rows, minibatch.get("valid")), parts
+
+
+class StateStdHead(GaussianHead):
+    """A normal distribution whose deviation depends on the observation."""
+
+    def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
+        super().__init__(in_features, action_spec)
+        self.spread = orthogonal(Float32Linear(in_features, len(self.low)), gain=0.01)
+
+    def _moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(features), (self.log_std + self.spread(features)).clamp(-5, 2)
+
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.sample`."""
+        mean, log_std = self._moments(features)
+        action = mean if noise is None else mean + log_std.exp() * noise
+        return action, D.Normal(mean, log_std.exp()).log_prob(action).sum(-1)
+
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
+        """See :meth:`Head.evaluate`."""
+        mean, log_std = self._moments(features)
+        normal = D.Normal(mean, log_std.exp(), validate_args=False)
+        return normal.log_prob(action).sum(-1), normal.entropy().sum(-1), (mean, log_std)
+
+    def array_sampler(self) -> Any:
+        """See :meth:`Head.array_sampler`. The deviation is not a function of the mean."""
+        return None
+
+
+class BetaHead(Head):
+    """A Beta distribution over the action bounds, with one mode.
+
+    Source: Chou et al., "Improving Stochastic Policy Gradients in Continuous Control with Deep Reinforcement
+    Learning using the Beta Distribution" (2017). A sample is the share of one of two Gamma variates, each the
+    first of six proposals that Marsaglia and Tsang's method accepts (all six fail once in 10^7 draws).
+    """
+
+    proposals = 6
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, in_features: int, action_spec: TensorSpec) -> None:
+        low, high = action_bounds(action_spec, math.inf)
+        super().__init__(in_features, 2 * len(low))
+        self.noise_shape = torch.Size([len(low), 2, self.proposals, 2])
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+        # The deviation before the first update, in units of half the bounds' width. MLPAgent sets it.
+        self.log_std = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def noise(self, batch_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw normal and exponential numbers, [*batch_shape, A, 2, 6, 2]."""
+        normal = torch.randn(*batch_shape, *self.noise_shape[:-1], generator=generator)
+        exponential = torch.empty_like(normal).exponential_(generator=generator)
+        return torch.stack([normal, exponential], -1)
+
+    def _shapes(self, features: Tensor) -> Tensor:
+        # For a = b, the variance in units of half the width is 1 / (2 a + 1).
+        start = (((-2 * self.log_std).exp() - 1) / 2 - 1).clamp(min=0.05)
+        pair = self.linear(features).unflatten(-1, (-1, 2))
+        return 1 + F.softplus(pair + start.expm1().log())
+
+    def _distribution(self, shapes: Tensor) -> D.Beta:
+        return D.Beta(shapes[..., 0], shapes[..., 1], validate_args=False)
+
+    def _log_prob(self, shapes: Tensor, action: Tensor) -> Tensor:
+        width = self.high - self.low
+        share = ((action - self.low) / width).clamp(1e-6, 1 - 1e-6)
+        return (self._distribution(shapes).log_prob(share) - width.log()).sum(-1)
+
+    def sample(
+        self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.sample`."""
+        shapes = self._shapes(features)
+        if noise is None:
+            gammas = shapes  # the mean
+        else:
+            d = (shapes - 1 / 3).unsqueeze(-1)
+            normal, exponential = noise.unbind(-1)
+            cube = (1 + normal / (9 * d).sqrt()).clamp(min=0) ** 3
+            bound = 0.5 * normal.square() + d - d * cube + d * cube.clamp(min=1e-30).log()
+            accepted = (cube > 0) & (-exponential < bound)
+            first = accepted.int().argmax(-1, keepdim=True)
+            gammas = (d * cube).gather(-1, first).squeeze(-1)
+        share = gammas[..., 0] / gammas.sum(-1)
+        action = self.low + (self.high - self.low) * share
+        return action, self._log_prob(shapes, action)
+
+    def evaluate(
+        self, features: Tensor, action: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Parameters]:
+        """See :meth:`Head.evaluate`."""
+        shapes = self._shapes(features)
+        entropy = (self._distribution(shapes).entropy() + (self.high - self.low).log()).sum(-1)
+        return self._log_prob(shapes, action), entropy, (shapes,)
+
+    def kl(self, old: Parameters, new: Parameters) -> Tensor:
+        """See :meth:`Head.kl`."""
+        return D.kl_divergence(self._distribution(*old), self._distribution(*new)).sum(-1)
+
+    def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See :meth:`Head.bars`."""
+        action, _ = self.sample(features, None)
+        return action, (action - self.low) / (self.high - self.low)
+
+
+class StateStdAgent(MLPAgent):
+    """Has a :class:`StateStdHead`."""
+
+    default_head = StateStdHead
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"head": None})
+
+
+class BetaAgent(MLPAgent):
+    """Has a :class:`BetaHead`."""
+
+    default_head = BetaHead
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"head": None})
+
+
+def time_left(env_id: str, **kwargs: Any) -> gymnasium.Env:
+    """Make an environment whose observation ends with the elapsed share of the time limit.
+
+    With ``bootstrap_truncated: false``, this is the time-aware agent of Pardo et al., "Time Limits in
+    Reinforcement Learning" (2018), arXiv:1712.00378.
+    """
+    env = gymnasium.make(env_id, **kwargs)
+    return gymnasium.wrappers.TimeAwareObservation(env, normalize_time=True)
+
+
+# With --data.env_id benchmarks.candidates:TimeLeft/Hopper-v4.
+for task in (
+    "HalfCheetah-v4",
+    "Hopper-v4",
+    "Walker2d-v4",
+    "Ant-v4",
+    "Humanoid-v4",
+    "Swimmer-v4",
+    "Pusher-v4",
+):
+    gymnasium.register(f"TimeLeft/{task}", functools.partial(time_left, task))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torchrl.data import Bounded, Unbounded
 
+from benchmarks import candidates
 from benchmarks.candidates import SPO, AdamRel, ColouredAgent, FreshAdvantages, MuonPPO, Reuse
 from ppo_lightning import PPO
 from ppo_lightning.models import Evaluation
@@ -90,3 +91,69 @@ def test_coloured_noise_has_variance_1_and_is_correlated():
     assert 0.3 < (noise[1:] * noise[:-1]).mean() < 0.45  # white noise: 0, beta 1: 0.8
     assert abs((noise[:, 0] * noise[:, 1]).mean().item()) < 0.1, "independent between environments"
     assert torch.equal(noise, draw(torch.Generator().manual_seed(1)))
+
+
+AGENTS = ["ResidualValueAgent", "HLGaussAgent", "QuantileAgent", "StateStdAgent", "BetaAgent"]
+
+
+@pytest.mark.parametrize(
+    ("name", "compile"),
+    [(name, False) for name in AGENTS]
+    + [pytest.param(name, True, marks=pytest.mark.integration) for name in ("HLGaussAgent", "BetaAgent")],
+)
+def test_an_agent_of_a_candidate_trains(fit, name, compile):
+    ppo = candidates.DistributionalPPO if name in ("HLGaussAgent", "QuantileAgent") else PPO
+    agent = functools.partial(getattr(candidates, name), norm_obs=True, log_std_init=-1.0)
+    settings = MODEL | {"agent": agent, "compile": compile, "norm_reward": True}
+    before = weights(fit(PENDULUM | {"total_timesteps": 64}, settings | {"learning_rate": 1e-12}, ppo=ppo))
+    module = fit(PENDULUM, settings, ppo=ppo)
+    assert weights(module).isfinite().all()
+    assert len(before) == len(weights(module)) and not torch.equal(before, weights(module))
+
+
+@pytest.mark.parametrize("critic", [candidates.HLGaussCritic, candidates.QuantileCritic])
+def test_the_mean_of_the_returns_is_the_value_that_a_distribution_learns(critic):
+    torch.manual_seed(1)
+    critic = critic(2)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=0.1)
+    features, target = torch.eye(2).repeat(50, 1), torch.tensor([-1.0, 4.0]).repeat(50)
+    target[::4] += 2  # half of the first kind
+    for _ in range(500):
+        optimizer.zero_grad()
+        critic.loss(features, target).mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(critic(torch.eye(2)).flatten(), torch.tensor([0.0, 4.0]), atol=0.05, rtol=0)
+
+
+def test_a_beta_head_samples_its_distribution():
+    head = candidates.BetaHead(1, Bounded(-2.0, 2.0, shape=(1,)))
+    head.log_std.fill_(-1.0)
+    features = torch.zeros(20_000, 1)
+    action, log_prob = head.sample(features, head.noise((20_000,)))
+    assert abs(action.std().item() / 2 - 0.368) < 0.01 and abs(action.mean().item()) < 0.02
+    evaluated, entropy, parameters = head.evaluate(features, action)
+    torch.testing.assert_close(evaluated, log_prob)
+    assert abs(entropy[0].item() + log_prob.mean().item()) < 0.02
+    with torch.no_grad():
+        head.linear.bias.copy_(torch.tensor([2.0, -1.0]))
+    action, _ = head.sample(features, head.noise((20_000,)))
+    share = (action + 2) / 4
+    beta = torch.distributions.Beta(*head.evaluate(features, action)[2][0][0, 0])
+    assert abs(share.mean() - beta.mean) < 0.005 and abs(share.var() - beta.variance) < 0.002
+    assert head.kl(parameters, parameters).abs().max() < 1e-6
+
+
+def test_the_deviation_of_a_candidate_depends_on_the_observation():
+    agent = candidates.StateStdAgent(Unbounded((3,)), Bounded(-1.0, 1.0, shape=(2,)), log_std_init=-1.0)
+    observation = torch.randn(1000, 3)
+    action, log_prob, *_ = agent.act(observation, agent.noise((1000,)))
+    evaluation = agent.evaluate(observation, action)
+    torch.testing.assert_close(evaluation.log_prob, log_prob)
+    assert 0 < evaluation.parameters[1].std() < 0.1 and abs(evaluation.parameters[1].mean() + 1) < 0.01
+
+
+def test_the_time_left_is_observed():
+    env = candidates.gymnasium.make("TimeLeft/Hopper-v4")
+    env.reset(seed=1)
+    observation, *_ = env.step(env.action_space.sample())
+    assert observation.shape == (12,) and abs(observation[-1] - 0.001) < 1e-6
