@@ -44,7 +44,8 @@ SCRIPTS: dict[str, list[Command] | str] = {
     "compare_checkouts": [  # one measurement each: the ratio, and with it the exit code, is chance
         Command(f"{ROOT} {ROOT} --workloads cartpole-64x128 {SHORT}", r"ratio of medians", (0, 1))
     ],
-    "dm_control_table": [Command("", "WalkerWalk|PendulumSwingup")],
+    "selection_table": [Command("", r"\| no change")],
+    "rpo_table": [Command("", "WalkerWalk|PendulumSwingup")],
     "floor": [Command("")],  # a module of speed.py
     "forked": [Command("")],  # a module of attack.py
     "lunarlander_sb3": "needs box2d 2.3.10",

@@ -1,0 +1,62 @@
+"""Print the returns of PPO and RPO beside CleanRL's.
+
+`python benchmarks/rpo_table.py` reads the raw runs of `benchmarks/results/dm_control` and `rpo_mujoco`, and
+prints three tables in Markdown: dm_control, PPO with time limits as terminal states there, and MuJoCo, where
+the runs of PPO are the reference of the best recipes. It needs the extra `report`.
+
+CleanRL's figures (documentation of RPO) are after 8 000 000 steps, with 10 seeds.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.candidate_table import row
+from ppo_lightning.commands.report import PUBLISHED, common_id, read_csv
+
+RESULTS = Path(__file__).parent / "results"
+STEPS = "8000000"
+
+
+def returns_of(pattern: str) -> dict[str, list[float]]:
+    """Return the returns of the runs in some folders by environment."""
+    returns: dict[str, list[float]] = {}
+    for path in sorted(RESULTS.glob(pattern)):
+        for run in read_csv(path):
+            returns.setdefault(run["env_id"], []).append(float(run["episodic_return"]))
+    return returns
+
+
+def figure(runs: Sequence[float]) -> str:
+    """Return the mean, with the sample standard deviation of several runs."""
+    return f"{np.mean(runs):.1f}" + (f" ± {np.std(runs, ddof=1):.1f}" if len(runs) > 1 else "")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Print the tables."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(args)
+    ppo, rpo, terminal = (returns_of(f"dm_control/{name}*/runs.csv") for name in ("ppo", "rpo", "terminal"))
+    published = {
+        (run["recipe"], common_id(run["env_id"])): f"{float(run['mean']):.1f} ± {float(run['std']):.1f}"
+        for run in read_csv(PUBLISHED)
+        if run["env_steps"] == STEPS
+    }
+    print("| task | PPO | RPO | CleanRL's PPO, 8 M steps | CleanRL's RPO, 8 M steps |\n|---|---|---|---|---|")
+    for env_id, runs in ppo.items():
+        figures = [published["dm_control", env_id], published["rpo", env_id]]
+        print(f"| {env_id} | {figure(runs)} | {figure(rpo[env_id])} | {' | '.join(figures)} |")
+    print("\n| task | bootstrapped | terminal state | CleanRL's PPO, 8 M steps |\n|---|---|---|---|")
+    for env_id, runs in terminal.items():
+        print(f"| {env_id} | {figure(ppo[env_id])} | {figure(runs)} | {published['dm_control', env_id]} |")
+    print("\n| task | PPO | RPO | difference [95 %] | probability of improvement | p | CleanRL, 8 M steps |")
+    print("|---|---|---|---|---|---|---|")
+    reference = returns_of("mujoco/runs.csv") | returns_of("best/reference_runs.csv")
+    for env_id, runs in returns_of("rpo_mujoco/*/runs.csv").items():
+        figures = f"{published['mujoco', env_id]}, {published['rpo', env_id]}"
+        print(f"{row(env_id, reference[env_id], runs)} {figures} |")
+
+
+if __name__ == "__main__":
+    main()
