@@ -60,7 +60,7 @@ class ParallelGamesEnv(BatchedEnv):
             parts = space.spaces if self._in_dict else {"observation": space}
             try:
                 space = spaces.Dict({**parts, STATE: first.state_space})
-            except (NotImplementedError, AttributeError) as error:
+            except (NotImplementedError, AttributeError, TypeError) as error:
                 raise ConfigError(
                     f"data.env_kwargs.state is true, and {self._name} has no state_space: set it to false."
                 ) from error

@@ -368,6 +368,10 @@ def test_turn_based_games_are_zero_sum_and_end_for_both(moves, last, message):
         env.step_arrays(np.array([1]))
 
 
+class Stateless(Mortals):
+    state_space = None
+
+
 class Unmasked(Script):
     def observation_space(self, agent):
         return super().observation_space(agent)["observation"]
@@ -382,6 +386,7 @@ class Unmasked(Script):
         (lambda: Script([(0, (0, 0, 0))], players=3), 2, {}, "3 players"),
         (lambda: Unmasked([(0, (0, 0))]), 2, {}, "'action_mask'"),
         (lambda: Mortals((1, 2)), 2, {"state": True}, "has no state"),
+        (lambda: Stateless((1, 2)), 2, {"state": True}, "has no state"),
         (tictactoe_v3.env, 2, {"state": True}, "state is an option of games whose players act at once"),
         ("mpe2/simple_spread_v9", 3, {}, "cannot be imported"),
         ("mpe2/simple_spread_v3", 3, {"agents": 3}, "does not fit"),
