@@ -102,9 +102,13 @@ SCRIPTS: dict[str, list[Command] | str] = {
     ],
     "time_to_return": [
         Command(
-            "--seeds 1 --steps 4096 --programs eager compiled stable-baselines3",
-            r"(?s)cartpole, compiled, warm cache \| .*\| halfcheetah, stable-baselines3 \| .* \| not reached",
-        )
+            "--workloads cartpole-fast --programs tensors stable-baselines3 --seeds 1 --steps 4096",
+            r"(?s)tensors, warm cache \| .*\| cartpole-fast, stable-baselines3 \| .* \| not reached",
+        ),
+        Command(
+            "--workloads halfcheetah --programs eager stable-baselines3 --seeds 1 --steps 4096",
+            r"(?s)eager \| .*\| halfcheetah, stable-baselines3 \| .* \| not reached",
+        ),
     ],
     "transforms": [Command("--workloads cartpole-1 --repeats 2", r"\| cartpole-1 \| both ")],
     "workers": [Command("--repeats 1 --seconds 0.2", "TorchRL ParallelEnv")],
