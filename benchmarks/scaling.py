@@ -194,10 +194,10 @@ def plot(points: Points, path: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
     for axis, (name, part) in zip(axes.flat, PARTS.items(), strict=True):
         for series, sizes in part.series.items():
-            measured = [size for size in sizes if (name, series, size) in points]
-            speeds = [points[name, series, size][0] for size in measured]
+            line = {n: points[name, series, n][0] for n in sizes if (name, series, n) in points}
             style = {"color": "tab:grey", "marker": "s"} if series.startswith(SB3) else {"marker": "o"}
-            axis.plot(measured, speeds, markersize=4, label=series, **style)
+            axis.plot([*line], [*line.values()], markersize=4, label=series, **style)
+        axis.set_visible(any(point[0] == name for point in points))
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(part.sizes, [str(size) for size in part.sizes])
