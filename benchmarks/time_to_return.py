@@ -5,6 +5,7 @@ needs the extra `benchmark`, `mujoco` for HalfCheetah, and an idle machine. The 
 seed, each in a fresh process. Start of the interpreter, imports and compilation count.
 
 Compiled programs run twice: with an empty cache of the compiler on disk, and with the cache of that run.
+The headers that PyTorch compiles once on a machine stay in the temporary folder (`TMPDIR`).
 `--peer DIRECTORY --python PYTHON` adds PureJaxRL, see `purejaxrl.py`. It cannot stop at the return: the rest
 of its run is subtracted.
 """
