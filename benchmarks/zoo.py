@@ -34,7 +34,7 @@ AGENTS = {
     "best/mujoco": "--config best/mujoco",
     "best/swimmer": "--config best/swimmer",
     "best/pusher": "--config best/pusher",
-    "sac/pendulum": "--config sac/pendulum",
+    "sac/pendulum": "--config sac/pendulum --model.agent.hidden_sizes [64,64]",  # a tenth of the size
     "dqn/cartpole": "--config dqn/cartpole",
     "selfplay/tictactoe": "--config selfplay/tictactoe",
 }
