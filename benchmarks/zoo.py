@@ -84,7 +84,7 @@ def main(args: Sequence[str] | None = None) -> None:
     for name in names:
         rows[name] = add(name)
         with table.open("w") as file:
-            writer = csv.DictWriter(file, rows[name])
+            writer = csv.DictWriter(file, rows[name], lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows[key] for key in AGENTS if key in rows)
 
