@@ -41,7 +41,8 @@ AGENTS = {
 
 
 def evaluate(folder: Path) -> dict[str, float]:
-    """Return the results of the agent in a folder over 20 episodes."""
+    """Return the results of the agent in a folder over 20 episodes of seed 1."""
+    L.seed_everything(1, verbose=False)
     data = RolloutDataModule.load_from_checkpoint(folder / "model.ckpt", eval_episodes=EPISODES)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     return dict(trainer.validate(AgentModule.from_pretrained(folder), data, verbose=False)[0])
