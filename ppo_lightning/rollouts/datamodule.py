@@ -22,7 +22,15 @@ from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.settings import code_in_data, data_settings, require_known
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
-from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
+from ppo_lightning.envs.factory import (
+    SUCCESS,
+    Backend,
+    EnvFactory,
+    Specs,
+    WorkerBackend,
+    require_maker,
+    specs_of,
+)
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.base import Collector
@@ -111,8 +119,10 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
             None: never. Time during which the process is stopped does not count. A step that holds the
             interpreter lock (GIL) terminates the process after ten times this time.
-        num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
+        num_workers: Number of workers of each rank that step the environments of ``backend: gymnasium``; 0:
             this process. The number must divide the environments of a rank. The episodes do not depend on it.
+        worker_backend: ``process``: workers are processes of this machine. ``ray``: they are actors on a Ray
+            cluster, for slow simulators.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
             See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
         log_info: Names of numbers in the ``info`` at the end of an episode. Their means over the episodes of
@@ -141,6 +151,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         eval_episodes: Annotated[int | None, Range(1)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 1e9)] = 600.0,
         num_workers: Annotated[int, Range(0)] = 0,
+        worker_backend: WorkerBackend = "process",
         overlap: bool = False,
         log_info: list[str] | None = None,
     ) -> None:
@@ -153,6 +164,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
+        if worker_backend != "process" and not num_workers:
+            raise ConfigError(
+                f"data.worker_backend is {worker_backend!r} and data.num_workers is 0: set the number of"
+                " workers."
+            )
         self.factory = EnvFactory(
             self.env_id,
             backend,
@@ -161,6 +177,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             num_workers,
             step_timeout,
             log_info=tuple(dict.fromkeys([SUCCESS, *(log_info or ())])),
+            worker_backend=worker_backend,
         )
         self.backend = backend
         self.num_steps = num_steps
