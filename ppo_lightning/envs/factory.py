@@ -25,7 +25,6 @@ from ppo_lightning.utils.seeding import Stream, derive_seed
 SUCCESS = "is_success"  # in the info at the end of an episode
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
 Backend = Literal["gymnasium", "vectorized", "torch", "envpool", "procgen", "pettingzoo"]
-WorkerBackend = Literal["process", "ray"]
 
 
 # Modules and classes, imported on first use, because EnvPool's import alone takes a second.
@@ -86,7 +85,7 @@ class EnvFactory:
     num_workers: int = 0
     step_timeout: float | None = None
     log_info: Sequence[str] = (SUCCESS,)
-    worker_backend: WorkerBackend = "process"
+    worker_backend: str = "process"
 
     def make(
         self,

@@ -1,6 +1,5 @@
 """Workers on a Ray cluster, for simulators that need more cores than one machine has."""
 
-import functools
 import logging
 import math
 import pickle
@@ -25,7 +24,7 @@ class RayWorker(Worker):
     remedy = "install this package and those of the environment on all nodes, or set data.num_workers to 0"
 
     def start(self, make: Callable[[], Members]) -> None:
-        """Start the actor on the node with the most free cores."""
+        """Start the actor, on any node."""
         if not ray.is_initialized():
             handler = signal.getsignal(signal.SIGTERM)
             ray.init(logging_level=logging.ERROR)
@@ -37,7 +36,7 @@ class RayWorker(Worker):
             raise ConfigError(f"data.env_id cannot be pickled for Ray: {first_line(error)}.") from error
         # Half a core, because those of an evaluation work while those of the training wait.
         actor = ray.remote(num_cpus=0.5, scheduling_strategy="SPREAD")(Host)
-        self._actor = actor.remote(functools.partial(_call_pickled, pickled))
+        self._actor = actor.remote(lambda: pickle.loads(pickled)())
 
     def send(self, request: tuple, seconds: float) -> None:
         """Send a request, whose reply may take a number of seconds; 0: no limit."""
@@ -73,7 +72,7 @@ class RayWorker(Worker):
         """Return how the actor ended, as a verb."""
         if self._error is None:
             return f"hung for {limit}"
-        # The last line that is not indented says why, without a number of the node after the first sentence.
+        # Lines without indentation say why, the last one in its first sentence.
         reason = [line for line in str(self._error).splitlines() if line[:1].strip()][-1]
         return f"was lost ({reason.partition('. ')[0]})"
 
@@ -81,7 +80,3 @@ class RayWorker(Worker):
         """End the actor."""
         if ray.is_initialized():
             ray.kill(self._actor)
-
-
-def _call_pickled(make: bytes) -> Members:
-    return pickle.loads(make)()

@@ -60,9 +60,8 @@ class WorkerEnv(BatchedEnv):
     request, the name of a method and its arguments, it returns one :class:`Reply`. The episodes are the same
     as in one process, to the bit, for any number and place of workers.
 
-    If a worker is lost, or does not answer in time, its environments fail. ``max_restarts`` is also how often
-    each worker is made anew: its rows then keep their last observation, are truncated at this step or the
-    next one, and this step is not ``valid``.
+    ``max_restarts`` is also how often each worker is made anew if it ends or does not answer in time. As
+    after the failure of an environment, a step of its rows is truncated and not ``valid``.
 
     On Linux, worker processes end with the process that made them, even if that process is killed. They
     ignore SIGINT and SIGTERM, which schedulers send to all processes of a run: a run stops its own workers.
@@ -118,12 +117,13 @@ class WorkerEnv(BatchedEnv):
             self.valid = np.ones(self.num_envs, bool)
         self._started = False
         self._waiting = False  # whether an exchange with the workers was interrupted
-        kind = kind or Worker
-        self.workers = [kind(slice(start, start + size)) for start in range(0, self.num_envs, size)]
+        self.workers: list[Worker] = []
         self._lost: set[Worker] = set()  # made anew since the last step, so that their episodes must end
         try:
-            for worker in self.workers:
+            for start in range(0, self.num_envs, size):
+                worker = (kind or Worker)(slice(start, start + size))
                 self._start(worker)
+                self.workers.append(worker)
             # The first request creates the environments, whatever its method.
             self._ask(dict.fromkeys(self.workers, ("numel",)), loading=True)
         except BaseException:
@@ -184,13 +184,11 @@ class WorkerEnv(BatchedEnv):
 
     def _start(self, worker: "Worker") -> None:
         """Start a worker, with other seeds if it was lost."""
-        rows, losses = worker.rows, worker.losses
-        seeds = self._seeds[rows]
-        if losses:
-            seeds = [derive_seed(seed, "train", losses) for seed in seeds]
-        worker.start(
-            functools.partial(self._make_members, seeds, self._first_env + rows.start, self._attributes)
-        )
+        seeds = self._seeds[worker.rows]
+        if worker.losses:
+            seeds = [derive_seed(seed, "train", worker.losses) for seed in seeds]
+        first_env = self._first_env + worker.rows.start
+        worker.start(functools.partial(self._make_members, seeds, first_env, self._attributes))
 
     def _ask(self, requests: Mapping["Worker", tuple], loading: bool = False) -> dict["Worker", Reply]:
         """Send requests, and return the replies, or raise the first error among them.
@@ -227,18 +225,13 @@ class WorkerEnv(BatchedEnv):
             RuntimeError: It was lost ``max_restarts`` times. The message names the worker.
         """
         timeout = self.step_timeout or math.inf
-        end = worker.end(
-            f"{share:g} * data.step_timeout = {share * timeout:g} s",
-            min(CLOSE_SECONDS, ALARM_SHARE * timeout),
-        )
+        limit = f"{share:g} * data.step_timeout = {share * timeout:g} s"
+        end = worker.end(limit, min(CLOSE_SECONDS, ALARM_SHARE * timeout))
         rows = range(self.num_envs)[worker.rows]
         numbers = ", ".join(str(self._first_env + row) for row in rows)
         end = f"Worker {self.workers.index(worker)} of {len(self.workers)} (environments {numbers}) {end}"
         if worker.losses >= self._max_restarts:
-            remedy = (
-                "resume from the last checkpoint with --auto_resume or ckpt_path, and raise"
-                " data.env_kwargs.max_restarts to make workers anew"
-            )
+            remedy = "resume from the last checkpoint (--auto_resume), or raise data.env_kwargs.max_restarts"
             raise RuntimeError(f"{end}: {remedy if self._started else worker.remedy}.") from None
         worker.losses += 1
         warnings.warn(
@@ -269,7 +262,6 @@ class Transport(multiprocessing.connection.Connection):
     begins again when this process is stopped and continued (``man 7 signal``): that time does not count.
     """
 
-    late = False  # whether the other end exceeded the limit
     _seconds = 0.0
 
     def limit(self, seconds: float) -> None:
@@ -285,22 +277,11 @@ class Transport(multiprocessing.connection.Connection):
 
     def send(self, message: Any) -> None:
         """Send a request or a reply."""
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)  # faster than multiprocessing's own
-        try:
-            self.send_bytes(data)
-        except BlockingIOError:
-            self.late = True
-            raise
+        self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))  # faster than multiprocessing's own
 
     def receive(self) -> Any:
         """Receive a request or a reply."""
-        if self.late:  # the request was not sent
-            raise BlockingIOError
-        try:
-            return pickle.loads(self.recv_bytes())
-        except BlockingIOError:
-            self.late = True
-            raise
+        return pickle.loads(self.recv_bytes())
 
 
 class Worker:
@@ -328,18 +309,23 @@ class Worker:
 
     def send(self, request: tuple, seconds: float) -> None:
         """Send a request, whose reply may take a number of seconds; 0: no limit."""
-        with contextlib.suppress(OSError):  # `receive` raises
+        self._late = False  # whether the worker exceeded the limit
+        try:
             self._transport.limit(seconds)
             self._transport.send(request)
+        except BlockingIOError:
+            self._late = True
+        except OSError:  # `receive` raises, too
+            pass
 
     def receive(self) -> Reply:
-        """Return the reply.
-
-        Raises:
-            EOFError: The worker ended.
-            OSError: The worker ended, or did not answer in time.
-        """
-        return self._transport.receive()
+        """Return the reply, or raise ``EOFError`` or ``OSError`` if the worker ended or is late."""
+        if not self._late:
+            try:
+                return self._transport.receive()
+            except BlockingIOError:
+                self._late = True
+        raise TimeoutError
 
     def wait(self, seconds: float) -> None:
         """Wait until the request ``close`` is done."""
@@ -347,7 +333,7 @@ class Worker:
 
     def end(self, limit: str, seconds: float) -> str:
         """Return how the worker ended, as a verb, or let it print where it hangs, within some seconds."""
-        late = self._transport.late
+        late = self._late
         if late:
             os.kill(self.process.pid, signal.SIGALRM)
         self.process.join(seconds)

@@ -7,7 +7,7 @@ import pkgutil
 import re
 import signal
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import lightning as L
@@ -22,15 +22,7 @@ from ppo_lightning import private
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.settings import code_in_data, data_settings, require_known
 from ppo_lightning.envs.batched import BatchedEnv, set_attribute, untransformed
-from ppo_lightning.envs.factory import (
-    SUCCESS,
-    Backend,
-    EnvFactory,
-    Specs,
-    WorkerBackend,
-    require_maker,
-    specs_of,
-)
+from ppo_lightning.envs.factory import SUCCESS, Backend, EnvFactory, Specs, require_maker, specs_of
 from ppo_lightning.envs.state import from_plain, is_plain, to_columns, to_plain, to_rows
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.rollouts.base import Collector
@@ -151,7 +143,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         eval_episodes: Annotated[int | None, Range(1)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 1e9)] = 600.0,
         num_workers: Annotated[int, Range(0)] = 0,
-        worker_backend: WorkerBackend = "process",
+        worker_backend: Literal["process", "ray"] = "process",
         overlap: bool = False,
         log_info: list[str] | None = None,
     ) -> None:

@@ -211,3 +211,45 @@ def test_a_killed_driver_takes_its_own_cluster_along(runs, monkeypatch):
     broken.wait(process)
     session = [path for path in Path("/proc").glob("[0-9]*/stat") if path.parent.name in map(str, found)]
     assert not session
+
+
+KILL = """
+class Kill(L.Callback):
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_rank == 1 and trainer.current_epoch == 2 and trainer.ckpt_path is None:
+            os.kill(os.getpid(), 9)
+
+def train"""
+
+
+@pytest.mark.slow
+def test_ray_train_resumes_after_a_lost_rank_and_ends_as_one_process(cluster, fit, tmp_path):
+    sizes = {"num_envs": 4, "total_timesteps": 4 * 128 * 3, "rollouts_per_epoch": 1, "eval_episodes": 1}
+    text = (ROOT / "docs/cluster/ray_train.py").read_text()
+    for old, new in {
+        "num_envs=4, total_timesteps=500_000": f"**{sizes}",
+        "[rl.RayTrainReportCallback()]": "[rl.RayTrainReportCallback(), Kill()]",
+        "\ndef train": KILL,
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    script = tmp_path / "ray_train.py"
+    script.write_text(text)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "each environment resumes its episode, to the bit" in done.stdout + done.stderr
+    newest = max(
+        tmp_path.glob("runs/ppo/checkpoint_*/checkpoint.ckpt"), key=lambda path: path.stat().st_mtime
+    )
+    checkpoint = torch.load(newest, weights_only=True)
+    assert checkpoint["env_steps"] == sizes["total_timesteps"]
+    one = fit({"env_id": "CartPole-v1"} | sizes, max_epochs=-1)
+    untrained = fit({"env_id": "CartPole-v1"} | sizes, max_epochs=0).state_dict()
+    changes = [
+        [(value - untrained[key]).abs().max(), (value - checkpoint["state_dict"][key]).abs().max()]
+        for key, value in one.state_dict().items()
+    ]
+    learned, different = torch.tensor(changes).max(dim=0).values.tolist()
+    assert different < 0.01 * learned, (different, learned)
