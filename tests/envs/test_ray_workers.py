@@ -239,7 +239,7 @@ def test_ray_train_resumes_after_a_lost_rank_and_ends_as_one_process(cluster, fi
     script.write_text(text)
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "each environment resumes its episode, to the bit" in done.stdout + done.stderr
     newest = max(
