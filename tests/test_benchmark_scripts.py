@@ -80,6 +80,10 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("--report --output .", r"(?s)\| rnd .*\| ppo "),
     ],
     "rollouts": [Command("--repeats 1 --num_envs 4", "torch, compiled")],
+    "scaling": [
+        Command("--parts environments workers --largest 1 --seconds 0.1 --csv a.csv"),
+        Command("--csv a.csv --table --plot a.png && test -s a.png", r"\| 1 \|( [\d ]+ \(\d+\) \|){4}"),
+    ],
     "selfplay": [
         Command("connectfour --seeds 1 --steps 8192 --games 4 --arms recipe --output .", r"\| minimax:2 "),
         Command("tictactoe --seeds 1 --steps 8192 --games 4 --output .", r"(?s)\| same_sign .*\| reward_of_"),
@@ -97,11 +101,16 @@ SCRIPTS: dict[str, list[Command] | str] = {
             r"(?s)\| ours .*\| stable-baselines3 .*\| torchrl ",
         )
     ],
-    "time_to_return": [Command(
-            "--seeds 1 --steps 2048 --programs 'ours, reference recipe' 'ours, fast settings'"
-            " 'stable-baselines3, the same recipe'",
-            r"fast settings \| .* \| not reached",
-        )],
+    "time_to_return": [
+        Command(
+            "--workloads cartpole-fast --programs tensors stable-baselines3 --seeds 1 --steps 4096",
+            r"(?s)tensors, warm cache \| .*\| cartpole-fast, stable-baselines3 \| .* \| not reached",
+        ),
+        Command(
+            "--workloads halfcheetah --programs eager stable-baselines3 --seeds 1 --steps 4096",
+            r"(?s)eager \| .*\| halfcheetah, stable-baselines3 \| .* \| not reached",
+        ),
+    ],
     "transforms": [Command("--workloads cartpole-1 --repeats 2", r"\| cartpole-1 \| both ")],
     "workers": [Command("--repeats 1 --seconds 0.2", "TorchRL ParallelEnv")],
 }  # fmt: skip
