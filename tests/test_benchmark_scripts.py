@@ -113,6 +113,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
     ],
     "transforms": [Command("--workloads cartpole-1 --repeats 2", r"\| cartpole-1 \| both ")],
     "workers": [Command("--repeats 1 --seconds 0.2", "TorchRL ParallelEnv")],
+    "zoo": "trains for an hour, and writes into the checkout",
 }  # fmt: skip
 
 
