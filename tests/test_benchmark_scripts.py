@@ -69,6 +69,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("--one ours --sizes 2048x128", '"sps"')
     ],
     "ranks": [Command(f"--workloads cartpole-64x128 {SHORT}", r"two ranks \d+ steps per second")],
+    "ray_workers": [Command("--repeats 1 --seconds 0.2", r"\| ray, 4 workers \|")],
     "reference_runs": [
         Command("record a.json --runs cartpole"),
         Command("compare a.json a.json", "cartpole_resumed: equal to the bit"),
@@ -112,6 +113,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
     ],
     "transforms": [Command("--workloads cartpole-1 --repeats 2", r"\| cartpole-1 \| both ")],
     "workers": [Command("--repeats 1 --seconds 0.2", "TorchRL ParallelEnv")],
+    "zoo": "trains for an hour, and writes into the checkout",
 }  # fmt: skip
 
 
