@@ -13,6 +13,7 @@ import torch
 from ppo_lightning.algorithms.minibatches import equal_parts
 from ppo_lightning.algorithms.update import CompiledUpdate
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.rollouts.storage import add_evaluation
 
 # The warm-up, for compilation and caches, ends after this number of iterations or this time.
 WARM_UP = 3
@@ -98,7 +99,7 @@ def floor(module: Any, epoch: list[dict[str, torch.Tensor]]) -> dict[str, float]
         state = None if memory is None else memory.numpy(force=True)
         acting = data.num_steps * mean_seconds(lambda: policy(observation, noise, state))
         if policy(observation, noise, state)[1] is None:
-            acting += mean_seconds(functools.partial(type(data.collector)._evaluate, data.collector))
+            acting += mean_seconds(functools.partial(add_evaluation, agent, data.collector._rollout))
     stepping = mean_seconds(raw_step(env), min_seconds=0.5)
     env.close()
     optimizer = module.trainer.optimizers[0]

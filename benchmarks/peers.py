@@ -118,22 +118,37 @@ def stable_baselines3(
     return watch.rate(batch)
 
 
-def stable_baselines3_like_cartpole(env_id: str, seed: int) -> Any:
-    """Make Stable-Baselines3's PPO with the settings of configs/classic/cartpole.yaml."""
+def stable_baselines3_like_cartpole(
+    env_id: str,
+    seed: int,
+    num_envs: int = 4,
+    norm: bool = False,
+    learning_rate: float = 2.5e-4,
+    **changes: Any,
+) -> Any:
+    """Make Stable-Baselines3's PPO with the settings of configs/classic/cartpole.yaml.
+
+    Args:
+        env_id: Environment.
+        seed: Seed of the run.
+        num_envs: Number of environments.
+        norm: Normalize observations and rewards.
+        learning_rate: Initial learning rate, which decreases linearly to 0.
+        **changes: Other arguments of PPO.
+    """
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
 
+    env: Any = make_vec_env(env_id, n_envs=num_envs, seed=seed)
+    settings = {"n_steps": 128, "batch_size": 128, "n_epochs": 4, "clip_range_vf": 0.2, "ent_coef": 0.01}
     return PPO(
         "MlpPolicy",
-        make_vec_env(env_id, n_envs=4, seed=seed),
-        learning_rate=lambda left: left * 2.5e-4,
-        n_steps=128,
-        batch_size=128,
-        n_epochs=4,
-        clip_range_vf=0.2,
-        ent_coef=0.01,
+        VecNormalize(env) if norm else env,
+        learning_rate=lambda left: left * learning_rate,
         seed=seed,
         device="cpu",
+        **(settings | changes),
     )
 
 

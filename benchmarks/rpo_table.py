@@ -1,8 +1,7 @@
-"""Print the returns of PPO and RPO beside CleanRL's.
+"""Print the returns of PPO and RPO on dm_control tasks beside CleanRL's.
 
-`python benchmarks/rpo_table.py` reads the raw runs of `benchmarks/results/dm_control` and `rpo_mujoco`, and
-prints three tables in Markdown: dm_control, PPO with time limits as terminal states there, and MuJoCo, where
-the runs of PPO are the reference of the best recipes. It needs the extra `report`.
+`python benchmarks/rpo_table.py` reads the raw runs of `benchmarks/results/dm_control` and prints two tables
+in Markdown. In `terminal`, PPO treats time limits as terminal states. It needs the extra `report`.
 
 CleanRL's figures (documentation of RPO) are after 8 000 000 steps, with 10 seeds.
 """
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.candidate_table import row
 from ppo_lightning.commands.report import PUBLISHED, common_id, read_csv
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,12 +48,6 @@ def main(args: Sequence[str] | None = None) -> None:
     print("\n| task | bootstrapped | terminal state | CleanRL's PPO, 8 M steps |\n|---|---|---|---|")
     for env_id, runs in terminal.items():
         print(f"| {env_id} | {figure(ppo[env_id])} | {figure(runs)} | {published['dm_control', env_id]} |")
-    print("\n| task | PPO | RPO | difference [95 %] | probability of improvement | p | CleanRL, 8 M steps |")
-    print("|---|---|---|---|---|---|---|")
-    reference = returns_of("mujoco/runs.csv") | returns_of("best/reference_runs.csv")
-    for env_id, runs in returns_of("rpo_mujoco/*/runs.csv").items():
-        figures = f"{published['mujoco', env_id]}, {published['rpo', env_id]}"
-        print(f"{row(env_id, reference[env_id], runs)} {figures} |")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ def train(
     Args:
         workload: Key of ``WORKLOADS``.
         callback: Lightning callback or stopwatch.
-        options: Options of ``PPO`` beside those of the workload, and ``num_threads`` for ``Threads``.
+        options: Options of ``PPO`` beside those of the workload, ``num_threads`` for ``Threads`` and
+            ``hidden_sizes`` for ``MLPAgent``.
         env_kwargs: Arguments of the environment.
         overlap: Collect during the update.
         **trainer: Arguments of Lightning's Trainer.
@@ -119,12 +120,13 @@ def train(
             trainer.should_stop = trainer.strategy.broadcast(callback.lap())
 
     env_id, kind, backend, num_envs, num_steps, _ = WORKLOADS[workload]
-    agent: Any = functools.partial(MLPAgent, norm_obs=kind == "mujoco")
+    options = {"memory": "lstm" if kind.endswith("lstm") else None, **options}
+    hidden_sizes = options.pop("hidden_sizes", (64, 64))
+    agent: Any = functools.partial(MLPAgent, norm_obs=kind == "mujoco", hidden_sizes=hidden_sizes)
     if kind in ("atari", "atari-lstm", "procgen"):
         agent = functools.partial(CNNAgent, body="impala" if kind == "procgen" else "nature")
     if kind == "atari-lstm":  # single frames, with and without memory
         env_kwargs = {"frame_stack": 1}
-    options = {"memory": "lstm" if kind.endswith("lstm") else None, **options}
     threads = Threads(options.pop("num_threads", None))
     if memory := options.pop("memory"):
         agent = functools.partial(agent.func, shared=True, memory=memory)

@@ -70,6 +70,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("--one ours --sizes 2048x128", '"sps"')
     ],
     "ranks": [Command(f"--workloads cartpole-64x128 {SHORT}", r"two ranks \d+ steps per second")],
+    "ray_workers": [Command("--repeats 1 --seconds 0.2", r"\| ray, 4 workers \|")],
     "reference_runs": [
         Command("record a.json --runs cartpole"),
         Command("compare a.json a.json", "cartpole_resumed: equal to the bit"),
@@ -80,6 +81,10 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("--report --output .", r"(?s)\| rnd .*\| ppo "),
     ],
     "rollouts": [Command("--repeats 1 --num_envs 4", "torch, compiled")],
+    "scaling": [
+        Command("--parts environments workers --largest 1 --seconds 0.1 --csv a.csv"),
+        Command("--csv a.csv --table --plot a.png && test -s a.png", r"\| 1 \|( [\d ]+ \(\d+\) \|){4}"),
+    ],
     "selfplay": [
         Command("connectfour --seeds 1 --steps 8192 --games 4 --arms recipe --output .", r"\| minimax:2 "),
         Command("tictactoe --seeds 1 --steps 8192 --games 4 --output .", r"(?s)\| same_sign .*\| reward_of_"),
@@ -97,13 +102,19 @@ SCRIPTS: dict[str, list[Command] | str] = {
             r"(?s)\| ours .*\| stable-baselines3 .*\| torchrl ",
         )
     ],
-    "time_to_return": [Command(
-            "--seeds 1 --steps 2048 --programs 'ours, reference recipe' 'ours, fast settings'"
-            " 'stable-baselines3, the same recipe'",
-            r"fast settings \| .* \| not reached",
-        )],
+    "time_to_return": [
+        Command(
+            "--workloads cartpole-fast --programs tensors stable-baselines3 --seeds 1 --steps 4096",
+            r"(?s)tensors, warm cache \| .*\| cartpole-fast, stable-baselines3 \| .* \| not reached",
+        ),
+        Command(
+            "--workloads halfcheetah --programs eager stable-baselines3 --seeds 1 --steps 4096",
+            r"(?s)eager \| .*\| halfcheetah, stable-baselines3 \| .* \| not reached",
+        ),
+    ],
     "transforms": [Command("--workloads cartpole-1 --repeats 2", r"\| cartpole-1 \| both ")],
     "workers": [Command("--repeats 1 --seconds 0.2", "TorchRL ParallelEnv")],
+    "zoo": "trains for an hour, and writes into the checkout",
 }  # fmt: skip
 
 

@@ -295,6 +295,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     def from_pretrained(cls, source: str | Path, **kwargs: Any) -> Any:
         """Load the module from a folder of :meth:`save_pretrained`, or from ``"OWNER/NAME"`` on the Hub.
 
+        Or load a bundled agent, for example ``"best/halfcheetah"`` (``ppo-lightning recipes`` lists them).
         Only the checkpoint is read, by :meth:`load_from_checkpoint`, which gets the other arguments.
         """
         from ppo_lightning.export.hub import find_model  # few runs need it

@@ -10,6 +10,7 @@ from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.factory import RENDERED_BY, Backend, EnvFactory
+from ppo_lightning.export.hub import find_model
 from ppo_lightning.games.tournament import play_games, probe_game
 from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.video.record import open_video, picture_of, record_video
@@ -26,7 +27,13 @@ def main(args: Sequence[str]) -> None:
         description="Record a video of a trained agent.",
         allow_abbrev=False,
     )
-    parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "agent",
+        nargs="?",
+        help="a bundled agent (see ppo-lightning recipes), a folder, or OWNER/NAME of the Hub",
+    )
+    source.add_argument("--ckpt_path", help="checkpoint of the agent")
     parser.add_argument(
         "--output", default="video.mp4", help=".mp4 or .gif file to write (default: video.mp4)"
     )
@@ -46,6 +53,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--env_id", help="environment of Gymnasium (default: the checkpoint's)")
     parser.add_argument(TRUST, action="store_true", help=FLAGS[TRUST])
     options = parser.parse_args(args)
+    if options.agent is not None:
+        options.ckpt_path = str(find_model(options.agent))
     if options.opponent is None:
         _record_agent(options, args)
     else:

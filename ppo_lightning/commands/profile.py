@@ -47,6 +47,7 @@ class StageClock(L.Callback):
     def __init__(self, seconds: float = 10.0) -> None:
         self.seconds = seconds
         self.sps = 0.0  # environment steps per second
+        self.warm_up = 0.0  # seconds, with compilation
         self.shares: dict[str, float] = {}  # of the time, by stage
         self.environments = 0.0  # share of the time, within the collection
         self.changes: list[tuple[str, ...]] = []  # flags worth trying
@@ -83,6 +84,7 @@ class StageClock(L.Callback):
             trainer.should_stop = True
         elif not self._is_warm and (self._iterations >= WARM_UP or wall >= WARM_UP_SECONDS):
             self._is_warm = True
+            self.warm_up = wall
             if isinstance(data.collector, RolloutCollector):
                 data.collector.timed = self._time
             self.on_train_start()
@@ -134,6 +136,14 @@ def recommendation(sps: float, tried: dict[tuple[str, ...], float]) -> str:
     return f"Set {' '.join(best)}: {tried[best] / sps:.1f} times as fast."
 
 
+def break_even(eager: StageClock, compiled: StageClock) -> str:
+    """Return a sentence that names the length of a run from which on compilation pays."""
+    saved = 1 / eager.sps - 1 / compiled.sps  # seconds per step
+    cost = max(compiled.warm_up - eager.warm_up, 0.0)
+    when = f"in runs of more than {round(cost / saved, -3):.0f} steps" if saved > 0 else "in no run"
+    return f"Compilation takes {cost:.0f} s: it pays {when}."
+
+
 def profile(args: Sequence[str], seconds: float) -> StageClock:
     """Measure a run with these arguments of ``fit`` for some seconds, without writing a file."""
     from ppo_lightning.commands import cli
@@ -162,11 +172,15 @@ def main(args: Sequence[str]) -> None:
         print(f"\nWithin collect, the environments take {100 * clock.environments:.1f} % of the time.")
     print("\n| with | steps per second | ratio |\n|---|---|---|")
     tried: dict[tuple[str, ...], float] = {}
+    note = ""
     for change in clock.changes:
         try:
-            tried[change] = sps = profile([*flags, *change], options.seconds).sps
+            trial = profile([*flags, *change], options.seconds)
+            tried[change] = sps = trial.sps
             print(f"| {' '.join(change)} | {sps:.0f} | {sps / clock.sps:.2f} |", flush=True)
+            if "--model.compile" in change:
+                note = f" {break_even(clock, trial)}"
         except Exception as error:  # for example, EnvPool lacks some environments
             reason = first_line(error.__cause__ or error)
             print(f"| {' '.join(change)} | does not work: {reason} | |", flush=True)
-    print(f"\n{recommendation(clock.sps, tried)}")
+    print(f"\n{recommendation(clock.sps, tried)}{note}")

@@ -13,13 +13,11 @@ from typing import Any
 import yaml
 
 from ppo_lightning.errors import ConfigError, nearest
+from ppo_lightning.utils.bundled import DATA, ZOO
 
-PACKAGE = Path(__file__).parents[1]
-# A wheel has the recipes and their measured runs inside the package, a checkout next to it.
-DATA = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 NAME = re.compile(r"[\w./\\-]+")  # anything else is YAML text, which --config accepts, too
 GROUPS = ("--model", "--data", "--trainer")  # options that take a file with the settings of a group
-HEADER = ("recipe", "environment", "steps", "measured return")
+HEADER = ("recipe", "environment", "steps", "measured return", "agent")
 
 
 def bundled_recipes() -> dict[str, Path]:
@@ -136,11 +134,12 @@ def measured_return(recipe: Path, env_id: str) -> str:
 
 
 def table() -> Iterator[tuple[str, ...]]:
-    """Yield a row for each bundled recipe: name, environment, environment steps, measured return."""
+    """Yield a row for each bundled recipe, as ``HEADER`` names it."""
     for name, path in bundled_recipes().items():
         data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
         steps = f"{data['total_timesteps']:,}".replace(",", " ")
-        yield name, data["env_id"], steps, measured_return(path, data["env_id"])
+        agent = "play" if (ZOO / name).is_dir() else ""
+        yield name, data["env_id"], steps, measured_return(path, data["env_id"]), agent
 
 
 def main(args: Sequence[str]) -> None:
@@ -150,12 +149,12 @@ def main(args: Sequence[str]) -> None:
         description="List the bundled recipes. ppo-lightning fit --config NAME trains one of them.",
         epilog="The measured return is the mean ± standard deviation over seeds of the return of the last 100"
         " training episodes. It is empty for a recipe without such runs. The documentation has other"
-        " results.",
+        " results. Where the last column says so, ppo-lightning play NAME shows a trained agent.",
     )
     parser.parse_args(args)
     rows = [HEADER, *table()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, tuple("-" * width for width in widths))
     for row in rows:
-        name, env_id, steps, measured = map(str.ljust, row, widths)
-        print("  ".join((name, env_id, steps.strip().rjust(widths[2]), measured)).rstrip())
+        name, env_id, steps, measured, agent = map(str.ljust, row, widths)
+        print("  ".join((name, env_id, steps.strip().rjust(widths[2]), measured, agent)).rstrip())

@@ -37,6 +37,7 @@ BACKENDS = {
     "pettingzoo": "games:make_games",
 }
 ATARI = {"gymnasium": "atari_backends:GymnasiumAtari", "envpool": "atari_backends:EnvPoolAtari"}
+WORKERS = {"process": "workers:Worker", "ray": "ray_workers:RayWorker"}
 RENDERED_BY: dict[str, Backend] = {"torch": "gymnasium", "envpool": "gymnasium"}  # with the same ids
 
 
@@ -65,10 +66,11 @@ class EnvFactory:
             options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments, which take
             precedence.
         transforms: TorchRL transforms, copied for each batch of environments.
-        num_workers: Number of processes that step the environments, 0 for this process. Training environments
+        num_workers: Number of workers that step the environments, 0 for this process. Training environments
             need a number that divides theirs. Evaluation uses the largest divisor that does not exceed it.
-        step_timeout: Maximum duration of a step in these processes in seconds; None: no limit.
+        step_timeout: Maximum duration of a step in these workers in seconds; None: no limit.
         log_info: Names of numbers in the infos at episode ends; the first one may be missing.
+        worker_backend: A key of ``WORKERS``.
 
     Example:
         >>> env = EnvFactory("CartPole-v1").make(num_envs=4, seed=1)
@@ -83,6 +85,7 @@ class EnvFactory:
     num_workers: int = 0
     step_timeout: float | None = None
     log_info: Sequence[str] = (SUCCESS,)
+    worker_backend: str = "process"
 
     def make(
         self,
@@ -275,9 +278,9 @@ class EnvFactory:
     def _of_singles(self, env_id: Any, env_kwargs: dict[str, Any], batch: Batch) -> BatchedEnv:
         rows = env_id, batch.seeds, batch.first_env
         if batch.num_workers:
-            return _import_class("workers:WorkerEnv")(
-                batch.num_workers, *rows, self.step_timeout, **env_kwargs
-            )
+            kind = _import_class(WORKERS[self.worker_backend])
+            make = _import_class("workers:WorkerEnv")
+            return make(batch.num_workers, *rows, self.step_timeout, kind, **env_kwargs)
         return GymnasiumEnv(*rows, **env_kwargs)
 
 

@@ -15,6 +15,7 @@ from ppo_lightning.checkpoints.file import acting_part
 from ppo_lightning.checkpoints.io import write_atomically
 from ppo_lightning.checkpoints.settings import module_settings
 from ppo_lightning.errors import ConfigError, first_line, import_extra
+from ppo_lightning.utils.bundled import ZOO
 
 MODEL, VIDEO, CURVE, SETTINGS = "model.ckpt", "replay.mp4", "curve.png", "cli_config.yaml"
 RETURN = "charts/episodic_return"
@@ -48,19 +49,22 @@ action = module.predict(observation)  # as the environment returned it; with a m
 
 
 def find_model(source: str | Path) -> Path:
-    """Return the checkpoint of a folder or a repository ``"OWNER/NAME"``, of which nothing else is loaded.
+    """Return the checkpoint of a folder, a bundled agent or a repository ``"OWNER/NAME"``.
+
+    Nothing else of a repository is loaded.
 
     Raises:
-        ConfigError: There is neither such a folder nor such a repository, or it has no checkpoint.
+        ConfigError: There is nothing of this name, or it has no checkpoint.
     """
-    folder = Path(source)
-    if not folder.is_dir():
+    folder = next((path for path in (Path(source), ZOO / source) if path.is_dir()), None)
+    if folder is None:
         hub = import_extra("huggingface_hub", extra="export")
         try:
             folder = Path(hub.snapshot_download(str(source), allow_patterns=[MODEL]))
         except Exception as error:  # network, proxy and server errors have many types
             raise ConfigError(
-                f"{source} is not a folder, and the download from the Hub failed: {first_line(error)}."
+                f"{source} is neither a folder nor a bundled agent (ppo-lightning recipes), and the download"
+                f" from the Hub failed: {first_line(error)}."
             ) from error
     if not (folder / MODEL).is_file():
         raise ConfigError(f"{source} has no file {MODEL}: give a folder that save_pretrained wrote.")

@@ -7,7 +7,7 @@ import pkgutil
 import re
 import signal
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import lightning as L
@@ -111,8 +111,10 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         step_timeout: Seconds after which a hung environment step terminates the process, with a traceback;
             None: never. Time during which the process is stopped does not count. A step that holds the
             interpreter lock (GIL) terminates the process after ten times this time.
-        num_workers: Number of processes on each rank that step the environments of ``backend: gymnasium``; 0:
+        num_workers: Number of workers of each rank that step the environments of ``backend: gymnasium``; 0:
             this process. The number must divide the environments of a rank. The episodes do not depend on it.
+        worker_backend: ``process``: workers are processes of this machine. ``ray``: they are actors on a Ray
+            cluster, for slow simulators.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.
             See :class:`~ppo_lightning.rollouts.overlap.OverlappedCollector`.
         log_info: Names of numbers in the ``info`` at the end of an episode. Their means over the episodes of
@@ -141,6 +143,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         eval_episodes: Annotated[int | None, Range(1)] = None,
         step_timeout: Annotated[float | None, Range(0.001, 1e9)] = 600.0,
         num_workers: Annotated[int, Range(0)] = 0,
+        worker_backend: Literal["process", "ray"] = "process",
         overlap: bool = False,
         log_info: list[str] | None = None,
     ) -> None:
@@ -153,6 +156,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
         is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
         self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
+        if worker_backend != "process" and not num_workers:
+            raise ConfigError(
+                f"data.worker_backend is {worker_backend!r} and data.num_workers is 0: set the number of"
+                " workers."
+            )
         self.factory = EnvFactory(
             self.env_id,
             backend,
@@ -161,6 +169,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             num_workers,
             step_timeout,
             log_info=tuple(dict.fromkeys([SUCCESS, *(log_info or ())])),
+            worker_backend=worker_backend,
         )
         self.backend = backend
         self.num_steps = num_steps

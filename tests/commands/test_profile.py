@@ -1,5 +1,6 @@
 """``ppo-lightning profile``: the share of each stage, and the recommended settings."""
 
+import re
 import time
 
 import pytest
@@ -18,7 +19,7 @@ STAGES = ("collect", "advantages", "update", "log")  # of PPO
 def test_the_stages_add_up_and_the_run_ends(fit, compile):
     clock = StageClock(0.5)
     module = fit(REACH, {"norm_reward": True, "compile": compile}, max_epochs=-1, callbacks=[clock])
-    assert 0 < module.env_steps < 10**7
+    assert 0 < module.env_steps < 10**7 and clock.warm_up > 0
     assert sum(clock.shares.values()) == pytest.approx(1, abs=1e-6)
     assert all(0 <= share < 1 for share in clock.shares.values())
     assert clock.shares["update"] > clock.shares["advantages"] > 0
@@ -74,17 +75,17 @@ def test_pictures_may_be_computed_in_bf16(fit):
 @pytest.mark.integration
 def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--model.update_epochs", "2")]
+    tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--model.compile", "false")]
     monkeypatch.setattr(profile, "changes", lambda module, share: tried)
     flags = ["--data.num_envs", "2", "--data.env_id", "Reach-v0", "--model.num_minibatches", "2"]
     cli.main(["profile", "--seconds", "0.2", *flags])
     out = capsys.readouterr().out
     assert "environment steps per second." in out and "| update |" in out
-    for change in ("--model.num_minibatches 2", "--model.update_epochs 2"):
+    for change in ("--model.num_minibatches 2", "--model.compile false"):
         sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
         assert int(sps) > 0 and float(ratio) > 0
     assert "--data.backend envpool | does not work: env_id 'Reach-v0' is not an environment of EnvPool" in out
-    assert "\nSet --" in out or "\nNone of these settings" in out
+    assert re.search(r"\n(Set|None of) .*\. Compilation takes \d+ s: it pays in ", out)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,3 +103,18 @@ ONE_THREAD, COMPILED = ("--num_threads", "1"), ("--model.compile", "true")
 )
 def test_the_fastest_setting_is_recommended(tried, sentence):
     assert profile.recommendation(100.0, tried) == sentence
+
+
+@pytest.mark.parametrize(
+    ("sps", "warm_up", "sentence"),
+    [
+        (200.0, 12.0, "Compilation takes 10 s: it pays in runs of more than 2000 steps."),
+        (200.0, 1.0, "Compilation takes 0 s: it pays in runs of more than 0 steps."),
+        (90.0, 12.0, "Compilation takes 10 s: it pays in no run."),
+    ],
+)
+def test_the_shortest_run_for_which_compilation_pays_is_named(sps, warm_up, sentence):
+    eager, compiled = StageClock(), StageClock()
+    eager.sps, eager.warm_up = 100.0, 2.0
+    compiled.sps, compiled.warm_up = sps, warm_up
+    assert profile.break_even(eager, compiled) == sentence

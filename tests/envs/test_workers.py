@@ -265,6 +265,68 @@ def test_a_killed_worker_ends_the_step_with_one_sentence(started, make):
     assert time.monotonic() - began < 3
 
 
+class Paid(Counter):
+    """Counter that hangs if its wage is negative."""
+
+    wage = 1.0
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        while self.wage < 0:
+            time.sleep(1)
+        return observation, self.wage, *rest
+
+
+def lose_worker(env, number, lose, step_timeout=60.0):
+    """Lose a worker before a step, and require that this step of its rows does not count."""
+    env.reset_arrays()
+    env.set_attr("wage", 3.0)
+    before = env.step_arrays(np.zeros(4, int))[0].copy()
+    lose(env, env.workers[number])
+    env.step_timeout = step_timeout
+    with pytest.warns(UserWarning, match=rf"Worker {number} of 2 .* is made anew \(restart . of"):
+        observation, reward, terminated, truncated = env.step_arrays(np.zeros(4, int))
+    env.step_timeout = 60.0
+    lost = np.arange(4) // 2 == number
+    assert np.array_equal(env.valid, ~lost) and np.array_equal(truncated, lost) and not terminated.any()
+    assert np.array_equal(observation, before + ~lost[:, None])
+    assert np.array_equal(reward, 3.0 * ~lost)
+    env.reset_arrays(truncated)
+    observation, reward, *_ = env.step_arrays(np.zeros(4, int))
+    assert env.valid.all() and reward.tolist() == [3, 3, 3, 3], "with the attributes of the lost ones"
+    assert observation[:, 0].tolist() == np.where(lost, 1, 3).tolist()
+
+
+def hang(env, worker):
+    env._ask({worker: ("set_attr", "wage", -1.0)})
+
+
+def test_a_lost_worker_is_made_anew(make):
+    env = make(Paid, 2, step_timeout=60.0, max_restarts=3)
+    lose_worker(env, 1, lambda env, worker: worker.process.kill())
+    lose_worker(env, 1, hang, step_timeout=1.5)
+    env.workers[1].process.kill()  # before a reset of one of its environments
+    with pytest.warns(UserWarning, match=r"restart 3 of 3"):
+        env.reset_arrays(np.array([True, False, True, False]))
+    assert env.step_arrays(np.zeros(4, int))[3].tolist() == [False, False, True, True]
+    assert env.valid.tolist() == [True, True, False, False]
+    env.workers[1].process.kill()
+    with pytest.raises(RuntimeError, match=r"Worker 1 of 2 .* SIGKILL, .*: resume .* raise .*max_restarts"):
+        env.step_arrays(np.zeros(4, int))
+
+
+def test_a_worker_that_is_lost_before_it_restores_a_state_restores_it(make):
+    env, twin = make("CartPole-v1", 2, max_restarts=1), make("CartPole-v1", 0)
+    twin.reset_arrays()
+    for worker in env.workers:
+        worker.process.kill()
+    with pytest.warns(UserWarning, match="restart 1 of 1"):
+        env.set_state(twin.get_state())
+    observation, *_, truncated = env.step_arrays(np.zeros(4, int))
+    assert np.array_equal(observation, twin.step_arrays(np.zeros(4, int))[0])
+    assert env.valid.all() and not truncated.any()
+
+
 def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capfd):
     env = make(Faulty, 2, kind="hangs")
     collector = RolloutCollector(env, MLPAgent(*env.agent_specs), 16, step_timeout=5.0)
@@ -382,6 +444,7 @@ def vector_cartpole(num_envs):
         ({"env_id": vector_cartpole, "num_workers": 2}, "must be 0 for GymnasiumVectorEnv"),
         ({"num_workers": "many"}, "data.num_workers is 'many': it must be at least 0"),
         ({"num_workers": -1}, "data.num_workers is -1"),
+        ({"worker_backend": "ray"}, "data.worker_backend is 'ray' and data.num_workers is 0"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_with_one_sentence(data, message, fit):

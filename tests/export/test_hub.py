@@ -208,7 +208,7 @@ def test_a_repository_gives_the_trained_agent(trained, served):
 
 def test_what_the_hub_refuses_ends_in_one_sentence(trained, served, monkeypatch, tmp_path):
     for name in ("owner/none", "../owner/name", "a/b/c", ""):
-        with pytest.raises(ConfigError, match=r"is not a folder, and the download from the Hub failed: .+"):
+        with pytest.raises(ConfigError, match=r"is neither a folder nor a bundled agent .+ failed: .+"):
             PPO.from_pretrained(name) if name else PPO.from_pretrained(str(tmp_path / "none"))
     served.repos["owner/name"] = {"model.safetensors": b"weights"}
     with pytest.raises(ConfigError, match=r"owner/name has no file model\.ckpt: give a folder that save_pre"):

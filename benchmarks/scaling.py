@@ -1,0 +1,250 @@
+"""Measure how throughput and memory grow with environments, width, ranks and worker processes.
+
+`python benchmarks/scaling.py [--parts NAME ...] [--largest N] [--seconds 5] [--csv FILE] [--plot] [--table]`
+needs the extras `benchmark`, `envpool`, `mujoco` and `report`, and an idle machine. Each point is a fresh
+process. Points that the file has are not measured again: delete the file, or rows, to measure anew.
+
+Throughput is measured over whole iterations (collection and update) after a warm-up, without start-up and
+compilation. Memory is the peak resident size of the process, and what ranks and workers do not share with it.
+Ours are compiled, with our default number of threads. Workers only collect, as in `workers.py`.
+"""
+
+import argparse
+import csv
+import json
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+CSV = ROOT / "benchmarks/results/scaling.csv"
+PLOT = ROOT / "docs/images/scaling.png"
+FEW, MANY = [1, 4, 16, 64, 256], [1, 4, 16, 64, 256, 1024, 4096]
+WIDTHS = [64, 128, 256, 512, 1024]
+SB3 = "stable-baselines3"
+
+
+RANKS = {
+    "CartPole, 64 x 128": ("CartPole-v1", "classic", "vectorized", 64, 128, 0),
+    "HalfCheetah, 16 x 256": ("HalfCheetah-v4", "mujoco", "gymnasium", 16, 256, 0),
+}
+
+
+class Part(NamedTuple):
+    """What grows, the sizes of each program, and what stays the same."""
+
+    unit: str
+    series: dict[str, list[int]]
+    title: str
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the sizes of all programs."""
+        return sorted({size for sizes in self.series.values() for size in sizes})
+
+
+Points = dict[tuple[str, str, int], tuple[float, float]]  # part, series, size -> throughput, memory
+
+
+PARTS = {
+    "environments": Part(
+        "environments",
+        {"tensors": MANY, "gymnasium": FEW, "envpool": FEW, SB3: FEW},
+        "CartPole, 128 steps, 64 units",
+    ),
+    "width": Part("units", {"ours": WIDTHS, SB3: WIDTHS}, "64 CartPoles, two hidden layers"),
+    "ranks": Part(
+        "ranks",
+        {series: [1, 2] for series in RANKS},
+        "two cores, a thread for each rank",
+    ),
+    "workers": Part(
+        "worker processes",
+        {"ours": [1, 2, 4, 8, 16], f"{SB3}, SubprocVecEnv": [16]},
+        "16 environments, steps of 5 ms",
+    ),
+}
+
+
+def memory(pid: str = "self", file: str = "status", fields: str = "VmHWM") -> float:
+    """Return the peak resident size of this process and the private memory of its descendants in MiB."""
+    folder = Path("/proc", pid)
+    try:
+        sizes = re.findall(rf"^(?:{fields}):\s+(\d+)", (folder / file).read_text(), re.MULTILINE)
+        children = [child for path in folder.glob("task/*/children") for child in path.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+        return 0.0
+    private = ("smaps_rollup", "Private_Clean|Private_Dirty")
+    return sum(map(int, sizes)) / 1024 + sum(memory(child, *private) for child in children)
+
+
+def train(
+    workload: tuple[str, str, str, int, int, float], seconds: float, width: int = 64, **trainer: Any
+) -> dict[str, float]:
+    """Train a workload of the form of ``speed.WORKLOADS``; return nothing on ranks other than the first."""
+    import peers
+    import speed
+
+    class Watch(peers.Stopwatch):
+        mib = 0.0
+
+        def lap(self) -> bool:
+            if over := super().lap():
+                self.mib = memory()
+            return over
+
+    speed.WORKLOADS["scaling"] = workload
+    watch = Watch(seconds)
+    threads = 1 if "devices" in trainer else None
+    options = {"compile": True, "hidden_sizes": (width, width), "num_threads": threads}
+    fitted = speed.train("scaling", watch, options, accelerator="cpu", **trainer)
+    sps = watch.rate(workload[3] * workload[4])
+    return {"sps": sps, "mib": watch.mib} if fitted.is_global_zero else {}
+
+
+def train_sb3(num_envs: int, width: int, seconds: float) -> dict[str, float]:
+    """Train Stable-Baselines3 on CartPole and return throughput and memory."""
+    import peers
+    import speed
+    import torch
+
+    if width < 512:  # like ours, which has all cores from there on
+        torch.set_num_threads(1)
+    task = ("CartPole-v1", speed.RECIPES["classic"], num_envs, 128, seconds)
+    sps = peers.stable_baselines3(*task, policy_kwargs={"net_arch": [width, width]})
+    return {"sps": sps, "mib": memory()}
+
+
+def collect(series: str, num_workers: int, seconds: float) -> dict[str, float]:
+    """Step 16 slow environments and return throughput and memory."""
+    import workers
+
+    workers.torch.set_num_threads(1)
+    workers.NUM_ENVS = 16
+    make = workers.ENVIRONMENTS["sleeps 5 ms"]
+    run, close = workers.sb3_collects(make) if SB3 in series else workers.ours(make, num_workers)
+    sizes = []
+    sps = workers.measure((run, lambda: (sizes.append(memory()), close())), seconds)
+    return {"sps": sps, "mib": sizes[0]}
+
+
+def run_one(part: str, series: str, size: int, seconds: float) -> dict[str, float]:
+    """Measure a point in this process."""
+    import peers
+
+    warnings.simplefilter("ignore")
+    peers.WARM_UP_SECONDS = 120.0  # the two iterations that compile, on a slow machine too
+    if part == "workers":
+        return collect(series, size, seconds)
+    if part == "ranks":
+        ddp = {"devices": size, "strategy": "ddp" if size > 1 else "auto"}
+        return train(RANKS[series], seconds, **ddp)
+    num_envs, width = (size, 64) if part == "environments" else (64, size)
+    if series == SB3:
+        return train_sb3(num_envs, width, seconds)
+    backend = {"tensors": "torch", "ours": "vectorized"}.get(series, series)
+    return train(("CartPole-v1", "classic", backend, num_envs, 128, 0), seconds, width)
+
+
+def measure(part: str, series: str, size: int, seconds: float) -> dict[str, float]:
+    """Measure a point in a fresh process and print it."""
+    command = [sys.executable, "-W", "ignore", __file__, "--seconds", str(seconds)]
+    command += ["--one", part, series, str(size)]
+    start = time.perf_counter()
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise RuntimeError(f"{part}, {series}, {size} failed:\n{completed.stderr}")
+    result: dict[str, float] = json.loads(completed.stdout.rsplit("RESULT", 1)[1].splitlines()[0])
+    print(f"{part}, {series}, {size}: {result}, {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    return result
+
+
+def read(path: Path) -> Points:
+    """Return the points of a file; none if it does not exist."""
+    points = {}
+    for row in csv.DictReader(path.open()) if path.is_file() else ():
+        points[row["part"], row["series"], int(row["size"])] = (float(row["sps"]), float(row["mib"]))
+    return points
+
+
+def print_tables(points: Points) -> None:
+    """Print a table for each part: environment steps per second, with the memory in MiB in brackets."""
+    for name, part in PARTS.items():
+        print(f"| {part.unit} | {' | '.join(part.series)} |\n|---|{'---|' * len(part.series)}")
+        for size in part.sizes:
+            cells = []
+            for series in part.series:
+                sps, mib = points.get((name, series, size), (0.0, 0.0))
+                cells.append(f"{sps:,.0f} ({mib:,.0f})".replace(",", " ") if sps else "")
+            print(f"| {size} | {' | '.join(cells)} |")
+        print()
+
+
+def plot(points: Points, path: Path) -> None:
+    """Draw throughput against size, a panel for each part."""
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
+
+    plt.switch_backend("Agg")
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    for axis, (name, part) in zip(axes.flat, PARTS.items(), strict=True):
+        for series, sizes in part.series.items():
+            line = {n: points[name, series, n][0] for n in sizes if (name, series, n) in points}
+            style = {"color": "tab:grey", "marker": "s"} if series.startswith(SB3) else {"marker": "o"}
+            axis.plot([*line], [*line.values()], markersize=4, label=series, **style)
+        axis.set_visible(any(point[0] == name for point in points))
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(part.sizes, [str(size) for size in part.sizes])
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}".replace(",", " "))
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.set(title=part.title, xlabel=part.unit)
+        axis.legend(fontsize=8, frameon=False)
+    figure.supylabel("environment steps per second", fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Measure the points that the file lacks; draw and print on request."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--largest", type=int, help="largest size to measure", default=4096)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (default: 5)")
+    parser.add_argument("--csv", type=Path, default=CSV)
+    parser.add_argument("--plot", type=Path, nargs="?", const=PLOT, help="draw, measure nothing")
+    parser.add_argument("--table", action="store_true", help="print the tables, measure nothing")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args(args)
+    if options.one:
+        part, series, size = options.one
+        if result := run_one(part, series, int(size), options.seconds):
+            print("RESULT", json.dumps(result))
+        return
+    known = read(options.csv)
+    if options.plot:
+        plot(known, options.plot)
+    if options.table:
+        print_tables(known)
+    if options.plot or options.table:
+        return
+    with options.csv.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if not known:
+            writer.writerow(["part", "series", "size", "sps", "mib"])
+        for part in options.parts:
+            for point in [(part, series, n) for series, sizes in PARTS[part].series.items() for n in sizes]:
+                if point[2] <= options.largest and point not in known:
+                    result = measure(*point, options.seconds)
+                    writer.writerow([*point, round(result["sps"], 1), round(result["mib"])])
+                    file.flush()
+
+
+if __name__ == "__main__":
+    main()
