@@ -64,7 +64,7 @@ def test_an_unknown_name_is_refused_with_near_ones(name, guess, folder, capsys):
 
 
 def test_the_table_has_every_recipe_and_the_means_of_its_runs():
-    rows = {name: (env_id, steps, measured) for name, env_id, steps, measured in table()}
+    rows = {name: (env_id, steps, measured) for name, env_id, steps, measured, _ in table()}
     assert rows.keys() == bundled_recipes().keys()
     with open(ROOT / "benchmarks/results/mujoco/runs.csv") as file:
         returns = [float(row["episodic_return"]) for row in csv.DictReader(file) if row["recipe"] == "hopper"]
@@ -76,7 +76,7 @@ def test_the_table_has_every_recipe_and_the_means_of_its_runs():
 
 def test_the_results_in_the_readme_are_those_of_the_table():
     readme = (ROOT / "README.md").read_text()
-    rows = {name: measured for name, _, _, measured in table()}
+    rows = {name: measured for name, _, _, measured, _ in table()}
     for name in ("classic/acrobot", "mujoco/walker2d", "mujoco/pusher", "memory/minigrid"):
         measured = rows[name].removesuffix(" (3 seeds)")
         line = next(line for line in readme.splitlines() if line.startswith(f"| [`{name}`]"))
