@@ -14,7 +14,7 @@ import numpy as np
 from ppo_lightning.commands.compare import format_difference, p_worse, read_runs
 from ppo_lightning.utils.rounding import decimals
 
-RESULTS = Path(__file__).parent / "results/candidates"
+RESULTS = Path(__file__).parent / "results"
 CHANGES = {
     "best/spo": "SPO's loss",
     "best/adam_rel": "Adam-Rel",
@@ -27,10 +27,10 @@ CHANGES = {
 }
 
 
-def returns_of(folder: str) -> dict[str, list[float]]:
-    """Return the returns of the runs in a folder by environment."""
+def returns_of(pattern: str) -> dict[str, list[float]]:
+    """Return the returns of the runs in some files of the results by environment."""
     returns: dict[str, list[float]] = {}
-    for path in sorted((RESULTS / folder).glob("*/runs.csv")):
+    for path in sorted(RESULTS.glob(pattern)):
         for env_id, runs in read_runs(path, "env_id").items():
             returns.setdefault(env_id, []).extend(runs.values())
     return returns
@@ -70,8 +70,8 @@ def main(args: Sequence[str] | None = None) -> None:
     print("| change | task | without | with | difference [95 %] | probability of improvement | p |")
     print("|---|---|---|---|---|---|---|")
     for folder, change in CHANGES.items():
-        before = returns_of(f"{folder.partition('/')[0]}/base")
-        for env_id, after in returns_of(folder).items():
+        before = returns_of(f"candidates/{folder.partition('/')[0]}/base/*/runs.csv")
+        for env_id, after in returns_of(f"candidates/{folder}/*/runs.csv").items():
             print(row(f"{change} | {env_id}", before[env_id], after))
 
 

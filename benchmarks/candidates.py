@@ -261,20 +261,26 @@ class QuantileCritic(DistributionCritic):
         return ((level - (error.detach() < 0).float()).abs() * huber).mean(-1)
 
 
-class HLGaussAgent(MLPAgent):
+class DistributionalAgent(MLPAgent):
+    """Has a :class:`DistributionCritic`."""
+
+    make_critic: Callable[[int], DistributionCritic]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.critic: Any = self.make_critic(self.critic.in_features)
+
+
+class HLGaussAgent(DistributionalAgent):
     """Has an :class:`HLGaussCritic`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.critic: Any = HLGaussCritic(self.critic.in_features)
+    make_critic = HLGaussCritic
 
 
-class QuantileAgent(MLPAgent):
+class QuantileAgent(DistributionalAgent):
     """Has a :class:`QuantileCritic`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.critic: Any = QuantileCritic(self.critic.in_features)
+    make_critic = QuantileCritic
 
 
 class DistributionalPPO(PPO):
@@ -398,21 +404,18 @@ class BetaHead(Head):
 
 
 class StateStdAgent(MLPAgent):
-    """Has a :class:`StateStdHead`."""
+    """Has a :class:`StateStdHead`, whatever the head of the recipe."""
 
-    default_head = StateStdHead
+    default_head: Any = StateStdHead
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs | {"head": None})
 
 
-class BetaAgent(MLPAgent):
-    """Has a :class:`BetaHead`."""
+class BetaAgent(StateStdAgent):
+    """Has a :class:`BetaHead`, whatever the head of the recipe."""
 
     default_head = BetaHead
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs | {"head": None})
 
 
 def time_left(env_id: str, **kwargs: Any) -> gymnasium.Env:

@@ -6,21 +6,16 @@ sleeps 80 ms. Nothing is trained: a network of 64 x 64 units chooses the actions
 a batched step beyond the sleep.
 """
 
-import argparse
 import functools
-import json
 import os
-import platform
 import statistics
 import time
-from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # loopback addresses only
 
 import ray
-import torch
 from ray.cluster_utils import Cluster
-from workers import Slow
+from workers import Slow, parse, write
 
 from ppo_lightning import MLPAgent, RolloutCollector
 from ppo_lightning.envs.factory import EnvFactory
@@ -43,12 +38,7 @@ def step_times(collector: RolloutCollector, seconds: float) -> list[float]:
 
 def main() -> None:
     """Measure, and print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seconds", type=float, default=3.0, help="duration of a measurement (default: 3)")
-    parser.add_argument("--repeats", type=int, default=5, help="number of alternations (default: 5)")
-    parser.add_argument("--json", type=Path, help="file for the results")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    args = parse(__doc__)
     cluster = Cluster(True, head_node_args={"num_cpus": 16, "include_dashboard": False})
     cluster.add_node(num_cpus=16)
     ray.init(cluster.address, logging_level="ERROR")
@@ -77,12 +67,7 @@ def main() -> None:
         step = statistics.median(times)
         asleep = SLEEP * NUM_ENVS / int(name.split()[1])
         print(f"| {name} | {NUM_ENVS / step:.0f} | {1000 * (step - asleep):.1f} |")
-    if args.json is not None:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
-        settings = {"seconds": args.seconds, "repeats": args.repeats, "num_envs": NUM_ENVS, "sleep": SLEEP}
-        args.json.write_text(
-            json.dumps({"machine": machine, **settings, "step_times": runs}, indent=1) + "\n"
-        )
+    write(args, num_envs=NUM_ENVS, sleep=SLEEP, step_times=runs)
 
 
 if __name__ == "__main__":

@@ -8,23 +8,13 @@ CleanRL's figures (documentation of RPO) are after 8 000 000 steps, with 10 seed
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.candidate_table import returns_of
 from ppo_lightning.commands.report import PUBLISHED, common_id, read_csv
 
-RESULTS = Path(__file__).parent / "results"
 STEPS = "8000000"
-
-
-def returns_of(pattern: str) -> dict[str, list[float]]:
-    """Return the returns of the runs in some folders by environment."""
-    returns: dict[str, list[float]] = {}
-    for path in sorted(RESULTS.glob(pattern)):
-        for run in read_csv(path):
-            returns.setdefault(run["env_id"], []).append(float(run["episodic_return"]))
-    return returns
 
 
 def figure(runs: Sequence[float]) -> str:

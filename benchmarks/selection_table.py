@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.best import RESULTS, aggregate, normalized
-from benchmarks.candidate_table import RESULTS as CANDIDATES
+from benchmarks.best import aggregate, normalized
+from benchmarks.candidate_table import RESULTS, returns_of
 from ppo_lightning.commands.report import read_csv
 
 TASKS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Ant-v4")
@@ -66,26 +66,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def read(change: str) -> tuple[dict[str, np.ndarray], float]:
     """Return the returns of a change by task, and its hours."""
-    returns: dict[str, list[float]] = {}
-    seconds = 0.0
-    for path in sorted((CANDIDATES / "selection" / change).glob("*/runs.csv")):
-        for run in read_csv(path):
-            task = run["env_id"].rpartition("/")[2]
-            returns.setdefault(task, []).append(float(run["episodic_return"]))
-            seconds += float(run["wall_seconds"])
-    return {task: np.array(runs) for task, runs in returns.items()}, seconds / 3600
+    pattern = f"candidates/selection/{change}/*/runs.csv"
+    seconds = [float(run["wall_seconds"]) for path in RESULTS.glob(pattern) for run in read_csv(path)]
+    returns = returns_of(pattern).items()
+    return {env_id.rpartition("/")[2]: np.array(runs) for env_id, runs in returns}, sum(seconds) / 3600
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Print the table."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(args)
-    references = {task: [] for task in TASKS}
-    for run in read_csv(RESULTS / "reference_runs.csv"):
-        if run["env_id"] in TASKS:
-            references[run["env_id"]].append(float(run["episodic_return"]))
+    everywhere = returns_of("best/reference_runs.csv")
+    references = {task: np.array(everywhere[task]) for task in TASKS}
     results = {change: read(change) for change in CHANGES}
     scaled = {
-        change: {task: normalized(returns[task], np.mean(references[task])) for task in TASKS}
+        change: {task: normalized(returns[task], references[task].mean()) for task in TASKS}
         for change, (returns, _) in results.items()
         if returns.keys() >= set(TASKS)
     }
@@ -98,7 +92,7 @@ def main(args: Sequence[str] | None = None) -> None:
     for change in scaled:
         returns, hours = results[change]
         means = [f"{returns[task].mean():.0f} ± {returns[task].std(ddof=1):.0f}" for task in TASKS]
-        sides = [returns[task] for task in TASKS], [np.array(references[task]) for task in TASKS]
+        sides = [returns[task] for task in TASKS], [*references.values()]
         score = aggregate(*sides)
         low, high = score["interval"]
         p = f"{p_values[change]:.3f} | {corrected[change]:.3f}" if change in p_values else " | "

@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -139,14 +140,27 @@ def measure(contender: Contender, seconds: float) -> float:
         close()
 
 
-def main() -> None:
-    """Measure, and print and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+def parse(description: str) -> argparse.Namespace:
+    """Return the arguments of the command, and let PyTorch use one thread."""
+    parser = argparse.ArgumentParser(description=description.split("\n", 1)[0])
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of a measurement (default: 3)")
     parser.add_argument("--repeats", type=int, default=5, help="number of alternations (default: 5)")
     parser.add_argument("--json", type=Path, help="file for the results")
-    args = parser.parse_args()
     torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def write(args: argparse.Namespace, **results: Any) -> None:
+    """Write results to the file of ``--json``, if there is one, with the machine and the arguments."""
+    if args.json is not None:
+        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+        settings = {"seconds": args.seconds, "repeats": args.repeats}
+        args.json.write_text(json.dumps({"machine": machine, **settings, **results}, indent=1) + "\n")
+
+
+def main() -> None:
+    """Measure, and print and write the tables."""
+    args = parse(__doc__)
     names = list(CONTENDERS)
     try:
         import stable_baselines3  # noqa: F401
@@ -168,10 +182,7 @@ def main() -> None:
         for name, speeds in rows.items():
             ratio = statistics.median(a / b for a, b in zip(speeds, base, strict=True))
             print(f"| {environment} | {name} | {statistics.median(speeds):.0f} | {ratio:.2f} |")
-    if args.json is not None:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
-        settings = {"seconds": args.seconds, "repeats": args.repeats, "num_envs": NUM_ENVS}
-        args.json.write_text(json.dumps({"machine": machine, **settings, "runs": runs}, indent=1) + "\n")
+    write(args, num_envs=NUM_ENVS, runs=runs)
 
 
 if __name__ == "__main__":

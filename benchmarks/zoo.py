@@ -17,9 +17,10 @@ from typing import Any
 import lightning as L
 
 from ppo_lightning import AgentModule, RolloutDataModule, last_checkpoint
+from ppo_lightning.export.hub import find_model
+from ppo_lightning.utils.bundled import ZOO
 
 ROOT = Path(__file__).parents[1]
-ZOO = ROOT / "zoo"
 EPISODES = 20
 # Name -> arguments of fit. The name is that of the recipe, or tells the environment.
 AGENTS = {
@@ -43,7 +44,7 @@ AGENTS = {
 def evaluate(folder: Path) -> dict[str, float]:
     """Return the results of the agent in a folder over 20 episodes of seed 1."""
     L.seed_everything(1, verbose=False)
-    data = RolloutDataModule.load_from_checkpoint(folder / "model.ckpt", eval_episodes=EPISODES)
+    data = RolloutDataModule.load_from_checkpoint(find_model(folder), eval_episodes=EPISODES)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     return dict(trainer.validate(AgentModule.from_pretrained(folder), data, verbose=False)[0])
 
