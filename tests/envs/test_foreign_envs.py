@@ -233,6 +233,9 @@ def test_attributes_of_any_kind_do_not_matter_for_training(fit, attributes):
     ("attributes", "fps"),
     [
         ({"metadata": {"render_fps": "30"}}, 30),
+        ({"metadata": "20", "dt": np.array([1, 2])}, 30),
+        ({"dt": "fast"}, 30),
+        ({"dt": lambda self: 0.1}, 30),
         ({"metadata": {"render_fps": np.float32(20)}}, 20),
         ({"metadata": {"render_fps": 200}, "dt": float("nan")}, 60),
         ({"metadata": None, "dt": np.float64(0.05)}, 20),
