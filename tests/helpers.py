@@ -19,7 +19,7 @@ import torch
 import yaml
 from torch import nn
 
-from ppo_lightning import MLPAgent, __main__
+from ppo_lightning import PPO, MLPAgent, __main__
 
 ROOT = Path(__file__).parents[1]
 
@@ -133,6 +133,10 @@ class Recorder:
         metrics = super().update(minibatches)
         self.metrics += metrics
         return metrics
+
+
+class RecordedPPO(Recorder, PPO):
+    """PPO that keeps what it did."""
 
 
 # Ranks of data parallel training
