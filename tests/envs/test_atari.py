@@ -6,14 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.data import Bounded, Categorical
 from torchrl.envs import RewardClipping
 
 from ppo_lightning import PPO, CNNAgent, ConfigError, make_env
 from ppo_lightning.envs import BatchedEnv
-from ppo_lightning.envs.atari import AtariEnv
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.utils.processors import processors
+from tests.helpers import Recorder
 
 BACKENDS = ["envpool", "gymnasium"]
 NOTHING_RANDOM = {"noop_max": 0, "episodic_life": False}
@@ -61,14 +61,13 @@ def test_a_game_begins_with_up_to_noop_max_frames(env, backend):
 
 
 def lose_a_life(env):
-    """Wait until a life is lost; return the results of that step and the pictures before it."""
-    before = np.array(env.reset_arrays())
-    for _ in range(200):
-        out = [np.array(result) for result in env.step_arrays(np.zeros(env.num_envs, np.int64))]
-        if out[2].any():
-            return out, before
-        before = out[0]
-    raise AssertionError("No life was lost.")
+    """Wait until a life is lost; return the pictures up to the lost life and the flags of that step."""
+    pictures, lives = [np.array(env.reset_arrays())], env.lives[0]
+    while env.lives[0] == lives:
+        assert len(pictures) < 200
+        observation, _, terminated, truncated = env.step_arrays(np.zeros(env.num_envs, np.int64))
+        pictures.append(observation.copy())
+    return pictures, terminated, truncated
 
 
 @pytest.mark.detail("16")
@@ -76,7 +75,7 @@ def lose_a_life(env):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_lost_life_cuts_learning_and_not_the_game(env, backend):
     game = env("ALE/Breakout-v5", 1, backend)
-    (observation, _, terminated, truncated), before = lose_a_life(game)
+    (*_, before, observation), terminated, truncated = lose_a_life(game)
     assert terminated[0] and not truncated[0] and not game.episode_done[0]
     assert game.lives[0] == 4
     np.testing.assert_array_equal(observation[0, :-1], before[0, 1:])
@@ -95,6 +94,17 @@ def test_a_lost_life_cuts_learning_and_not_the_game(env, backend):
     while game.lives[0] != 4:
         *_, terminated, _ = game.step_arrays(np.full(1, 1))
         assert not terminated[0]
+
+
+@pytest.mark.detail("16")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_time_limit_at_a_lost_life_is_no_terminal_state(env, backend):
+    options = {"noop_max": 0}
+    pictures, *_ = lose_a_life(env("ALE/Breakout-v5", 1, backend, env_kwargs=options))
+    options["max_episode_frames"] = 4 * (len(pictures) - 1)
+    game = env("ALE/Breakout-v5", 1, backend, env_kwargs=options)
+    _, terminated, truncated = lose_a_life(game)
+    assert truncated[0] and not terminated[0] and game.episode_done[0]
 
 
 class Presses(CNNAgent):
@@ -165,72 +175,6 @@ def test_the_agent_learns_from_signs_where_the_game_gives_more(env):
     assert following["episode_reward"].max() >= 10, "ten a dot"
 
 
-class Scripted(AtariEnv):
-    """Game with scripted lives, ends and time limits; the pictures show the number of the step."""
-
-    lives_at = (3, 3, 2, 2, 1, 0, 0)
-    over = (5,)
-    cut = ()
-
-    def _make(self):
-        self.envs, self.step_number = [], 0
-        return 3
-
-    def _new_games(self, rows):
-        self.step_number = 0
-        return self.frame(rows), np.full(len(rows), 3)
-
-    def _next_lives(self, rows):
-        self.step_number += 100
-        return self.frame(rows)
-
-    def frame(self, rows):
-        return np.full((len(rows), 1, 84, 84), self.step_number, np.uint8)
-
-    def _step_games(self, action):
-        self.step_number += 1
-        t, rows = self.step_number % 100, np.arange(self.num_envs)
-        flags = (np.array([t in when for _ in rows]) for when in (self.over, self.cut))
-        return self.frame(rows), np.ones(len(rows)), *flags, np.full(len(rows), self.lives_at[t])
-
-
-@pytest.mark.detail("16")
-@pytest.mark.detail("20")
-def test_a_scripted_sequence_of_lives():
-    env = Scripted("ALE/Breakout-v5", [1])
-    env.reset_arrays()
-    seen = []
-    for _ in range(5):
-        observation, _, terminated, truncated = env.step_arrays(np.zeros(1, int))
-        stack = observation[0, :, 0, 0].tolist()
-        seen.append((stack, bool(terminated[0]), bool(env.episode_done[0])))
-        if terminated[0]:
-            following = env.reset_arrays(terminated)[0, :, 0, 0].tolist()
-            assert len(set(following)) == 1, "the next life, and the next game, fill the stack"
-        assert not truncated[0]
-    assert [flags for _, *flags in seen] == [
-        [False] * 2,
-        [True, False],
-        [False] * 2,
-        [True, False],
-        [True, True],
-    ]
-    assert [stack for stack, *_ in seen[:2]] == [[0, 0, 0, 1], [0, 0, 1, 2]], "the real last pictures"
-    assert env.step_number == 0, "a new game"
-
-
-@pytest.mark.detail("16")
-def test_a_time_limit_at_a_lost_life_is_no_terminal_state():
-    class Cut(Scripted):
-        cut = (2,)
-
-    env = Cut("ALE/Breakout-v5", [1])
-    env.reset_arrays()
-    env.step_arrays(np.zeros(1, int))
-    _, _, terminated, truncated = env.step_arrays(np.zeros(1, int))
-    assert truncated[0] and not terminated[0] and env.episode_done[0]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_through_torchrl_lives_go_down_one_by_one_with_a_single_environment(env, backend):
     batch = env("ALE/Breakout-v5", 1, backend)
@@ -242,17 +186,6 @@ def test_through_torchrl_lives_go_down_one_by_one_with_a_single_environment(env,
 
     batch.rollout(150, policy=fire, break_when_any_done=False)
     assert [a for a, b in pairwise([*lives, -1]) if a != b][:4] == [5, 4, 3, 2]
-
-
-def test_predict_takes_bytes_only(fit):
-    module = fit(
-        {"env_id": "ALE/Pong-v5", "backend": "envpool", "num_envs": 1, "num_steps": 8, "total_timesteps": 8},
-        {"agent": CNNAgent},
-    )
-    pictures = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
-    assert torch.equal(module.predict(pictures), module(pictures))
-    with pytest.raises(ConfigError, match="of bytes, such as pictures"):
-        module.predict(pictures / 255)
 
 
 @pytest.mark.parametrize(
@@ -277,14 +210,11 @@ def test_ids_of_games(env, env_id, game, backend):
     [
         ({"env_id": "ALE/Brekout-v5"}, "is not an Atari game: did you mean ALE/Breakout-v5"),
         ({"noop_max": "abc"}, "noop_max is 'abc': it must be at least 0"),
-        ({"repeat_action_probability": "high"}, "repeat_action_probability is 'high': it must be between 0"),
-        ({"screen_size": [84, 84]}, "screen_size is .84, 84.: it must be at least 1"),
         ({"continuous": True}, "continuous is not an option of .*: they are noop_max, frame_skip"),
         ({"fire_rest": True}, "fire_rest is not an option of .*: did you mean fire_reset"),
         ({"fire_reset": "maybe"}, "fire_reset is 'maybe': it must be true or false"),
         ({"frame_stack": 0}, "frame_stack is 0: it must be at least 1"),
         ({"frame_skip": 2.5}, "frame_skip is 2.5: it must be an integer"),
-        ({"noop_max": -1}, "noop_max is -1: it must be at least 0"),
         ({"repeat_action_probability": 1.5}, "repeat_action_probability is 1.5: it must be between 0 and 1"),
     ],
 )
@@ -293,19 +223,9 @@ def test_wrong_ids_and_options(options, sentence):
         make_env(options.pop("env_id", "ALE/Pong-v5"), 1, "envpool", env_kwargs=options)
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (
-            {"env_kwargs": {"screen_size": 30}},
-            "pictures of 30 x 30, and the body 'nature' needs 36 x 36 at least",
-        ),
-        ({"transforms": [RewardClipping(-1, 1)]}, "transforms do not work with Atari"),
-    ],
-)
-def test_what_pictures_and_lives_do_not_allow_is_refused_before_training(fit, data, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        fit({"env_id": "ALE/Pong-v5", "backend": "envpool"} | data, {"agent": CNNAgent})
+def test_transforms_are_refused(fit):
+    with pytest.raises(ConfigError, match="transforms do not work with Atari"):
+        fit({"env_id": "ALE/Pong-v5", "transforms": [RewardClipping(-1, 1)]})
 
 
 @pytest.mark.parametrize(("ranks", "asked"), [(1, 0), (2, 0), (2, 3), (64, 0)])
@@ -334,17 +254,8 @@ class Watched(CNNAgent):
             self.seen["acting" if torch.is_inference_mode_enabled() else "learning"].add((name, out.dtype))
 
 
-class FirstLoss(PPO):
-    """Recorder of the metrics of the first minibatch of each iteration."""
-
-    def training_step(self, rollout, batch_idx):
-        self.first = []
-        super().training_step(rollout, batch_idx)
-
-    def update(self, minibatches):
-        metrics = super().update(minibatches)
-        self.first += metrics
-        return metrics
+class Recorded(Recorder, PPO):
+    """PPO with recorded metrics."""
 
 
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.integration)])
@@ -357,59 +268,29 @@ def test_bf16_is_for_the_body_alone_and_the_same_in_acting_and_learning(fit, com
         "total_timesteps": 96,
     }
     model = {"agent": Watched, "num_minibatches": 2, "update_epochs": 1, "compile": compile}
-    module = fit(data, model, ppo=FirstLoss, precision="bf16-mixed")
+    module = fit(data, model, ppo=Recorded, precision="bf16-mixed")
     expected = {("body", torch.bfloat16), ("head", torch.float32), ("critic", torch.float32)}
     assert module.agent.seen["acting"] == expected
     assert compile or module.agent.seen["learning"] == expected
     assert all(parameter.dtype == torch.float32 for parameter in module.agent.parameters())
-    assert abs(module.first[0]["old_approx_kl"]) < 1e-5
-    assert module.first[0]["clipfrac"] == 0
+    assert len(module.metrics) == 3 * 2
+    for first in module.metrics[::2]:  # of each iteration
+        assert abs(first["old_approx_kl"]) < 1e-5
+        assert first["clipfrac"] == 0
 
 
-@pytest.mark.detail("21")
-def test_policy_and_value_share_the_nature_cnn():
+def test_the_layers_of_the_nature_cnn():
     agent = CNNAgent(Bounded(0, 255, (4, 84, 84), dtype=torch.uint8), Categorical(6, shape=()))
     sizes = [tuple(p.shape) for p in agent.actor_body.parameters()]
     assert sizes[::2] == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)]
-    assert agent.critic_body is None
-    observation = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
-    agent.value(observation).sum().backward()
-    assert all(p.grad is not None for p in agent.actor_body.parameters())
-    features = agent.actor_body(observation)
+    features = agent.actor_body(torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8))
     assert features.shape == (3, 512) and (features >= 0).all()
 
 
-@pytest.mark.detail("22")
-@pytest.mark.parametrize("body", ["nature", "impala"])
-def test_pixels_are_scaled_to_one(body):
-    agent = CNNAgent(Bounded(0, 255, (3, 64, 64), dtype=torch.uint8), Categorical(6, shape=()), body=body)
-    seen = []
-    agent.actor_body.convolutions.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    pictures[0, 0, 0, :2] = torch.tensor([0, 255])
-    agent.value(pictures)
-    assert torch.equal(seen[0], pictures / 255)
-    assert seen[0].amin() == 0 and seen[0].amax() == 1
-    assert seen[0].is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.detail("P1")
-def test_the_impala_cnn():
+def test_the_layers_of_the_impala_cnn():
     agent = CNNAgent(
         Bounded(0, 255, (3, 64, 64), dtype=torch.uint8), Categorical(15, shape=()), body="impala"
     )
     widths = [p.shape[0] for p in agent.actor_body.parameters() if p.ndim == 4]
     assert widths == [16] * 5 + [32] * 5 + [32] * 5
     assert agent.actor_body.linear.weight.shape == (256, 32 * 8 * 8)
-
-
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        (Unbounded(shape=(4,)), "CNNAgent takes one picture"),
-        (Bounded(0, 255, (4, 20, 84), dtype=torch.uint8), "needs 36 x 36"),
-    ],
-)
-def test_observations_that_are_not_pictures_are_refused(spec, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        CNNAgent(spec, Categorical(6, shape=()))

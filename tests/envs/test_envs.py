@@ -1,20 +1,13 @@
 """Environment adapters: specs, seeds, and episode ends without dummy transitions."""
 
-import subprocess
-import sys
-
 import gymnasium
 import numpy as np
 import pytest
-import torch
-from gymnasium import spaces
-from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import check_env_specs
 
 from ppo_lightning import ConfigError, make_env
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.vector import CartPoleEnv
-from ppo_lightning.spaces.specs import spec_from_plain, spec_from_space, spec_to_plain
 from ppo_lightning.utils.seeding import derive_seed
 
 BACKENDS = ("gymnasium", "envpool")
@@ -42,37 +35,26 @@ def test_closing_an_environment_closes_what_it_steps_once(backend, monkeypatch):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_transition_ignores_its_action_or_loses_its_last_observation(env, backend):
     """EnvPool's autoreset would add a reward of 0 and a repeated observation (pitfall A1)."""
-    batch = env("CartPole-v1", 2, backend, env_kwargs={"max_episode_steps": 7})
+    batch = env("CartPole-v1", 2, backend, env_kwargs={"max_episode_steps": 12})
     observation = batch.reset_arrays().copy()
     rewards, steps, last = 0.0, 0, None
-    for _ in range(40):
-        following, reward, terminated, truncated = batch.step_arrays(np.array([0, 1]))
+    for step in range(40):  # the first pole falls, the second one stands until the time limit
+        results = batch.step_arrays(np.array([0, step % 2]))
+        following, reward, terminated, truncated = (array.copy() for array in results)
         rewards += reward.sum()
         steps += 2
         # In every real transition, the position of the cart integrates the velocity.
         np.testing.assert_allclose(following[:, 0], observation[:, 0] + 0.02 * observation[:, 1], atol=1e-5)
         done = terminated | truncated
-        observation = following.copy()
+        observation = following
         if done.any():
-            last = following[done].copy()
+            last = following[done]
             observation = batch.reset_arrays(done).copy()
             np.testing.assert_array_equal(observation[~done], following[~done])
             assert np.abs(observation[done]).max() <= 0.05, "a fresh episode starts near 0"
             assert not np.allclose(last, observation[done]), "the last observation is not the reset one"
     assert last is not None
     assert rewards == steps
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_partial_reset_through_torchrl(env, backend):
-    batch = env("CartPole-v1", 3, backend, env_kwargs={"max_episode_steps": 5})
-    rollout = batch.rollout(17, break_when_any_done=False)
-    done = rollout["next", "done"].squeeze(-1)
-    assert done[:, 4].all() and done[:, 9].all() and not done[:, 5].any()
-    assert rollout["next", "truncated"][:, 4].all() and not rollout["next", "terminated"][:, 4].any()
-    following, observation = rollout["next", "observation"][:, :-1], rollout["observation"][:, 1:]
-    assert torch.equal(following[~done[:, :-1]], observation[~done[:, :-1]])
-    assert not torch.isclose(following[done[:, :-1]], observation[done[:, :-1]]).all(-1).any()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -93,69 +75,15 @@ def test_seeds_decide_the_episodes(env, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_set_seed_changes_the_stream(env, backend):
-    batch = env("CartPole-v1", 2, backend, seed=1)
-    before = batch.reset()["observation"].clone()
-    batch.set_seed(5)
-    changed = batch.reset()["observation"].clone()
-    batch.set_seed(5)
-    assert torch.equal(batch.reset()["observation"], changed)
-    assert not torch.equal(before, changed)
-
-
-@pytest.mark.integration
-def test_envpool_needs_neither_gym_nor_treevalue():
-    code = """
-import sys
-sys.modules["gym"] = sys.modules["treevalue"] = sys.modules["procgen"] = None
-from ppo_lightning import make_env
-env = make_env("CartPole-v1", 2, "envpool")
-assert env.rollout(5).batch_size[0] == 2
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_unknown_environment_is_refused_with_the_nearest_names(backend):
     with pytest.raises(ConfigError, match=r"env_id 'CartPol-v1' .*did you mean .*CartPole-v1"):
         make_env("CartPol-v1", 1, backend)
 
 
-def test_an_environment_whose_package_is_missing_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pygame", None)
-
+def test_an_environment_whose_package_is_missing_says_so():
     gymnasium.register("NeedsPackage-v0", "a_package_that_is_not_there:Env")
     with pytest.raises(ConfigError, match="needs a package that is missing"):
         make_env("NeedsPackage-v0")
-
-
-@pytest.mark.parametrize(
-    ("space", "kind"),
-    [
-        (spaces.Discrete(3), Categorical),
-        (spaces.Box(-1, 1, (2,), np.float32), Bounded),
-        (spaces.Box(-np.inf, np.inf, (2,), np.float64), Unbounded),
-        (spaces.Box(0, 255, (4, 84, 84), np.uint8), Bounded),
-        (spaces.Box(np.array([-1, -2.0]), np.array([1, 3.0])), Bounded),
-    ],
-)
-def test_specs_survive_as_plain_data(space, kind):
-    spec = spec_from_space(space)
-    assert isinstance(spec, kind)
-    assert spec.dtype == {np.dtype("int64"): torch.int64, np.dtype("uint8"): torch.uint8}.get(
-        space.dtype, torch.float32
-    )
-    plain = spec_to_plain(spec)
-    assert len(str(plain)) < 200, "a bound that is equal everywhere is one number"
-    assert spec_from_plain(plain) == spec
-
-
-@pytest.mark.parametrize(
-    "space", [spaces.Discrete(3, start=1), spaces.MultiDiscrete([3], start=[1]), spaces.Text(4)]
-)
-def test_other_spaces_are_refused(space):
-    with pytest.raises(ConfigError, match="space"):
-        spec_from_space(space)
 
 
 # MuJoCo and dm_control
@@ -230,13 +158,6 @@ def many_seeds(seed, count):
     return [derive_seed(seed, "train", index) for index in range(count)]
 
 
-def test_a_wrong_action_is_refused_by_the_environment(env):
-    batch = env("CartPole-v1", 2)
-    batch.reset_arrays()
-    with pytest.raises(AssertionError, match=r"2.* invalid"):
-        batch.step_arrays(np.array([0, 2]))
-
-
 def test_dictionaries_are_flattened_alphabetically(env):
     batch = env("dm_control/walker-walk-v0", 2)
     raw = batch.envs[0].unwrapped
@@ -254,13 +175,6 @@ def test_the_end_of_a_dm_control_episode_is_a_time_limit(env_id, backend):
     _, _, ends = play(make_env(env_id, 1, backend), 1000)
     assert not ends[:999].any()
     assert ends[999].tolist() == [[False], [True]], "truncated, not terminated"
-
-
-def test_an_environment_that_never_ends_trains(fit):
-    data = {"env_id": "dm_control/lqr-lqr_2_1-v0", "num_envs": 1, "num_steps": 2048, "total_timesteps": 4096}
-    module = fit(data, {"num_minibatches": 32, "norm_reward": True})
-    assert module.env_steps == 4096
-    assert not module.episode_returns
 
 
 def test_pusher_v4_without_its_old_mujoco_says_so():

@@ -8,7 +8,6 @@ import traceback
 from typing import ClassVar
 
 import gymnasium as gym
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -20,9 +19,9 @@ from torchrl.envs.libs.gym import GymWrapper
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
 from ppo_lightning.commands import cli
 from ppo_lightning.envs import EnvFactory, check_environment
+from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.entries import entry_columns
-from ppo_lightning.spaces.specs import mask_columns
 from tests.helpers import Forked, SaveAfter, command_line, finish
 
 FORKS = pytest.mark.skipif(sys.platform != "linux", reason="the tests' classes need fork")
@@ -100,10 +99,7 @@ WRONG_STEPS = {
     "fractions": ((np.full(3, 0.5), *OK), "the observation has fractions", WHOLE, np.zeros(3, np.int64)),
     "4-tuple": ((ZEROS, 1.0, False, {}), STEP + "returned 4 values"),
     "nothing": (None, STEP + "returned NoneType"),
-    "array reward": (
-        (ZEROS, np.array([1.0]), *OK[1:]),
-        r"the reward is an array of shape \(1,\): .* a number",
-    ),
+    "array reward": ((ZEROS, np.array([1.0]), *OK[1:]), r"the reward is an array of shape \(1,\): "),
     "two rewards": ((ZEROS, np.ones(2), *OK[1:]), r"the reward is an array of shape \(2,\): .* a number"),
     "nested reward": ((ZEROS, [1, [2, 3]], *OK[1:]), r"the reward is \[1, \[2, 3\]\]: .* a number"),
     "text reward": ((ZEROS, "1.0", *OK[1:]), "the reward is '1.0': .* a number"),
@@ -114,18 +110,12 @@ WRONG_STEPS = {
     "no info": ((ZEROS, 1.0, True, False, None), "the info is None: .* a dictionary"),
     "no dictionary": ((ZEROS, *OK), "the observation is an array.* a dictionary", PARTS, FINE),
     "entry missing": (({"place": 1}, *OK), "the observation has no entry 'speed'", PARTS, FINE),
-    "entry's shape": (
-        (FINE | {"speed": ZEROS}, *OK),
-        r"the observation\['speed'\] has shape \(3,\).* \(2,\)",
-        PARTS,
-        FINE,
-    ),
+    "entry's shape": ((FINE | {"speed": ZEROS}, *OK), r"the observation\['speed'\] has shape", PARTS, FINE),
     "no tuple": ((None, *OK), "the observation is None and must be a tuple", PAIR, (1, 1)),
 }
 # Defect of a reset -> environment, and the sentence after the environment's id and number.
 WRONG_RESETS = {
     "shape": (resets((np.zeros(4), {})), r"the observation has shape \(4,\)"),
-    "scalar": (resets((0.5, {})), r"the observation has shape \(\)"),
     "4 values": (resets(ZEROS), RESET + "returned ndarray"),
     "2 values": (resets(np.zeros(2), space=spaces.Box(-1, 1, (2,))), RESET + "returned ndarray"),
     "picture's axes": (
@@ -146,10 +136,9 @@ RIGHT = {
 }
 
 
-def collect(env):
-    """Collect a rollout of 32 steps with the collector for this kind of environment."""
-    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
-    return next(iter(make_collector(env, agent, 32, 1)))
+def collect(env, num_steps=32):
+    """Collect a rollout with the collector for this kind of environment."""
+    return make_collector(env, MLPAgent(*specs_of(env)), num_steps, 1).rollout()
 
 
 def registered(cls, **options):
@@ -158,8 +147,7 @@ def registered(cls, **options):
 
 
 def make_and_collect(cls, **options):
-    env = make_env(registered(cls, **options), 2, first_env=5)
-    return next(iter(make_collector(env, MLPAgent(*env.agent_specs), 32, 1)))
+    return collect(make_env(registered(cls, **options), 2, first_env=5))
 
 
 @pytest.fixture(autouse=True)
@@ -193,14 +181,17 @@ def test_a_wrong_reset_ends_in_one_sentence_that_names_the_environment(name):
 @pytest.mark.parametrize(
     ("cls", "note"),
     [
-        (changed(step=lambda self: (ZEROS, *OK)), "step() raised this. It must take an"),
-        (changed(reset=lambda self: (ZEROS, {})), "reset() raised this. It must take seed"),
+        (changed(step=lambda self: (ZEROS, *OK)), r"step\(\) raised this. It must take an"),
+        (
+            changed(reset=lambda self: (ZEROS, {})),
+            r"reset\(\) raised this. It must take seed .* without options: a wrapper can add them",
+        ),
     ],
 )
 def test_a_wrong_signature_is_an_error_whose_note_names_the_environment(cls, note):
     with pytest.raises(TypeError) as raised:
         make_and_collect(cls)
-    assert raised.value.__notes__[-1].startswith(f"Brought-v0, environment 5: {note}")
+    assert re.match(f"Brought-v0, environment 5: {note}", raised.value.__notes__[-1])
 
 
 @pytest.mark.parametrize("through", ["a time limit", "TorchRL's collector", "Gymnasium's checker"])
@@ -262,13 +253,13 @@ ODD_OBSERVATIONS = [
     (spaces.Box(-1, 1, (2,), np.float16), None),
     (spaces.Dict({"a.b": BOX, "c": spaces.Discrete(2)}), None),
     (spaces.Text(3), "not supported"),
+    (spaces.Discrete(3, start=1), "does not start at 0"),
     (None, "not supported"),
 ]
 ODD_ACTIONS = [
     (spaces.Box(-1, 1, ()), None),
-    (spaces.Box(0, np.inf, (2,)), "without finite bounds"),
     (spaces.Discrete(1), None),
-    (spaces.Box(-1, 1, (0,)), "actions of shape"),
+    (spaces.MultiDiscrete([3], start=[1]), "does not start at 0"),
     (spaces.Dict(), "no numbers"),
     (spaces.Dict({0: BOX, 1: spaces.Discrete(2)}), None),
     (spaces.Text(3), "not supported"),
@@ -335,8 +326,9 @@ def test_actions_have_the_type_of_their_space(space, vectorized):
     """As Gymnasium's vectorized environments pass them."""
     make = functools.partial(Recorder, action_space=space)
     Recorder.actions.clear()
-    env = make_env((lambda num_envs: gym.vector.SyncVectorEnv([make] * num_envs)) if vectorized else make, 2)
-    next(iter(make_collector(env, MLPAgent(*env.agent_specs), 32, 1)))
+    collect(
+        make_env((lambda num_envs: gym.vector.SyncVectorEnv([make] * num_envs)) if vectorized else make, 2)
+    )
     for action in Recorder.actions:
         for leaf, sample in zip(leaves(action), leaves(space.sample()), strict=True):
             assert (leaf.dtype, leaf.shape) == (sample.dtype, sample.shape)
@@ -378,18 +370,6 @@ def test_normalization_in_the_environment_is_named_with_the_setting(fit, recwarn
     assert len([warned for warned in recwarn if re.search(said, str(warned.message))]) == 1
     findings = check_environment(EnvFactory(make, **options), 2, 60, seconds=1).findings
     assert len([finding for finding in findings if re.match(said, finding.what + finding.remedy)]) == 1
-
-
-def test_a_reset_that_needs_options_says_that_it_gets_none():
-    class Needs(Plain):
-        def reset(self, *, seed=None, options=None):
-            return ZEROS * options["level"], {}
-
-    with pytest.raises(TypeError, match="subscriptable") as raised:
-        make_and_collect(Needs)
-    assert re.search(
-        "environment 5: reset.. raised this.*without options.*wrapper", raised.value.__notes__[0]
-    )
 
 
 @pytest.mark.parametrize(("step", "what"), [(stop, r"StopIteration\(\)"), (leave, r"SystemExit\(0\)")])
@@ -461,32 +441,22 @@ def test_a_function_needs_the_backend_that_steps_its_environments():
         make_env(Plain, 2, "envpool")
 
 
-@pytest.mark.parametrize("name", ["lambda", "local", "partial", "object"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gym.make("CartPole-v1"),
+        functools.partial(gym.make, "CartPole-v1"),
+        type("Maker", (), {"__call__": lambda self: gym.make("CartPole-v1")})(),
+    ],
+)
 def test_a_run_of_a_function_resumes_from_python_and_not_from_the_command_line(
-    fit, tmp_path, capsys, monkeypatch, name
+    fit_and_resume, tmp_path, capsys, monkeypatch, make
 ):
-    def local():
-        return gym.make("CartPole-v1")
-
-    class Maker:
-        def __call__(self):
-            return gym.make("CartPole-v1")
-
-    makers = {
-        "lambda": lambda: lambda: gym.make("CartPole-v1"),
-        "local": lambda: local,
-        "partial": lambda: functools.partial(gym.make, "CartPole-v1"),
-        "object": Maker,
-    }
-    path = tmp_path / "middle.ckpt"
-    whole = fit(SMALL | {"env_id": makers[name]()}, callbacks=[SaveAfter(path, 1)])
-    resumed = fit(SMALL | {"env_id": makers[name]()}, ckpt_path=path)
+    fit_and_resume(1, SMALL | {"env_id": make})
     assert "to the bit" in capsys.readouterr().out
-    for a, b in zip(whole.agent.parameters(), resumed.agent.parameters(), strict=True):
-        assert torch.equal(a, b)
     monkeypatch.chdir(tmp_path)
-    command = ["validate", "--ckpt_path", str(path), *QUIET, "--data.eval_episodes", "1"]
-    if name != "partial":
+    command = ["validate", "--ckpt_path", "middle.ckpt", *QUIET, "--data.eval_episodes", "1"]
+    if not isinstance(make, functools.partial):
         with pytest.raises(SystemExit):
             cli.main([*command, "--trust_checkpoint"])
         error = capsys.readouterr().err
@@ -523,21 +493,6 @@ def test_play_cannot_make_the_environment_of_a_function():
 
 
 # Masks in info
-
-
-def test_a_mask_in_the_info_is_used():
-    env = make_env("Taxi-v4", 4, seed=3)
-    where = mask_columns(env.agent_specs[0])
-    agent = MLPAgent(*env.agent_specs)
-    rollout = make_collector(env, agent, 64, 1).rollout()
-    allowed = rollout["observation"][..., where]
-    assert not allowed.all(), "or there is nothing to forbid"
-    assert allowed.gather(-1, rollout["action"][..., None].long()).all()
-    again = gym.make("Taxi-v4")
-    _, info = again.reset(seed=int(env._seeds[0]))
-    assert rollout["observation"][0, 0, where].tolist() == info["action_mask"].tolist(), (
-        "the episode of the seed"
-    )
 
 
 def test_looking_for_a_mask_costs_no_episode_and_no_environment():
@@ -577,11 +532,9 @@ class Masked(Plain):
 
 
 def test_a_mask_may_be_missing_only_where_an_episode_ends():
-    env = make_env(registered(Masked), 2, env_kwargs={"without": [50, 100]})
-    make_collector(env, MLPAgent(*env.agent_specs), 128, 1).rollout()
-    env = make_env("Brought-v0", 2, env_kwargs={"without": [7]})
+    collect(make_env(registered(Masked), 2, env_kwargs={"without": [50, 100]}), 128)
     with pytest.raises(ConfigError, match=r"Brought-v0, environment 0, step 7: .*info has no 'action_mask'"):
-        make_collector(env, MLPAgent(*env.agent_specs), 128, 1).rollout()
+        collect(make_env("Brought-v0", 2, env_kwargs={"without": [7]}))
 
 
 def test_an_environment_with_masks_in_its_info_restarts():
@@ -593,7 +546,7 @@ def test_an_environment_with_masks_in_its_info_restarts():
 
     env = make_env(registered(Fails), 2, env_kwargs={"max_restarts": 100})
     with pytest.warns(UserWarning, match="Environment 1 raised RuntimeError"):
-        rollout = make_collector(env, MLPAgent(*env.agent_specs), 64, 1).rollout()
+        rollout = collect(env, 64)
     assert (~rollout["valid"]).sum() == 2 * 6, "the last steps of 6 failed episodes, in both"
 
 
@@ -607,36 +560,13 @@ def test_a_mask_of_another_size_in_the_info_ends_in_one_sentence():
 # EnvPool
 
 
-def test_envpool_gives_only_truncated_where_the_pole_falls_at_the_limit():
-    """Gymnasium sets both flags; EnvPool sets only ``truncated`` (docs/environments.md)."""
-    flags = {}
-    for backend in ("gymnasium", "envpool"):
-        env = make_env("CartPole-v1", 32, backend, env_kwargs={"max_episode_steps": 9})
-        env.reset_arrays()
-        for _ in range(9):
-            observation, _, terminated, truncated = env.step_arrays(np.zeros(32, int))
-            if (early := terminated & ~truncated).any():
-                env.reset_arrays(early)
-        fallen = truncated & (np.abs(observation[:, 2]) > 0.2095)
-        assert 4 < fallen.sum() < truncated.sum()
-        flags[backend] = terminated[fallen]
-        env.close()
-    assert flags["gymnasium"].all()
-    assert not flags["envpool"].any()
-
-
-@pytest.mark.parametrize(
-    ("env_id", "size"),
-    [("Go1JoystickFlatTerrain-v1", 48), ("LeapCubeReorient-v1", 57), ("PandaPickCube-v1", 66)],
-)
+@pytest.mark.parametrize(("env_id", "size"), [("Go1JoystickFlatTerrain-v1", 48), ("LeapCubeReorient-v1", 57)])
 def test_the_actor_of_playgrounds_tasks_sees_no_privileged_state(env, env_id, size):
     batch = env(env_id, 2, "envpool")
     agent = MLPAgent(*batch.agent_specs)
     assert next(agent.actor_body.parameters()).shape == (64, size)
     rows = batch.reset_arrays()
     parts = batch.envs.reset()[0]
-    if isinstance(parts, np.ndarray):
-        return
     assert rows.shape == (2, size + parts["privileged_state"].shape[1])
     place = entry_columns(batch.agent_specs[0])["state"]
     np.testing.assert_array_equal(batch._flat(parts)[:, place], parts["state"])
@@ -689,18 +619,14 @@ def breaks_in_torchrl():
             "__init__",
             "env_id, which makes the environment, raised this.",
         ),
-        ("Breaks-v0", 0, "__init__", "Breaks-v0: the constructor raised this."),
+        ("Brought-v0", 0, "__init__", "Brought-v0: the constructor raised this."),
         (breaks_in_torchrl, 0, "step", "step() or reset() raised this."),
     ],
 )
-def test_a_plain_fit_ends_with_the_frames_of_the_environment(env_id, workers, function, note, monkeypatch):
-    monkeypatch.setitem(
-        gym.registry, "Breaks-v0", gym.envs.registration.EnvSpec("Breaks-v0", lambda: Breaks(0))
-    )
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=0)
-    data = RolloutDataModule(env_id, num_workers=workers, **SMALL)
+def test_a_plain_fit_ends_with_the_frames_of_the_environment(fit, env_id, workers, function, note):
+    registered(lambda: Breaks(0))
     with pytest.raises(KeyError, match="the simulator is broken") as raised:
-        trainer.fit(PPO(), data)
+        fit(SMALL | {"env_id": env_id, "num_workers": workers})
     report = "".join(traceback.format_exception(raised.value)).splitlines()
     assert report[-1].endswith(note)
     frame = next(line for line in reversed(report) if line.startswith("  File "))

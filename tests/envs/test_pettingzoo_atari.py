@@ -11,7 +11,7 @@ import torch
 from torchrl.data import Categorical
 
 from ppo_lightning import CNNAgent
-from ppo_lightning.envs import EnvFactory, check_environment, make_env
+from ppo_lightning.envs import EnvFactory, make_env
 from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.cnn import scaled
@@ -114,11 +114,6 @@ def test_the_time_limit_truncates_and_ends_no_other_game():
     assert expected[3].all()
     assert not terminated.any()
     np.testing.assert_array_equal(observation[:2], expected[0])
-
-
-def test_check_env_knows_the_time_limit():
-    findings = check_environment(EnvFactory("atari/pong_v3", "pettingzoo"), 4, 60).findings
-    assert [str(finding) for finding in findings if finding.severity != "note"] == []
 
 
 def test_the_network_reads_an_indicator_of_one():

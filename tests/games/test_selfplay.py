@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from gymnasium import spaces
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, SelfPlay
 from ppo_lightning.algorithms.run_log import episode_means
-from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.games.players import agent_player, make_player
 from ppo_lightning.games.tournament import play_games, probe_game
@@ -101,49 +99,6 @@ def test_a_validation_rates_the_agent(learn, tmp_path):
     win, draw, loss = (100 * float(share) for share in shares)
     assert win != loss
     assert elo == pytest.approx(400 * np.log10((win + draw / 2 + 0.5) / (loss + draw / 2 + 0.5)), abs=1e-3)
-
-
-class GiftGame(BatchedEnv):
-    """Player 0 gives the game to itself (action 0) or the opponent (1). Player 1 moves without effect."""
-
-    num_players = 2
-
-    def __init__(self, num_envs):
-        super().__init__(spaces.Box(0, 1, (2,)), spaces.Discrete(2), list(range(num_envs)))
-        self.envs = []
-        self.mover = np.zeros(num_envs, np.int64)
-        self.gift = np.zeros(num_envs)
-
-    def reset_arrays(self, mask=None):
-        rows = slice(None) if mask is None else mask
-        self.mover[rows] = self.gift[rows] = 0
-        return self.observation()
-
-    def observation(self):
-        return np.stack([self.mover, self.gift], axis=1).astype(np.float32)
-
-    def _step_arrays(self, action):
-        ends = self.mover == 1
-        reward = np.where(ends, np.where(self.gift == 1, 1.0, -1.0), 0.0)
-        self.gift = np.where(ends, self.gift, action)
-        self.mover = np.ones_like(self.mover)
-        return self.observation(), reward, ends, np.zeros_like(ends)
-
-
-class WithoutSign(PPO):
-    """The reward of the opponent's last step counts as one's own."""
-
-    def advantages(self, rollout):
-        rollout["sign"] = rollout["sign"].abs()
-        return super().advantages(rollout)
-
-
-@pytest.mark.parametrize(("ppo", "low", "high"), [(PPO, 0, 0.1), (WithoutSign, 0.9, 1)])
-def test_a_player_learns_from_the_reward_of_the_opponents_last_step(learn, ppo, low, high):
-    data = {"backend": "gymnasium", "env_id": lambda num_envs: GiftGame(num_envs)}
-    agent = learn(20, data, ppo, ent_coef=0.0, learning_rate=5e-3).agent
-    gift = agent.evaluate(torch.zeros(1, 2), torch.ones(1, dtype=torch.int64)).log_prob.exp().item()
-    assert low < gift < high
 
 
 @pytest.mark.slow

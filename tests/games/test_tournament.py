@@ -103,10 +103,12 @@ def test_random_play_is_uniform_over_the_legal_actions():
 
 
 def test_random_players_are_equal():
-    random = player("random", CONNECT_FOUR)
-    result = play_games(CONNECT_FOUR, random, random, 600)
-    assert abs(result.wins - result.losses) < 72
-    assert result.games == 600
+    """In PettingZoo's TicTacToe, player 0 begins, and the first move is worth 0.3 points."""
+    factory = EnvFactory("pettingzoo/classic/tictactoe_v3", "pettingzoo")
+    random = random_player(probe_game(factory))
+    result = play_games(factory, random, random, 300)
+    assert abs(result.wins - result.losses) < 48
+    assert result.games == 300
 
 
 def test_results_are_from_the_view_of_the_first_player():
@@ -256,18 +258,18 @@ def test_an_interval_has_the_width_of_a_normal_distribution():
     assert np.mean([rating.high - rating.low for rating in ratings]) == pytest.approx(expected, rel=0.08)
 
 
-def test_intervals_cover_the_true_rating():
-    true = {"random": 0.0, "a": 150.0, "b": 300.0}
+@pytest.mark.parametrize(
+    ("true", "width"),
+    [
+        ({"random": 0.0, "a": 150.0, "b": 300.0}, 150),
+        ({"random": 0.0, "b": 1200.0}, np.inf),  # of 100 games, 90 % of the series are won without a loss
+    ],
+)
+def test_intervals_cover_the_true_rating(true, width):
     generator = np.random.default_rng(2)
-    runs = [rate(simulated(true, 100, generator), "random", seed)["b"] for seed in range(60)]
-    covered = np.mean([run.low <= 300 <= run.high for run in runs])
-    assert covered >= 0.85
-    assert np.mean([run.high - run.low for run in runs]) < 150
-
-
-def test_the_rating_of_a_player_who_won_all_games_is_finite():
-    ratings = rate({("a", "b"): Outcomes(1000, 0, 0), ("b", "c"): Outcomes(1000, 0, 0)}, "c")
-    assert ratings["a"].elo > ratings["b"].elo > 1000
+    runs = [rate(simulated(true, 100, generator), "random", seed)["b"] for seed in range(40)]
+    assert np.mean([run.low <= true["b"] <= run.high for run in runs]) >= 0.85
+    assert np.mean([run.high - run.low for run in runs]) <= width
 
 
 @pytest.mark.parametrize(
@@ -284,10 +286,3 @@ def test_an_interval_is_open_where_no_point_was_given(ab, bc, ends):
     rating = rate({("a", "b"): Outcomes(*ab), ("b", "c"): Outcomes(*bc)}, "c")["a"]
     assert np.isfinite(rating).tolist() == [True, *ends]
     assert rating.low < rating.elo < rating.high
-
-
-def test_intervals_cover_the_rating_of_a_player_who_nearly_always_wins():
-    true = {"random": 0.0, "a": 1200.0}  # of 100 games, 90 % of the series are won without a loss
-    generator = np.random.default_rng(3)
-    runs = [rate(simulated(true, 100, generator), "random", seed)["a"] for seed in range(40)]
-    assert np.mean([run.low <= 1200 <= run.high for run in runs]) >= 0.85

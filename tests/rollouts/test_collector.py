@@ -154,10 +154,12 @@ def test_noise_belongs_to_the_global_environment():
         assert torch.equal(part["observation"], whole["observation"][first : first + 2])
 
 
-@pytest.mark.parametrize("kind", ["ours", "torchrl", "scan"])
-def test_set_seed_repeats_the_run(kind):
-    made = EnvFactory("CartPole-v1", "torch" if kind == "scan" else "gymnasium").make(2, seed=1)
-    env = through("torchrl" if kind == "torchrl" else "ours", made)
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("ours", "gymnasium"), ("ours", "envpool"), ("torchrl", "gymnasium"), ("ours", "torch")],
+)
+def test_set_seed_repeats_the_run(kind, backend):
+    env = through(kind, EnvFactory("CartPole-v1", backend).make(2, seed=1))
     collector = make_collector(env, build(env, MLPAgent), 8)
     runs = []
     for seed in (5, 5, 6):

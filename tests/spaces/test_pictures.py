@@ -94,6 +94,7 @@ def test_other_shapes_are_refused_with_the_readings(shape, fits, body):
         MLPAgent(spec_from_space(space), ACTIONS)
 
 
+@pytest.mark.detail("22")
 @pytest.mark.parametrize(
     ("space", "values", "largest"),
     [
@@ -116,6 +117,7 @@ def test_networks_see_values_up_to_1(space, values, largest, inside):
     rows = torch.full((2, 40 * 40 * 3 + 2), values) if inside else torch.full((2, 40, 40, 3), values)
     agent.mode(rows)
     assert (seen[0] == 1).all() and seen[0].shape == (2, 3, 40, 40)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("space", [box(128), box(8, 8, 3), spaces.Dict(ram=box(128), speed=box(2, high=255))])
