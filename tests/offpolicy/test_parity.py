@@ -138,7 +138,7 @@ def test_c51():
 
 @pytest.mark.parametrize("algorithm", [DDPG, TD3])
 def test_deterministic_policies(algorithm):
-    module = build(algorithm, CONTINUOUS)
+    module = build(algorithm, CONTINUOUS, **{"noise_clip": 0.3} if algorithm is TD3 else {})
     pi, target_pi = network(module.agent), network(module.target)
     qs, target_qs = critics_of(module)
     assert len(qs) == (2 if algorithm is TD3 else 1)
@@ -149,7 +149,7 @@ def test_deterministic_policies(algorithm):
         with torch.no_grad():
             action = run(target_pi, following).tanh() * SCALE + BIAS
             if algorithm is TD3:
-                action = action + (0.2 * batch["noise"]).clamp(-0.5, 0.5) * SCALE
+                action = action + (0.2 * batch["noise"]).clamp(-0.3, 0.3) * SCALE
                 action = torch.minimum(torch.maximum(action, LOW), HIGH)
             values = [run(q, following, action)[:, 0] for q in target_qs]
             y = batch["reward"] + GAMMA * (1 - batch["terminated"]) * torch.stack(values).min(0).values
