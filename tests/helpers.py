@@ -68,6 +68,7 @@ def short(recipe=None, rollouts=2, **sizes):
 def require_same(one, other):
     """Require equal weights, statistics, metrics and counters of two runs, to the bit."""
     assert one.rollouts_done == other.rollouts_done == one.data.num_rollouts
+    assert one.trainer.global_step == other.trainer.global_step
     for key, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[key]), key
     assert list(one.episode_returns) == list(other.episode_returns)
