@@ -19,7 +19,7 @@ import torch
 import yaml
 from torch import nn
 
-from ppo_lightning import MLPAgent, __main__
+from ppo_lightning import PPO, MLPAgent, __main__
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +68,7 @@ def short(recipe=None, rollouts=2, **sizes):
 def require_same(one, other):
     """Require equal weights, statistics, metrics and counters of two runs, to the bit."""
     assert one.rollouts_done == other.rollouts_done == one.data.num_rollouts
+    assert one.trainer.global_step == other.trainer.global_step
     for key, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[key]), key
     assert list(one.episode_returns) == list(other.episode_returns)
@@ -133,6 +134,10 @@ class Recorder:
         metrics = super().update(minibatches)
         self.metrics += metrics
         return metrics
+
+
+class RecordedPPO(Recorder, PPO):
+    """PPO that keeps what it did."""
 
 
 # Ranks of data parallel training

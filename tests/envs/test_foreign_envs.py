@@ -239,6 +239,8 @@ def test_attributes_of_any_kind_do_not_matter_for_training(fit, attributes):
         ({"metadata": {"render_fps": np.float32(20)}}, 20),
         ({"metadata": {"render_fps": 200}, "dt": float("nan")}, 60),
         ({"metadata": None, "dt": np.float64(0.05)}, 20),
+        ({"metadata": {"render_fps": -5}, "dt": 0}, 30),
+        ({"metadata": {"render_fps": float("inf")}}, 30),
     ],
 )
 def test_a_video_has_the_frame_rate_of_the_environment(attributes, fps):
