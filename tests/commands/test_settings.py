@@ -19,6 +19,7 @@ from ppo_lightning import (
     DQN,
     PPG,
     PPO,
+    RND,
     RPO,
     SAC,
     CNNAgent,
@@ -145,7 +146,7 @@ def test_a_run_trains_after_what_the_sentence_asks_for(fit, asked):
 
 def test_every_number_has_a_range_and_its_default_lies_in_it():
     ranges = 0
-    for owner in (PPO, RPO, RolloutDataModule, MLPAgent, CNNAgent):
+    for owner in (PPO, RPO, PPG, RND, RolloutDataModule, MLPAgent, CNNAgent):
         for parameter in inspect.signature(owner.__init__).parameters.values():
             annotation = str(parameter.annotation)
             metadata = getattr(parameter.annotation, "__metadata__", ())
