@@ -51,6 +51,24 @@ torch.save((action, tuple(model.agent.evaluate(observation, action)[:4])), "out"
         assert torch.equal(a, b)
 
 
+def test_a_resumed_run_continues_all_counts(saved, fit):
+    whole, paths = saved
+    resumed = fit(SMALL, ckpt_path=paths[0], **EVERY_2)
+    assert resumed.trainer.global_step == whole.trainer.global_step == 6 * 16
+    for module in (whole, resumed):
+        metrics = module.trainer.callback_metrics
+        for name, last in (("return", whole.episode_returns), ("length", whole.episode_lengths)):
+            assert last.maxlen == 100 and len(last) > 5
+            assert metrics[f"charts/avg_episodic_{name}"] == pytest.approx(sum(last) / len(last))
+    assert resumed.env_steps == whole.env_steps == 384
+    assert resumed.rollouts_done == 6
+    assert resumed.lr_schedulers().get_last_lr() == whole.lr_schedulers().get_last_lr()
+    last = [module.trainer.callback_metrics["charts/learning_rate"] for module in (whole, resumed)]
+    assert last[0] == last[1] > 0
+    collectors = [module.trainer.train_dataloader.collector for module in (whole, resumed)]
+    assert collectors[0].rollouts_done == collectors[1].rollouts_done == 6
+
+
 def test_validating_a_checkpoint_repeats_the_logged_return_and_changes_nothing(saved, make_trainer):
     module, paths = saved
     logged = {key: value for key, value in module.trainer.callback_metrics.items() if key.startswith("eval/")}
@@ -103,6 +121,15 @@ def test_an_evaluation_episode_that_never_ends_is_cut_and_counted(monkeypatch):
 
 class Recorded(Recorder, PPO):
     pass
+
+
+@pytest.mark.parametrize(("anneal_lr", "first"), [(True, 0.5 * 4 / 6), (False, 0.5)])
+def test_a_resumed_run_uses_the_new_learning_rate_and_epsilon(saved, fit, anneal_lr, first):
+    model = {"learning_rate": 0.5, "adam_eps": 1e-3, "anneal_lr": anneal_lr}
+    module = fit(SMALL, model, ppo=Recorded, ckpt_path=saved[1][0])
+    assert module.learning_rates[0] == pytest.approx(first)
+    assert len(module.learning_rates) == 4
+    assert module.trainer.optimizers[0].param_groups[0]["eps"] == 1e-3
 
 
 def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
