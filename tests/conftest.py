@@ -2,6 +2,7 @@ import contextlib
 import functools
 import os
 import signal
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # g++ compiles a graph in 8 instead of 35 seconds of CPU time with -O0; 0 takes PyTorch's own flags.
@@ -99,3 +100,50 @@ def env():
     yield make
     for environment in made:
         environment.close(raise_if_closed=False)
+
+
+@pytest.fixture
+def run_cli(tmp_path, monkeypatch, capsys):
+    """Return a function that runs the command line in a folder of the test: exit code, output and errors."""
+    from ppo_lightning.commands import cli  # few tests need it
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
+
+    def run(*args):
+        code = 0
+        capsys.readouterr()
+        try:
+            cli.main([str(arg) for arg in args])
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def output_of(run_cli):
+    """Return a function that runs a command, which must succeed, and returns its output."""
+
+    def run(*args):
+        code, output, errors = run_cli(*args)
+        assert code == 0, errors
+        return output
+
+    return run
+
+
+@pytest.fixture
+def refusal_of(run_cli):
+    """Return a function that runs a command, which must end with code 2 and one sentence: the sentence."""
+
+    def run(*args):
+        code, _, errors = run_cli(*args)
+        assert code == 2
+        *others, sentence = errors.strip().splitlines()
+        assert sentence.startswith("error: ")
+        assert not any("Traceback" in line or line.startswith("error: ") for line in others), errors
+        return sentence
+
+    return run

@@ -35,15 +35,6 @@ class Counter(gym.Env):
         return self.observation(), self.reward, self.time == self.terminate_at, False, {}
 
 
-class Forever(Counter):
-    """Endless episode with a constant observation: at reward 1 per step the value is 1 / (1 - gamma)."""
-
-    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
-
-    def observation(self):
-        return np.zeros(1, np.float32)
-
-
 class Probe(gym.Env):
     """The five probe environments of Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021).
 
@@ -288,5 +279,5 @@ class NextStepVector(gym.vector.VectorEnv):
 
 
 gym.register("Twin-v0", Reach)
-for entry in (Counter, Forever, Match, Probe, Script, Reach, Trouble, Parts):
+for entry in (Counter, Match, Probe, Script, Reach, Trouble, Parts):
     gym.register(f"{entry.__name__}-v0", entry)

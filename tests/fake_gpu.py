@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from ppo_lightning import PPO, SAC, CNNAgent, MLPAgent, RecurrentPPO
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.export.onnx import random_observations
-from ppo_lightning.models import heads
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.offpolicy.buffer import ReplayBuffer
 from ppo_lightning.rollouts.evaluation import episode_statistics
@@ -194,17 +193,6 @@ def autocast(device: str, precision: torch.dtype) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def leave_behind() -> None:
-    """Leave one tensor of an agent on the CPU."""
-    evaluate = heads.GaussianHead.evaluate
-
-    def on_the_cpu(self, features, action, *args):
-        self.log_std = torch.nn.Parameter(torch.zeros(self.log_std.shape, device="cpu"))
-        return evaluate(self, features, action, *args)
-
-    heads.GaussianHead.evaluate = on_the_cpu
-
-
 def look_at_agents(device: str) -> None:
     """Let every agent compute on a simulated device, in two precisions."""
     for case in AGENTS:
@@ -226,5 +214,3 @@ def main(folder: Path) -> None:
     register_guards(folder)
     look_at_agents("cuda")
     look_at_agents("mps")
-    leave_behind()
-    look_at_agents("cuda")

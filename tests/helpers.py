@@ -19,7 +19,7 @@ import torch
 import yaml
 from torch import nn
 
-from ppo_lightning import MLPAgent, __main__
+from ppo_lightning import PPO, MLPAgent, __main__
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +68,7 @@ def short(recipe=None, rollouts=2, **sizes):
 def require_same(one, other):
     """Require equal weights, statistics, metrics and counters of two runs, to the bit."""
     assert one.rollouts_done == other.rollouts_done == one.data.num_rollouts
+    assert one.trainer.global_step == other.trainer.global_step
     for key, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[key]), key
     assert list(one.episode_returns) == list(other.episode_returns)
@@ -133,6 +134,10 @@ class Recorder:
         metrics = super().update(minibatches)
         self.metrics += metrics
         return metrics
+
+
+class RecordedPPO(Recorder, PPO):
+    """PPO that keeps what it did."""
 
 
 # Ranks of data parallel training
@@ -346,9 +351,19 @@ class Runs:
         return checkpoint
 
 
-def wait_for_a_checkpoint(runs, process, timeout=120):
-    """Wait until the run has saved a checkpoint; return whether the process still runs."""
+def wait_for_a_checkpoint(runs, process, timeout=120, after=None):
+    """Wait until the run has saved a checkpoint ``after`` that one; return whether the process still runs."""
     end = time.time() + timeout
-    while time.time() < end and process.poll() is None and runs.newest() is None:
+    while time.time() < end and process.poll() is None and runs.newest() == after:
         time.sleep(0.02)
     return process.poll() is None
+
+
+def require_same_end(whole, broken, steps):
+    """Resume the broken run, train the whole one, and require the same weights, to the bit."""
+    code, said = broken.wait(broken.start("--auto_resume", total=steps))
+    assert code == 0 and "each environment resumes its episode, to the bit" in said, said
+    code, said = whole.wait(whole.start(total=steps))
+    assert code == 0, said
+    one, other = (run.final(steps)["state_dict"] for run in (whole, broken))
+    assert all(torch.equal(value, other[key]) for key, value in one.items())

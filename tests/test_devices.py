@@ -17,14 +17,13 @@ ON_GPU = {"accelerator": "gpu", "devices": 1}
 
 @simulates_gpu
 @pytest.mark.integration
-def test_agents_compute_on_one_device_and_a_tensor_on_the_wrong_one_is_found(tmp_path):
+def test_agents_compute_on_one_device(tmp_path):
     """All agents act, learn and are evaluated, in float32 and under autocast; on MPS without float64."""
     process = Forked(tmp_path, fake_gpu.main, tmp_path)
     output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
     devices = [line.split()[0] for line in output.splitlines()]
-    assert devices[:48] == ["cuda"] * 24 + ["mps"] * 24, f"12 agents in two precisions: {errors}"
-    assert process.returncode != 0
-    assert "found at least two devices, cuda:0 and cpu" in errors
+    assert devices == ["cuda"] * 24 + ["mps"] * 24, "12 agents in two precisions"
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1"])

@@ -1,14 +1,12 @@
-"""Private attributes of Lightning: each one exists and does what its function says.
+"""Private attributes of Lightning that no run of the package shows to do what their functions say.
 
-After an update of Lightning, run this file. If it passes, add the version to ``CHECKED_VERSIONS``.
+After an update of Lightning, run the quick tests. If they pass, add the version to ``CHECKED_VERSIONS``.
 """
 
-import signal
 from datetime import timedelta
 
 import lightning as L
 import pytest
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 
@@ -36,36 +34,8 @@ class CountedTwice(Manual):
         self.after_counted_step = self.trainer.global_step
 
 
-class Publishing(BoringModel):
-    def on_train_batch_end(self, *args):
-        metrics, shown = {"charts/return": torch.tensor(3.0)}, {"return": "3.0"}
-        private.publish_metrics(self.trainer, metrics, shown)
-
-
-class Monitor(L.Callback):
-    """A callback that reads published metrics, as EarlyStopping and ModelCheckpoint do."""
-
-    value = None
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.value = trainer.callback_metrics["charts/return"].item()
-
-
-class HandlerBeforeTraining(L.Callback):
-    """A callback that replaces the handler in ``setup``, as Preemption does, and sends the signal."""
-
-    def __init__(self):
-        self.received = []
-
-    def setup(self, trainer, pl_module, stage):
-        private.set_sigterm_handler(trainer, lambda number, frame: self.received.append(number))
-
-    def on_train_batch_start(self, *args):
-        signal.raise_signal(signal.SIGTERM)
-
-
 def test_the_installed_version_has_been_checked():
-    assert L.__version__ in CHECKED_VERSIONS, "run this file, then add the version to CHECKED_VERSIONS"
+    assert L.__version__ in CHECKED_VERSIONS, "run the quick tests, then add the version to CHECKED_VERSIONS"
 
 
 def test_a_module_has_a_trainer_during_fit_only(make_trainer):
@@ -79,15 +49,6 @@ def test_a_module_has_a_trainer_during_fit_only(make_trainer):
         _ = model.trainer
     make_trainer(max_epochs=1, limit_train_batches=1).fit(model)
     assert model.had_trainer
-
-
-def test_a_compiled_module_is_recognized():
-    model = BoringModel()
-    assert not private.is_compiled(model)
-    compiled = torch.compile(model, backend="eager")
-    unwrapped = L.pytorch.utilities.compile.from_compiled(compiled)
-    assert private.is_compiled(unwrapped)
-    assert not private.is_compiled(BoringModel())
 
 
 def test_fast_dev_run_without_the_step_limit_takes_every_step(make_trainer):
@@ -132,24 +93,6 @@ def test_a_counted_step_raises_the_global_step_by_one(make_trainer):
     assert (model.after_own_step, model.after_counted_step) == (1, 2)
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
     assert progress.ready == progress.completed == 2
-
-
-def test_published_metrics_reach_callbacks(make_trainer):
-    monitor = Monitor()
-    trainer = make_trainer(max_epochs=1, limit_train_batches=1, callbacks=[monitor])
-    trainer.fit(Publishing())
-    assert monitor.value == 3.0
-    assert trainer.progress_bar_metrics["return"] == "3.0"
-
-
-def test_the_sigterm_handler_is_replaced(make_trainer):
-    before = signal.getsignal(signal.SIGTERM)
-    callback = HandlerBeforeTraining()
-    trainer = make_trainer(max_epochs=1, limit_train_batches=1, callbacks=[callback])
-    trainer.fit(BoringModel())
-    assert callback.received == [signal.SIGTERM]
-    assert not trainer.received_sigterm, "Lightning's own handler would end the run"
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 import sys
 import types
 from datetime import timedelta
+from operator import attrgetter
 
 import lightning as L
 import torch
@@ -16,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torchrl.envs import InitTracker
 
-import ppo_lightning
+import ppo_lightning.offpolicy
 from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks import Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
@@ -24,6 +25,7 @@ from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
 from ppo_lightning.utils import collectives
 from tests import environments
+from tests.conftest import trainers_in
 from tests.helpers import weights
 from tests.models.test_foreign_agents import AGENTS
 
@@ -84,8 +86,8 @@ class Recorded:
                 rollout["valid"][env - first_env, :steps] = False
         super().training_step(rollout, batch_idx)
 
-    def update(self, minibatches):
-        metrics = super().update(minibatches)
+    def update(self, *args):
+        metrics = super().update(*args)
         self.updates += len(metrics)
         if options["kl_of_ranks"]:
             for parts in metrics:
@@ -147,24 +149,15 @@ def train(settings):
     if options["nccl"]:
         refuse_cpu_tensors()
     EqualRanksGuard.every = options["check_every"]
-    agent = functools.partial(getattr(ppo_lightning, options["agent_class"]), **options["agent"])
+    agent = functools.partial(attrgetter(options["agent_class"])(ppo_lightning), **options["agent"])
     algorithm = getattr(ppo_lightning, options["algorithm"])
     networks = AGENTS[options["pair"]][0]() if options["pair"] else {"agent": agent}
-    module = type("Run", (Recorded, algorithm), {})(**{"learning_rate": 1e-3} | options["model"] | networks)
-    strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"]))
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        devices=options["devices"],
-        num_nodes=options["nodes"],
-        strategy=strategy if several else "auto",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        limit_val_batches=options["validations"],
-        enable_model_summary=False,
-        default_root_dir=options["folder"],
-        callbacks=[Preemption()],
+    rates = {} if options["algorithm"] == "SAC" else {"learning_rate": 1e-3}  # SAC has policy_lr and q_lr
+    module = type("Run", (Recorded, algorithm), {})(**rates | options["model"] | networks)
+    strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"])) if several else "auto"
+    processes = {"devices": options["devices"], "num_nodes": options["nodes"], "strategy": strategy}
+    trainer = trainers_in(options["folder"])(
+        max_epochs=1, limit_val_batches=options["validations"], callbacks=[Preemption()], **processes
     )
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
     if options["transforms"]:
@@ -173,6 +166,8 @@ def train(settings):
     result = {
         "weights": weights(module),
         "statistics": dict(module.named_buffers()),
+        "state": module.state_dict(),
+        "optimizers": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
         "timeout": collectives.cpu_group()._get_backend(torch.device("cpu")).options._timeout.seconds
         if several
         else None,
@@ -184,6 +179,7 @@ def train(settings):
         "initial": module.initial,
         "first": module.first,
         "observation": module.last_observation,
+        "buffer": len(getattr(module, "buffer", ())),
         "env_steps": module.env_steps,
         "global_step": trainer.global_step,
     }
@@ -191,20 +187,8 @@ def train(settings):
 
 
 DTYPES = (
-    *(
-        "bool",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "bfloat16",
-    ),
-    *("float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
 )
 
 

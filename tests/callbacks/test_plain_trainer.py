@@ -18,10 +18,9 @@ from lightning.pytorch.loggers import CSVLogger
 import ppo_lightning
 from ppo_lightning import PPO, RolloutDataModule
 from ppo_lightning.callbacks import Preemption, RunSummary, Threads
-from ppo_lightning.callbacks.guards import Guard
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.rollouts.collector import RolloutCollector
-from tests.helpers import ROOT, Forked, script
+from tests.helpers import ROOT, Forked, require_same, script
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 12}
 MODEL = {"num_minibatches": 2, "update_epochs": 1}
@@ -45,15 +44,11 @@ def kinds(trainer):
     return [type(callback) for callback in trainer.callbacks]
 
 
-@pytest.fixture
-def plain(tmp_path, monkeypatch):
-    """Return a Trainer with nothing but its device, in a folder of the test."""
+def test_a_plain_trainer_gets_the_callbacks_and_the_plugin_of_the_command_line(
+    tmp_path, monkeypatch, caplog, capsys
+):
     monkeypatch.chdir(tmp_path)
-    return L.Trainer(accelerator="cpu", enable_model_summary=False)
-
-
-def test_a_plain_trainer_gets_the_callbacks_and_the_plugin_of_the_command_line(plain, caplog, capsys):
-    plain.callbacks.append(Threads(2))
+    plain = L.Trainer(accelerator="cpu", enable_model_summary=False, callbacks=[Threads(2)])
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             plain.fit(PPO(**MODEL), RolloutDataModule(**SMALL))
@@ -72,20 +67,6 @@ def test_validation_alone_handles_no_signals(make_trainer, fit):
     trainer = make_trainer(limit_val_batches=1)
     trainer.validate(module, RolloutDataModule(**SMALL))
     assert not {Threads, Preemption, RunSummary} & set(kinds(trainer))
-
-
-def test_the_callbacks_of_every_fit_cost_nothing_a_minibatch():
-    assert all(issubclass(kind, Guard) for kind in PPO.fit_callbacks)
-
-
-class WithoutSuper(PPO):
-    def configure_callbacks(self):
-        return []
-
-
-def test_a_subclass_that_loses_the_callbacks_is_told(fit):
-    with pytest.warns(match=r"WithoutSuper.configure_callbacks does not call super\(\)"):
-        fit(SMALL, MODEL, ppo=WithoutSuper)
 
 
 @pytest.mark.parametrize(("option", "rows"), [({}, 12), ({"log_every_n_steps": 5}, 2)])
@@ -175,13 +156,12 @@ def test_a_default_validation_takes_a_tenth_of_the_steps(fit, capsys, monkeypatc
     assert steps[True] <= steps[False] / 10
 
 
-def test_a_resumed_run_keeps_the_length_of_epochs(make_trainer, tmp_path):
+def test_a_resumed_run_keeps_the_length_of_epochs(fit, tmp_path):
     def run(total, **options):
-        data = RolloutDataModule(**SMALL | {"total_timesteps": total, "eval_episodes": 3})
-        checkpoint = ModelCheckpoint(tmp_path, save_top_k=-1)
-        trainer = make_trainer(callbacks=[checkpoint], enable_checkpointing=True)
-        trainer.fit(PPO(**MODEL), data, **options)
-        return data.rollouts_per_epoch, trainer.current_epoch
+        data = SMALL | {"total_timesteps": total, "eval_episodes": 3}
+        keep = ModelCheckpoint(tmp_path, save_top_k=-1)
+        module = fit(data, MODEL, callbacks=[keep], enable_checkpointing=True, **options)
+        return module.data.rollouts_per_epoch, module.trainer.current_epoch
 
     assert run(32 * 40) == (2, 20)
     last = ppo_lightning.last_checkpoint(tmp_path)
@@ -189,13 +169,12 @@ def test_a_resumed_run_keeps_the_length_of_epochs(make_trainer, tmp_path):
     assert run(32 * 80) == (4, 20)
 
 
-def test_the_last_checkpoint_of_several_runs_is_found(make_trainer, tmp_path, capsys):
+def test_the_last_checkpoint_of_several_runs_is_found(fit, tmp_path, capsys):
     assert ppo_lightning.last_checkpoint(tmp_path) is None
     for number, (seed, env_id) in enumerate([(1, "CartPole-v1"), (2, "CartPole-v1"), (1, "Acrobot-v1")]):
-        L.seed_everything(seed)
-        trainer = make_trainer(logger=CSVLogger(tmp_path, "runs"), enable_checkpointing=True)
-        trainer.fit(PPO(**MODEL), RolloutDataModule(**SMALL, env_id=env_id))
-        saved = trainer.checkpoint_callback.best_model_path
+        options = {"logger": CSVLogger(tmp_path, "runs"), "enable_checkpointing": True}
+        module = fit(SMALL | {"env_id": env_id}, MODEL, seed=seed, **options)
+        saved = module.trainer.checkpoint_callback.best_model_path
         os.utime(saved, (number, number))
         assert f"version_{number}" in saved
     find = ppo_lightning.last_checkpoint
@@ -221,36 +200,29 @@ def test_outside_the_main_thread_no_handler_is_registered(fit):
 
 
 class Send(L.Callback):
-    def __init__(self, *numbers):
-        self.numbers = numbers
+    def __init__(self, number):
+        self.number = number
 
     def on_train_batch_start(self, trainer, pl_module, *args):
         if pl_module.rollouts_done == 12:  # past the first epoch
-            for number in self.numbers:
-                signal.raise_signal(number)
+            signal.raise_signal(self.number)
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 143)]
 )
-def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(
-    fit, make_trainer, tmp_path, monkeypatch, number, code
-):
+def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(fit, tmp_path, monkeypatch, number, code):
     """SIGUSR1 is SLURM's, here without Lightning's auto-requeue, as under torchrun."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     data = SMALL | {"total_timesteps": 32 * 24, "eval_episodes": 2}
     whole = fit(data, MODEL)
-    trainer = make_trainer(callbacks=[Send(number), ModelCheckpoint(tmp_path)], enable_checkpointing=True)
-    L.seed_everything(1)
     with pytest.raises(SystemExit) as end:
-        trainer.fit(PPO(**MODEL), RolloutDataModule(**data))
+        fit(data, MODEL, callbacks=[Send(number), ModelCheckpoint(tmp_path)], enable_checkpointing=True)
     assert end.value.code == code
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     path = tmp_path / "preempted.ckpt"
     assert torch.load(path, weights_only=True)["env_steps"] == 32 * 12
-    resumed = fit(data, MODEL, ckpt_path=path)
-    for key, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[key]), key
+    require_same(whole, fit(data, MODEL, ckpt_path=path))
 
 
 PROGRAM = """
@@ -344,24 +316,18 @@ def test_the_stop_button_of_a_notebook_saves_and_raises_keyboard_interrupt(tmp_p
     client.start_channels()
     client.wait_for_ready(timeout=60)
 
-    def run(code, stop_at=None):
-        """Run a cell, press the stop button, and return what the cell printed, and the name of its error."""
-        said, error = "", None
-        number = client.execute(code)
-        while True:
-            message = client.get_iopub_msg(timeout=120)
-            content = message["content"]
-            if message["parent_header"].get("msg_id") != number:
-                continue
-            if message["msg_type"] == "stream":
-                said += content["text"]
-                if stop_at is not None and stop_at in said:
-                    manager.interrupt_kernel()
-                    stop_at = None
-            if message["msg_type"] == "error":
-                error = content["ename"]
-            if message["msg_type"] == "status" and content["execution_state"] == "idle":
-                return said, error
+    def run(code, stop_at):
+        """Run a cell, press the stop button once, and return what it printed and the name of its error."""
+        said = ""
+
+        def show(message):
+            nonlocal said
+            before, said = said, said + message["content"].get("text", "")
+            if stop_at in said and stop_at not in before:
+                manager.interrupt_kernel()
+
+        reply = client.execute_interactive(code, output_hook=show, timeout=300)
+        return said, reply["content"].get("ename")
 
     try:
         said, error = run(PROGRAM, stop_at="rollout 3")

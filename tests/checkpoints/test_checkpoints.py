@@ -8,7 +8,7 @@ from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.rollouts.make_collector import make_collector
-from tests.helpers import Forked, finish
+from tests.helpers import Recorder, weights
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
 EVERY_2 = {
@@ -27,54 +27,6 @@ def saved(fit, tmp_path):
     paths = sorted((tmp_path / "saved").iterdir(), key=lambda path: int(path.stem.split("=")[1]))
     assert [path.name for path in paths] == ["step=128.ckpt", "step=256.ckpt", "step=384.ckpt"]
     return module, paths
-
-
-def test_checkpoints_hold_plain_types_only(saved):
-    for path in saved[1]:
-        checkpoint = torch.load(path, weights_only=True)
-        assert checkpoint["agent"]["class_path"] == "ppo_lightning.models.mlp.MLPAgent"
-        assert checkpoint["datamodule_hyper_parameters"]["env_id"] == "CartPole-v1"
-        assert {key.split(".")[0] for key in checkpoint["state_dict"]} == {"agent"}
-
-
-@pytest.mark.integration
-def test_loading_needs_no_environment_and_gives_the_same_actions(saved, tmp_path):
-    """Another process, which cannot make environments, gives the same actions, to the bit."""
-    module, paths = saved
-    observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    code = f"""
-import gymnasium
-gymnasium.make = None
-import torch
-from ppo_lightning import PPO
-model = PPO.load_from_checkpoint({str(paths[-1])!r})
-observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-action = model.predict(observation)
-torch.save((action, tuple(model.agent.evaluate(observation, action)[:4])), "out")
-"""
-    assert finish(Forked(tmp_path, exec, code, {})) == (0, "")
-    action, evaluated = torch.load(tmp_path / "out")
-    assert torch.equal(action, module.predict(observation))
-    for a, b in zip(evaluated, module.agent.evaluate(observation, action)[:4], strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_resumed_run_continues_all_counts(saved, fit):
-    whole, paths = saved
-    resumed = fit(SMALL, ckpt_path=paths[0], **EVERY_2)
-    assert resumed.trainer.global_step == whole.trainer.global_step == 6 * 16
-    for module in (whole, resumed):
-        metrics = module.trainer.callback_metrics
-        for name, last in (("return", whole.episode_returns), ("length", whole.episode_lengths)):
-            assert last.maxlen == 100 and len(last) > 5
-            assert metrics[f"charts/avg_episodic_{name}"] == pytest.approx(sum(last) / len(last))
-    assert resumed.env_steps == whole.env_steps == 384
-    assert resumed.rollouts_done == 6
-    assert resumed.lr_schedulers().get_last_lr() == whole.lr_schedulers().get_last_lr()
-    last = [module.trainer.callback_metrics["charts/learning_rate"] for module in (whole, resumed)]
-    assert last[0] == last[1] > 0
-    collectors = [module.trainer.train_dataloader.collector for module in (whole, resumed)]
-    assert collectors[0].rollouts_done == collectors[1].rollouts_done == 6
 
 
 def test_validating_a_checkpoint_repeats_the_logged_return_and_changes_nothing(saved, make_trainer):
@@ -127,20 +79,8 @@ def test_an_evaluation_episode_that_never_ends_is_cut_and_counted(monkeypatch):
     assert episodes["episode_reward"].tolist() == [256, 256]
 
 
-def test_a_resumed_run_uses_the_new_learning_rate_and_epsilon(saved, fit):
-    options = {"learning_rate": 0.5, "adam_eps": 1e-3}
-    for model, first in ((options, 0.5 * 4 / 6), ({**options, "anneal_lr": False}, 0.5)):
-        settings = []
-
-        class Watch(PPO):
-            def training_step(self, rollout, batch_idx):
-                group = self.trainer.optimizers[0].param_groups[0]
-                settings.append((group["lr"], group["eps"]))  # noqa: B023
-                return super().training_step(rollout, batch_idx)
-
-        fit(SMALL, model, ppo=Watch, ckpt_path=saved[1][0])
-        assert settings[0] == pytest.approx((first, 1e-3))
-        assert len(settings) == 4
+class Recorded(Recorder, PPO):
+    pass
 
 
 def test_a_resumed_run_that_would_do_nothing_says_so(fit, tmp_path):
@@ -168,13 +108,14 @@ def test_a_loaded_agent_is_checked_against_new_environments_and_starts_a_new_cou
     module = PPO.load_from_checkpoint(saved[1][-1])
     with pytest.raises(ConfigError, match=r"data\.env_id has"):
         make_trainer().fit(module, RolloutDataModule(**{**SMALL, "env_id": "Acrobot-v1"}))
-    module = PPO.load_from_checkpoint(saved[1][-1])
+    module = Recorded.load_from_checkpoint(saved[1][-1])
     assert module.env_steps == 384
     make_trainer().fit(module, RolloutDataModule(**SMALL))
     assert module.env_steps == 384, "not 768"
+    assert torch.equal(module.initial, weights(saved[0]))
 
 
-def test_a_data_module_starts_fresh_environments_after_an_error(fit, make_trainer):
+def test_a_data_module_starts_fresh_environments_after_an_error(make_trainer):
     class Interrupted(PPO):
         def training_step(self, rollout, batch_idx):
             first.append(rollout["observation"][:, 0].clone())
@@ -206,26 +147,11 @@ def test_an_agents_class_inside_a_function_trains_and_resumes_but_no_file_can_na
         PPO.load_from_checkpoint(tmp_path / "saved/step=128.ckpt")
 
 
-def test_load_from_checkpoint_returns_the_subclass_it_is_called_on(fit, tmp_path):
-    """Hyperparameters come from the call or from the file, also through ``**kwargs`` of the class."""
-    callback = ModelCheckpoint(dirpath=tmp_path / "saved", filename="mine")
-    fit(SMALL, {"gamma": 0.5, "bonus": 2.0}, ppo=Mine, callbacks=[callback], enable_checkpointing=True)
-    loaded = Mine.load_from_checkpoint(tmp_path / "saved/mine.ckpt", clip_coef=0.1)
-    assert type(loaded) is Mine
-    assert (loaded.hparams.gamma, loaded.hparams.bonus, loaded.hparams.clip_coef) == (0.5, 2.0, 0.1)
+def test_hyperparameters_of_a_loaded_module_come_from_the_call_or_from_the_file(saved):
+    _, (path, *_) = saved
+    loaded = PPO.load_from_checkpoint(path, clip_coef=0.1)
+    assert (loaded.hparams.gamma, loaded.hparams.clip_coef) == (0.99, 0.1)
     assert loaded.training and loaded.agent.training
-    with open(tmp_path / "saved/mine.ckpt", "rb") as file:
-        assert PPO.load_from_checkpoint(file, map_location="meta").device.type == "meta", (
-            "on the device that is asked"
-        )
-
-
-class Mine(PPO):
-    def __init__(self, bonus=1.0, **kwargs):
-        super().__init__(**kwargs)
-        self.save_hyperparameters(ignore=["agent"])
-
-
-def test_predict_refuses_nonfinite_observations(saved):
-    with pytest.raises(ConfigError, match="predict takes finite observations"):
-        saved[0].predict(torch.full((2, 4), torch.nan))
+    with open(path, "rb") as file:
+        loaded = PPO.load_from_checkpoint(file, map_location="meta")
+    assert loaded.device.type == "meta", "on the device that is asked"

@@ -5,10 +5,9 @@ import importlib
 import sys
 
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning import PPO, RPO, ConfigError
-from ppo_lightning.commands import cli
+from tests.helpers import short
 
 USERS = """
 from ppo_lightning import PPO, MLPAgent
@@ -42,53 +41,36 @@ COMMANDS = {
 
 
 @pytest.fixture
-def train(fit, tmp_path, monkeypatch):
-    """Return a function that trains in the form of ``FORMS`` and returns the checkpoint."""
-    monkeypatch.chdir(tmp_path)
+def forget(tmp_path, monkeypatch):
+    """Write the module of the user; return a function that forgets its import, as in a new program."""
     (tmp_path / "users.py").write_text(USERS)
     monkeypatch.syspath_prepend(tmp_path)
-
-    def run(form):
-        by_command, agent, _ = FORMS[form]
-        if by_command:
-            data = [word for key, value in SMALL.items() for word in (f"--data.{key}", str(value))]
-            given = ["--model.agent", agent, "--model.bonus", "2"]
-            cli.main(["fit", "--model", "users.MyPPO", *given, *data])
-            (path,) = tmp_path.rglob("*.ckpt")
-        else:
-            users = importlib.import_module("users")
-            save = ModelCheckpoint(tmp_path, filename="trained")
-            model = {"agent": agent(users), "bonus": 2.0}
-            fit(SMALL, model, ppo=users.MyPPO, callbacks=[save], enable_checkpointing=True)
-            path = tmp_path / "trained.ckpt"
-        forget()
-        return path
-
-    def forget():
-        sys.modules.pop("users", None)  # as in a new program
-
-    yield run, forget
-    forget()
+    yield lambda: sys.modules.pop("users", None)
+    sys.modules.pop("users", None)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("form", FORMS)
-def test_every_door_reads_every_form(form, train, capsys):
-    run, forget = train
-    path = run(form)
+def test_every_door_reads_every_form(form, forget, fit, output_of, refusal_of, tmp_path):
+    by_command, agent, width = FORMS[form]
+    if by_command:
+        flags = ["--model.agent", agent, "--model.bonus", "2", *short(num_envs=2, num_steps=16)]
+        output_of("fit", "--model", "users.MyPPO", *flags)
+        (path,) = tmp_path.rglob("*.ckpt")
+    else:
+        users, path = importlib.import_module("users"), tmp_path / "trained.ckpt"
+        model = {"agent": agent(users), "bonus": 2.0}
+        fit(SMALL, model, ppo=users.MyPPO).trainer.save_checkpoint(path)
     for command, flags in COMMANDS.items():
         forget()
-        with pytest.raises(SystemExit):
-            cli.main([command, "--ckpt_path", str(path), *flags])
-        error = capsys.readouterr().err
+        error = refusal_of(command, "--ckpt_path", path, *flags)
         assert "pass --trust_checkpoint" in error and "model.agent 'users.MyAgent'" in error, command
         remedies = [["--trust_checkpoint"]]
-        if "or give the run's recipe by --config" in error and FORMS[form][0]:
-            remedies.append(["--config", str(path.parent.parent / "cli_config.yaml")])
+        if "or give the run's recipe by --config" in error and by_command:
+            remedies.append(["--config", path.parents[1] / "cli_config.yaml"])
         for remedy in remedies:
             forget()
-            cli.main([command, "--ckpt_path", str(path), *flags, *remedy])
-            assert "error" not in capsys.readouterr().err, command
+            output_of(command, "--ckpt_path", path, *flags, *remedy)
     forget()
     with pytest.raises(ConfigError, match="import that class before loading the checkpoint"):
         PPO.load_from_checkpoint(path)
@@ -97,15 +79,12 @@ def test_every_door_reads_every_form(form, train, capsys):
         loaded = owner.load_from_checkpoint(path)
         assert type(loaded) is users.MyPPO and loaded.hparams.bonus == 2
         assert type(loaded.agent) is users.MyAgent
-        assert loaded.agent.actor_body.out_features == FORMS[form][2]
+        assert loaded.agent.actor_body.out_features == width
 
 
-def test_validate_reads_an_algorithm_of_ours_from_a_python_run(fit, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    save = ModelCheckpoint(tmp_path, filename="trained")
-    data = SMALL | {"env_id": "Pendulum-v1"}
-    fit(data, {"rpo_alpha": 0.3}, ppo=RPO, callbacks=[save], enable_checkpointing=True)
-    cli.main(["validate", "--ckpt_path", str(tmp_path / "trained.ckpt")])
-    assert "eval/episodic_return" in capsys.readouterr().out
-    loaded = PPO.load_from_checkpoint(tmp_path / "trained.ckpt")
+def test_validate_reads_an_algorithm_of_ours_from_a_python_run(fit, output_of):
+    module = fit(SMALL | {"env_id": "Pendulum-v1"}, {"rpo_alpha": 0.3}, ppo=RPO)
+    module.trainer.save_checkpoint("trained.ckpt")
+    assert "eval/episodic_return" in output_of("validate", "--ckpt_path", "trained.ckpt")
+    loaded = PPO.load_from_checkpoint("trained.ckpt")
     assert type(loaded) is RPO and loaded.hparams.rpo_alpha == 0.3

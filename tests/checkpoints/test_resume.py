@@ -22,6 +22,7 @@ from tests.helpers import (
     left_of,
     start,
     wait_for_a_checkpoint,
+    weights,
 )
 
 RUNS = {
@@ -80,8 +81,7 @@ def test_a_finished_run_that_was_interrupted_has_nothing_to_do(fit, tmp_path):
     end = fit(data, model, ckpt_path=paths[0], callbacks=[SaveAfter(paths[1], 4)], **options)
     again = fit(data, model, ckpt_path=paths[1], callbacks=[NoEpoch()], **options)
     assert again.env_steps == end.env_steps == 128
-    for a, b in zip(again.parameters(), end.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert torch.equal(weights(again), weights(end))
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,8 @@ def same(a, b):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("overlap", ["false", "true"])
-@pytest.mark.parametrize(
-    ("devices", "number"),
-    [
-        (1, signal.SIGTERM),
-        (1, signal.SIGINT),
-        pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_at_the_end_of_the_iteration_and_no_step_is_lost(runs, devices, number, overlap):
     """One process receives the signal; the resumed run ends like the uninterrupted one, to the bit."""
     whole, broken = runs("whole"), runs("broken")
@@ -200,24 +193,20 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "devices"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)]
-)
-def test_twenty_signals_at_random_moments(runs, number, devices):
-    """Signals at any moment and on any rank: the resumed run ends like the uninterrupted one."""
+def test_twenty_signals_at_random_moments_on_any_of_two_ranks(runs):
+    """The resumed run ends like the uninterrupted one; benchmarks/attack.py tries one rank."""
     whole, broken = runs("whole"), runs("broken")
-    total, generator, codes = 500_000, random.Random(devices), []
-    uninterrupted = whole.start(total=total, devices=devices)
-    while len(codes) < 20:
-        process = broken.start("--auto_resume", total=total, devices=devices)
+    total, generator = 500_000, random.Random(2)
+    uninterrupted = whole.start(total=total, devices=2)
+    for _ in range(20):
+        process = broken.start("--auto_resume", total=total, devices=2)
         time.sleep(generator.uniform(0, 20))
         if living := [pid for pid, command in left_of(process.pid).items() if "ppo_lightning" in command]:
-            os.kill(generator.choice(living) if devices > 1 else process.pid, number)
+            os.kill(generator.choice(living), signal.SIGTERM)
         code, said = broken.wait(process)
-        codes.append(code)
         print(code, broken.newest(), flush=True)
         assert code != 0 or "checkpoint: /" in said, said  # the signal may arrive after the run
-    code, said = broken.wait(broken.start("--auto_resume", total=total, devices=devices), timeout=600)
+    code, said = broken.wait(broken.start("--auto_resume", total=total, devices=2), timeout=600)
     assert code == 0, said
     code, said = whole.wait(uninterrupted, timeout=600)
     steps = total // 512 * 512

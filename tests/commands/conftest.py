@@ -1,40 +1,19 @@
-"""The command line in the process of the test."""
+"""Runs of the command line, and what they print."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from ppo_lightning.commands import cli
+from tests.helpers import RECIPE as CARTPOLE
 
-CARTPOLE = str(Path(__file__).parents[2] / "configs/classic/cartpole.yaml")
 SHORT = ["--data.total_timesteps", "1024", "--data.eval_episodes", "2"]
 
 
 @pytest.fixture
-def run_cli(tmp_path, monkeypatch, capsys):
-    """Return a function that runs the command line in a folder of the test: exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ppo-lightning"])
-
-    def run(*args):
-        code = 0
-        try:
-            cli.main([str(arg) for arg in args])
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def trained(run_cli):
+def trained(output_of):
     """Return the checkpoint of a short run of CartPole."""
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
-    assert code == 0, err
-    return checkpoint_of(out)
+    return checkpoint_of(output_of("fit", "--config", CARTPOLE, *SHORT))
 
 
 def checkpoint_of(out):

@@ -1,14 +1,11 @@
 """Benchmarks in real processes, their files and reports, and the comparison of two benchmarks."""
 
 import contextlib
-import csv
+import functools
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,26 +14,23 @@ import pytest
 
 from ppo_lightning import ConfigError
 from ppo_lightning.commands import benchmark as command
-from ppo_lightning.commands import cli, curves, provenance
+from ppo_lightning.commands import curves, provenance
 from ppo_lightning.commands import report as reports
-from ppo_lightning.commands.compare import compare, p_worse
+from ppo_lightning.commands.compare import compare
 from ppo_lightning.commands.curves import curve
 from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import interval, published, read_csv, table, write_csv
 from ppo_lightning.commands.runner import Runner, metrics_of
-from tests.helpers import ROOT
+from tests.helpers import ROOT, Forked, command_line
 
 RECIPE = ROOT / "configs/classic/cartpole.yaml"
 SHORT = ["--data.total_timesteps", "8192", "--data.eval_episodes", "1"]
 
 
 def start(folder, *flags, seeds=("1", "2")):
-    """Start a benchmark in a new process."""
+    """Start a benchmark in a process."""
     own = ["--recipes", str(RECIPE), "--seeds", *seeds, "--workers", "2", "--output", str(folder)]
-    command = [sys.executable, "-m", "ppo_lightning", "benchmark", *own, *SHORT, *flags]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
-    return subprocess.Popen(command, **pipes)
+    return Forked(folder.parent, command_line, "benchmark", *own, *SHORT, *flags)
 
 
 def trained_in(folder):
@@ -85,36 +79,30 @@ def test_a_benchmark_writes_runs_curves_a_table_and_pictures(finished):
     assert "cartpole-1 has finished" in errors and "cartpole-2 has finished" in errors
 
 
-def arguments(folder, *flags, recipe=RECIPE, threads="1"):
-    own = ["--recipes", str(recipe), "--seeds", "1", "2", "--threads", threads, "--output", str(folder)]
-    return [*own, *SHORT, *flags]
-
-
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("named", "flags", "threads", "num_steps"),
     [
-        ({"flags": ["--model.gamma", "0.5"]}, "flags"),
-        ({"threads": "2"}, "threads"),
-        ({"recipe": {"num_steps: 128": "num_steps: 64"}}, "recipe"),
+        ("flags", ["--model.gamma", "0.5"], "1", 128),
+        ("threads", [], "2", 128),
+        ("recipe", [], "1", 64),
     ],
 )
-def test_a_folder_with_runs_of_other_settings_is_refused(changed, named, finished, tmp_path, capsys):
+def test_a_folder_with_runs_of_other_settings_is_refused(
+    named, flags, threads, num_steps, finished, tmp_path, capsys
+):
     """A report of these runs that names the present command would be wrong."""
-    folder, recipe, flags = finished[0], RECIPE, changed.pop("flags", [])
-    if "recipe" in changed:
-        recipe, text = tmp_path / RECIPE.name, RECIPE.read_text()
-        for old, new in changed.pop("recipe").items():
-            assert old in text
-            text = text.replace(old, new)
-        recipe.write_text(text)
+    folder, recipe = finished[0], tmp_path / "cartpole.yaml"
+    recipe.write_text(RECIPE.read_text().replace("num_steps: 128", f"num_steps: {num_steps}"))
     before = (folder / "report.md").read_text()
+    args = ["--recipes", str(recipe), "--seeds", "1", "2", "--threads", threads, "--output", str(folder)]
     with pytest.raises(ConfigError, match=rf"cartpole-1 .*other settings \({named}\): .*--output"):
-        command.main(arguments(folder, *flags, recipe=recipe, **changed))
-    assert capsys.readouterr().out == "" and (folder / "report.md").read_text() == before
+        command.main([*args, *SHORT, *flags])
+    assert capsys.readouterr().out == ""
+    assert (folder / "report.md").read_text() == before
 
 
 def test_a_comment_in_a_recipe_is_no_other_setting(finished, tmp_path):
-    recipe = tmp_path / RECIPE.name
+    recipe = tmp_path / "cartpole.yaml"
     recipe.write_text(f"# A comment.\n{RECIPE.read_text()}")
     Runner(finished[0], 1, 1).require_same_settings(jobs_of([recipe], [1, 2], [], tuple(SHORT)))
 
@@ -124,7 +112,7 @@ def test_a_run_without_a_record_of_its_settings_is_refused(finished, tmp_path):
     shutil.copytree(finished[0], folder)
     (folder / "runs/cartpole-2/job.json").unlink()
     with pytest.raises(ConfigError, match=r"cartpole-2 .*no record of its settings; .*--output"):
-        command.main(arguments(folder))
+        command.main(["--recipes", str(RECIPE), "--seeds", "2", "--output", str(folder), *SHORT])
 
 
 def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, monkeypatch):
@@ -246,9 +234,7 @@ def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
     for version, rows in enumerate(([(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)])):
         path = tmp_path / f"runs/r/version_{version}/metrics.csv"
         path.parent.mkdir(parents=True)
-        with path.open("w") as file:
-            writer = csv.writer(file)
-            writer.writerows([("step", "charts/SPS"), *rows])
+        write_csv(path, [{"step": step, "charts/SPS": throughput} for step, throughput in rows])
     found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
     assert found == [(100, 2.0), (200, 4.0), (300, 5.0), (400, 6.0)]
 
@@ -372,33 +358,18 @@ def runs_file(path, **recipes):
     return path
 
 
-def exit_code(before, after):
-    """Return the exit code of ``ppo-lightning compare``."""
-    try:
-        cli.main(["compare", str(before), str(after)])
-    except SystemExit as ended:
-        return ended.code
-    return 0
-
-
-def test_a_recipe_that_became_worse_is_found_and_the_command_says_so(tmp_path, capsys):
-    generator = np.random.default_rng(0)
-    before = runs_file(
-        tmp_path / "a.csv", good=generator.normal(100, 10, 5), bad=generator.normal(100, 10, 5)
-    )
-    after = runs_file(
-        tmp_path / "b.csv", good=generator.normal(100, 10, 5), bad=generator.normal(50, 10, 5), new=[1, 2]
-    )
-    text, code = compare(before, after)
+def test_a_recipe_that_became_worse_is_found_and_the_command_says_so(tmp_path, run_cli):
+    draw = functools.partial(np.random.default_rng(0).normal, scale=10, size=5)
+    before = runs_file(tmp_path / "a.csv", good=draw(100), bad=draw(100))
+    after = runs_file(tmp_path / "b.csv", good=draw(100), bad=draw(50), new=[1, 2])
+    better = runs_file(tmp_path / "c.csv", good=draw(100), bad=draw(150))
+    code, text, _ = run_cli("compare", before, after)
+    assert code == 1
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
     assert "**worse**" in rows["bad"]
     assert "worse" not in rows["good"]
     assert "b.csv: new." in text
-    assert code == exit_code(before, after) == 1
-    assert text in capsys.readouterr().out
-    returns = {"good": generator.normal(100, 10, 5), "bad": generator.normal(150, 10, 5)}
-    better = runs_file(tmp_path / "c.csv", **returns)
-    assert exit_code(before, better) == 0
+    assert run_cli("compare", before, better)[0] == 0
 
 
 def test_recipes_of_one_environment_are_compared_by_it(tmp_path):
@@ -432,53 +403,36 @@ def test_recipes_and_seeds_lost_in_the_second_file_are_a_failure(after, sentence
 def test_other_seeds_of_another_folder_may_be_used_if_they_are_as_many(tmp_path):
     files = [runs_file(tmp_path / name / "runs.csv", one=values) for name, values in FOUR_AND_FOUR.items()]
     files[1].write_text(files[1].read_text().replace("one,", "one,10"))
-    assert exit_code(*(file.parent for file in files)) == exit_code(*files) == 0
-
-
-@pytest.mark.parametrize(("name", "bad"), [("a", "nan"), ("b", "inf")])
-def test_a_nonfinite_return_is_refused_with_its_place(name, bad, tmp_path):
-    """A NaN in the first file would turn an improvement into a loss."""
-    files = {name: runs_file(tmp_path / f"{name}.csv", one=[10, 11, 12, 13]) for name in "ab"}
-    files[name].write_text(files[name].read_text().replace("one,2,12", f"one,2,{bad}"))
-    where = rf"{name}.csv, line 4 \(recipe one, seed 2\)"
-    with pytest.raises(ConfigError, match=f"{where}: .* is {bad}"):
-        compare(*files.values())
-
-
-def test_the_share_of_false_alarms_is_small():
-    """Both samples, of four runs each, come from one bimodal distribution, similar to HalfCheetah's."""
-    generator = np.random.default_rng(1)
-    draws = generator.normal(1700, 200, (200, 8)) + 2500 * (generator.random((200, 8)) < 0.3)
-    alarms = np.mean([p_worse(draw[:4], draw[4:]) <= 0.05 for draw in draws])
-    assert alarms < 0.1
+    assert compare(*(file.parent for file in files)) == compare(*files)
+    assert compare(*files)[1] == 0
 
 
 @pytest.mark.parametrize(("count", "recipes", "needed"), [(2, 1, 3), (3, 2, 4), (1, 1, 3)])
-def test_runs_too_few_for_a_test_have_an_exit_code_of_their_own(count, recipes, needed, tmp_path):
+def test_runs_too_few_for_a_test_have_an_exit_code_of_their_own(count, recipes, needed, tmp_path, run_cli):
     """With three seeds and two recipes, the smallest possible p is 0.05, but the test needs 0.025."""
     names = ["one", "two"][:recipes]
     before = runs_file(tmp_path / "a.csv", **{name: 101.0 + np.arange(count) for name in names})
     after = runs_file(tmp_path / "b.csv", **{name: -999.0 - np.arange(count) for name in names})
-    text, code = compare(before, after)
-    assert code == exit_code(before, after) == 3
+    code, text, _ = run_cli("compare", before, after)
+    assert code == 3
     sentence = f"has too few runs for a test ({count} and {count}): train {needed} seeds each."
     assert f"{names[-1]} {sentence}" in text
-    enough = []
-    for level in (101.0, -999.0):
-        values = level - np.arange(needed)
-        enough.append(runs_file(tmp_path / f"{level}.csv", **dict.fromkeys(names, values)))
-    assert compare(*enough)[1] == 1, "so many seeds show it"
+    enough = (dict.fromkeys(names, level - np.arange(needed)) for level in (101.0, -999.0))
+    files = (runs_file(tmp_path / f"enough{number}.csv", **returns) for number, returns in enumerate(enough))
+    assert compare(*files)[1] == 1, "so many seeds show it"
 
 
 def test_files_that_are_no_runs_are_refused(tmp_path):
-    good, twice = (runs_file(tmp_path / f"{name}.csv", one=[1, 2]) for name in ("a", "twice"))
+    good, twice, nan = (runs_file(tmp_path / f"{name}.csv", one=[1, 2]) for name in ("a", "twice", "nan"))
     twice.write_text(f"{twice.read_text()}one,1,3\n")
+    nan.write_text(f"{nan.read_text()}one,2,nan\n")
     large = runs_file(tmp_path / "large.csv", one=["x" * 200_000])
     for bad, message in (
         (large, "needs the columns .*field larger than field limit"),
         (tmp_path / "none.csv", "needs the columns"),
         (runs_file(tmp_path / "b.csv", two=[1, 2]), "share no"),
         (twice, "line 4 .recipe one, seed 1.: an earlier line"),
+        (nan, "line 4 .recipe one, seed 2.: the return is nan"),
         (tmp_path, "runs.csv needs the columns"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -31,13 +31,11 @@ WRONG = {
     "--data.env_id Pendulum-v1 --model.agent.init_args.head categorical": "continuous .*head is categorical",
     "--data.env_id tests.nowhere": "env_id 'tests.nowhere' cannot be imported",
     "--model.agent.init_args.head gaussian": "discrete actions .* model.agent.head is gaussian",
-    "--model.agent null": "model.agent is None: it must be a class or a function",
     "--model.num_minibatches 3": "= 512 is not divisible by model.num_minibatches = 3: change",
     "--model.num_minibatches 512": "model.num_minibatches = 512 makes minibatches of one step",
     "--model.gamma 1.5": "model.gamma is 1.5: it must be between 0 and 1",
     "--data.step_timeout 1e300": "data.step_timeout is 1e.300: it must be between 0.001 and",
     "--model.gamma high": "gamma: Expected a float. Got value: high",
-    "--model.agent.hidden_sizes [64,0]": "model.agent.hidden_sizes is .*: each entry must be",
     "--data.backend jax": "data.backend: .*'gymnasium', 'vectorized', 'torch', 'envpool'.* jax",
     "--data.env_kwargs.foo 1": f"{FIT} 'CartPole-v1'",
     "--data.backend envpool --data.env_kwargs.foo 1": f"{FIT} 'CartPole-v1'",
@@ -47,12 +45,14 @@ WRONG = {
     "--ckpt_path last": "fit --auto_resume finds the last one",
     '--config {"ckpt_path":"last"}': "fit --auto_resume finds the last one",
     '--config {"seed_everything":null}': "seed_everything is None: it must be between 0 and 4294967295",
-    "--seed_everything -1": "seed_everything is -1: it must be between 0 and 4294967295",
     "--seed_everything 4294967296": "seed_everything is 4294967296: it must be between 0 and 4294967295",
+    "--num_threads 0": "null",
+    "--trainer.accumulate_grad_batches 2": "model.num_minibatches",
+    "--trainer.min_epochs 2": "trainer.min_epochs .*leave it out",
+    "--trainer.max_epochs 0": "trainer.max_epochs .*at least 1",
     "--trainer.gradient_clip_val 0.5": "trainer.gradient_clip_val .* set model.max_grad_norm",
     "--trainer.precision bf16-true": "trainer.precision is 'bf16-true': PPO takes '32-true' or 'bf16-mixed'",
     "--trainer.devices true": "`devices` selected with `CPUAccelerator`",
-    "--trainer.devices [0,0]": "`devices` selected with `CPUAccelerator`",
     "--trainer.num_nodes 0": "`num_nodes` must be a positive integer",
     "--trainer.strategy fsdp": "The strategy `fsdp` requires a GPU accelerator",
     "--trainer.accelerator tpu": "torch_xla",
@@ -62,85 +62,48 @@ WRONG = {
 
 
 @pytest.mark.parametrize("flags", WRONG)
-def test_wrong_input_ends_in_one_sentence_and_exit_code_2(run_cli, flags):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags.split())
-    last = err.strip().splitlines()[-1]
-    assert code == 2
-    assert last.startswith("error: ")
-    assert re.search(WRONG[flags], last), last
-    assert "Traceback" not in err
-    assert "return over" not in out
+def test_wrong_input_ends_in_one_sentence_and_exit_code_2(refusal_of, flags):
+    sentence = refusal_of("fit", "--config", CARTPOLE, *SHORT, *flags.split())
+    assert re.search(WRONG[flags], sentence), sentence
 
 
-CALLBACK = "--trainer.callbacks+=lightning.pytorch.callbacks."
-SAVE = f"{CALLBACK}ModelCheckpoint --trainer.callbacks.every_n_"
-REMEDIES = {  # refused flags -> what the sentence names, and the flags that it asks for
-    "--seed 3": ("--seed_everything", "--seed_everything 3"),
-    "--num_threads 0": ("null", "--num_threads null"),
-    "--ckpt_path last": ("--auto_resume", "--auto_resume"),
-    "--data.env_id CartPol-v1": ("CartPole-v1", "--data.env_id CartPole-v1"),
-    "--model.num_minibatches 3": ("model.num_minibatches", "--model.num_minibatches 4"),
-    "--model.agent.head gaussian": ("leave model.agent.head unset", ""),
-    "--trainer.gradient_clip_val 0.5": ("model.max_grad_norm", "--model.max_grad_norm 0.5"),
-    "--trainer.precision bf16-true": ("'bf16-mixed'", "--trainer.precision bf16-mixed"),
-    "--trainer.accumulate_grad_batches 2": ("model.num_minibatches", "--model.num_minibatches 2"),
-    "--trainer.min_epochs 2": ("leave it out", ""),
-    "--trainer.max_epochs 0": ("at least 1", "--trainer.max_epochs 1"),
-    f"{CALLBACK}StochasticWeightAveraging --trainer.callbacks.swa_lrs 1e-3": (
-        "EMAWeightAveraging",
-        f"{CALLBACK}EMAWeightAveraging --trainer.callbacks.decay 0.5",
-    ),
-    f"{SAVE}train_steps 6": ("a multiple of the 16 of one", f"{SAVE}train_steps 32"),
-    f"{SAVE}train_steps 32 --model.target_kl 1": ("every_n_epochs", f"{SAVE}epochs 1 --model.target_kl 1"),
-}
+REMEDIES = [
+    "--num_threads null",
+    "--model.num_minibatches 2",
+    "--model.max_grad_norm 0.3",
+    "--trainer.precision bf16-mixed",
+    "--trainer.max_epochs 1",
+]
 
 
 @pytest.mark.parametrize("flags", REMEDIES)
-def test_a_run_with_the_remedy_of_the_sentence_trains(run_cli, flags):
-    named, remedy = REMEDIES[flags]
-    code, _, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *flags.split())
-    assert code == 2 and named in err, err
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, *remedy.split())
-    assert code == 0, err
-    assert "wall time: " in out
-
-
-AGENT = "agent:\n"  # of the recipe
-WORD = (
-    "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes, model.agent.critic_hidden_sizes"
-)
-
-
-def edited(tmp_path, old, new):
-    path = tmp_path / "edited.yaml"
-    text = Path(CARTPOLE).read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-    return path
+def test_a_run_with_the_remedy_of_a_sentence_trains(output_of, flags):
+    assert "wall time: " in output_of("fit", "--config", CARTPOLE, *SHORT, *flags.split())
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("config", "message"),
     [
-        (AGENT, f"gama: 0.9\n    {AGENT}", "the key 'gama' is unknown: did you mean model.gamma, "),
-        ("data:", "      init_args:\n        hiden_sizes: [8]\ndata:", WORD),
-        (AGENT, f"rpo_alpha: 0.9\n    {AGENT}", "did you mean model.rpo_alpha of ppo_lightning.RPO?"),
-        (AGENT, f"norm_obs: true\n    {AGENT}", "did you mean model.agent.norm_obs"),
-        ("seed_everything:", "seed_everythin:", "unknown: did you mean seed_everything?"),
+        ("model: {init_args: {gama: 0.9}}", "the key 'gama' is unknown: did you mean model.gamma, "),
+        (
+            "model: {init_args: {agent: {init_args: {hiden_sizes: [8]}}}}",
+            "the key 'hiden_sizes' is unknown: did you mean model.agent.hidden_sizes, model.agent.critic_hid",
+        ),
+        ("model: {init_args: {rpo_alpha: 0.9}}", "did you mean model.rpo_alpha of ppo_lightning.RPO?"),
+        ("model: {init_args: {norm_obs: true}}", "did you mean model.agent.norm_obs"),
+        ("seed_everythin: 1", "unknown: did you mean seed_everything?"),
     ],
 )
-def test_a_misspelt_key_names_the_right_one(run_cli, tmp_path, old, new, message):
-    code, _, err = run_cli("fit", "--config", edited(tmp_path, old, new))
+def test_a_misspelt_key_names_the_right_one(run_cli, config, message):
+    code, _, err = run_cli("fit", "--config", CARTPOLE, "--config", config)
     assert code == 2
     assert err.count("\n") == 1
     assert message in err
 
 
-def test_a_finished_run_says_so_and_makes_no_new_version(run_cli, trained, tmp_path):
+def test_a_finished_run_says_so_and_makes_no_new_version(output_of, trained, tmp_path):
     for flags in (["--config", CARTPOLE, *SHORT, "--auto_resume"], ["--ckpt_path", trained]):
-        code, out, err = run_cli("fit", *flags)
-        assert code == 0, err
-        *_, last = out.splitlines()
+        *_, last = output_of("fit", *flags).splitlines()
         assert last == (
             "The run is already at data.total_timesteps (1024): raise data.total_timesteps to train longer."
         )
@@ -165,7 +128,7 @@ def test_a_run_without_a_recipe_writes_where_others_do_and_shows_no_noise(run_cl
 
 
 @pytest.mark.integration
-def test_a_video_and_an_export_show_no_noise(run_cli, trained, tmp_path, monkeypatch):
+def test_a_video_and_an_export_show_no_noise(trained, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     play = in_a_process(tmp_path, "play", "--ckpt_path", trained, "--output", "video.gif")
     assert play.returncode == 0 and "XDG_RUNTIME_DIR" not in play.stderr, play.stderr
@@ -181,14 +144,6 @@ def test_a_missing_extra_names_the_pip_command(run_cli, monkeypatch):
         "error: The package 'envpool' is missing: run pip install 'ppo-lightning[envpool]', or, in a clone,"
         " pip install -c constraints.txt -e '.[envpool]'.\n"
     )
-
-
-@pytest.mark.integration
-def test_an_exit_code_reaches_the_shell():
-    command = [sys.executable, "-m", "ppo_lightning", "fit", "--config", CARTPOLE, "--model.gamma", "2"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 2
-    assert run.stderr.strip() == "error: model.gamma is 2.0: it must be between 0 and 1."
 
 
 def in_a_process(tmp_path, *args):
@@ -209,9 +164,8 @@ def answered(capsys, *args):
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test"])
-def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(run_cli, command):
-    code, out, _ = run_cli(command, "--config", CARTPOLE, "--help")
-    assert code == 0
+def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(output_of, command):
+    out = output_of(command, "--config", CARTPOLE, "--help")
     for owner, prefix in (
         (PPO, "model"),
         (MLPAgent, "model.agent"),
@@ -228,24 +182,22 @@ def test_help_lists_the_options_of_algorithm_agent_data_and_trainer(run_cli, com
         assert option in out
 
 
-def test_another_agent_has_its_own_defaults(run_cli):
+def test_another_agent_has_its_own_defaults(output_of):
     """The parser keeps arguments of the default agent that the other class takes, too."""
     pictures = Bounded(0, 255, (4, 84, 84), dtype=torch.uint8)
     specs = {"MLPAgent": Unbounded((4,)), "CNNAgent": pictures}
     for agent, shared in (("MLPAgent", False), ("CNNAgent", True)):
-        code, out, err = run_cli("fit", "--model.agent", f"ppo_lightning.{agent}", "--print_config")
-        assert code == 0, err
+        out = output_of("fit", "--model.agent", f"ppo_lightning.{agent}", "--print_config")
         arguments = yaml.safe_load(out)["model"]["init_args"]["agent"]["init_args"]
         made = getattr(ppo_lightning, agent)(specs[agent], Categorical(2), **arguments)
         assert (made.critic_body is None) == shared
 
 
-def test_a_full_disk_ends_in_one_sentence_before_training(run_cli, tmp_path, monkeypatch):
+def test_a_full_disk_ends_in_one_sentence_before_training(refusal_of, monkeypatch):
     """Without the check, TensorBoard's writer would end the run with a traceback."""
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
-    code, _, err = run_cli("fit", "--config", CARTPOLE)
-    assert code == 2
-    assert re.search(r"error: The folder of the run, \S+, cannot be written: No space left on device\.", err)
+    sentence = refusal_of("fit", "--config", CARTPOLE)
+    assert re.search(r"The folder of the run, \S+, cannot be written: No space left on device\.", sentence)
 
 
 def test_the_list_of_commands_is_whole(capsys):
@@ -296,9 +248,8 @@ def test_the_console_script_finds_modules_in_the_current_folder(tmp_path):
     assert "wall time" in run.stdout
 
 
-def test_the_last_lines_tell_what_was_reached(run_cli):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT)
-    assert code == 0, err
+def test_the_last_lines_tell_what_was_reached(output_of):
+    out = output_of("fit", "--config", CARTPOLE, *SHORT)
     lines = out[out.index("return over the last ") :].splitlines()
     assert lines[1].startswith("evaluation, deterministic: return ")
     assert lines[2].startswith("wall time: ")
@@ -307,112 +258,45 @@ def test_the_last_lines_tell_what_was_reached(run_cli):
     assert lines[4] == "newest checkpoint of all runs: ppo_lightning.last_checkpoint('runs/cartpole')"
 
 
-def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(run_cli, trained, monkeypatch):
+def test_validate_and_test_need_only_the_checkpoint_and_write_no_settings(output_of, trained, monkeypatch):
     run = trained.parent.parent
     settings = (run / "cli_config.yaml").read_text()
     monkeypatch.chdir(run)
     for command, prefix in (("validate", "eval"), ("test", "test")):
-        code, out, err = run_cli(command, "--ckpt_path", trained)
-        assert code == 0, err
-        assert f"{prefix}/episodic_return_std" in out
+        assert f"{prefix}/episodic_return_std" in output_of(command, "--ckpt_path", trained)
     assert (run / "cli_config.yaml").read_text() == settings
 
 
-@pytest.mark.parametrize("place", ["mine.ckpt", "kept/mine.ckpt"])
-def test_a_checkpoint_takes_the_settings_of_its_own_run_only(run_cli, trained, tmp_path, place):
-    """A settings file in the current folder may belong to another run."""
-    (tmp_path / "kept").mkdir()
-    shutil.copy(trained, tmp_path / place)
-    settings = (trained.parent.parent / "cli_config.yaml").read_text()
-    (tmp_path / "cli_config.yaml").write_text(settings.replace("gamma: 0.99", "gamma: 0.5"))
-    flags = ["--data.total_timesteps", "1536", "--trainer.logger", "false"]
-    code, out, err = run_cli("fit", "--ckpt_path", place, *flags)
-    assert code == 0, err
-    checkpoint = torch.load(checkpoint_of(out), weights_only=True)
-    assert checkpoint["hyper_parameters"]["gamma"] == 0.99
-
-
-def test_without_evaluation_the_end_of_the_run_is_saved(run_cli):
-    code, out, err = run_cli("fit", "--config", CARTPOLE, *SHORT, "--trainer.limit_val_batches", "0")
-    assert code == 0, err
-    assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == 1024
-
-
-def test_flags_override_the_settings_of_the_checkpoint(run_cli, trained):
-    code, out, _ = run_cli("validate", "--ckpt_path", trained, "--data.env_kwargs.max_episode_steps", "5")
-    assert code == 0
-    assert metric(out, "eval/episodic_length") == 5
-
-
-def test_a_resumed_run_uses_the_flags(run_cli, trained):
-    settings = ["--config", trained.parent.parent / "cli_config.yaml"]
-    code, out, err = run_cli(
-        "fit", *settings, "--ckpt_path", trained, "--data.total_timesteps", "2048",
-        "--model.learning_rate", "1e-3", "--model.anneal_lr", "false",
-    )  # fmt: skip
-    assert code == 0, err
-    checkpoint = torch.load(checkpoint_of(out), weights_only=True)
-    assert checkpoint["env_steps"] == 2048
-    assert checkpoint["hyper_parameters"]["learning_rate"] == 1e-3
-    assert checkpoint["lr_schedulers"][0]["last_epoch"] == 4
-    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 1e-3
-    assert "runs/cartpole/version_1" in out, "with the run's own trainer settings, as a new version"
-
-
-def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(run_cli):
-    _, out, _ = run_cli("fit", "--config", CARTPOLE, *SHORT, "--seed_everything", "7")
+def test_validation_of_a_checkpoint_uses_the_seed_of_its_run(output_of):
+    out = output_of("fit", "--config", CARTPOLE, *SHORT, "--seed_everything", "7")
     logged = re.search(r"deterministic: return ([\d.]+)", out).group(1)
-    _, out, _ = run_cli("validate", "--ckpt_path", checkpoint_of(out))
+    out = output_of("validate", "--ckpt_path", checkpoint_of(out))
     assert metric(out, "eval/episodic_return") == pytest.approx(float(logged), abs=0.05)
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
-def test_evaluation_needs_a_checkpoint(run_cli, command):
-    code, _, err = run_cli(command, "--config", CARTPOLE)
-    assert code == 2
-    assert "--ckpt_path" in err
+def test_evaluation_needs_a_checkpoint(refusal_of, command):
+    assert "--ckpt_path" in refusal_of(command, "--config", CARTPOLE)
 
 
-def test_a_checkpoint_of_another_environment_or_agent_is_refused(run_cli, trained, tmp_path):
+def test_a_checkpoint_of_another_environment_or_agent_is_refused(refusal_of, trained):
     for flags, message in (
         (["--data.env_id", "Acrobot-v1"], "trained on observations {'kind': 'Box', 'shape': [4]"),
         (["--model.agent.hidden_sizes", "[32]"], "model.agent"),
     ):
-        code, _, err = run_cli("validate", "--config", CARTPOLE, "--ckpt_path", trained, *flags)
-        assert code == 2 and message in err
-    (tmp_path / "notes.ckpt").write_text("hello")
-    code, _, err = run_cli("validate", "--ckpt_path", "notes.ckpt")
-    assert code == 2 and "not a checkpoint of ppo_lightning" in err
-    torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.6"}, tmp_path / "foreign.ckpt")
-    for config in ([], ["--config", CARTPOLE]):
-        code, _, err = run_cli("validate", *config, "--ckpt_path", "foreign.ckpt")
-        assert code == 2, err
-        assert err.startswith("error: ") and "ppo_lightning" in err
+        assert message in refusal_of("validate", "--config", CARTPOLE, "--ckpt_path", trained, *flags)
 
 
 def four_torchrl_cartpoles() -> EnvBase:
     return SerialEnv(4, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
 
 
-def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli, tmp_path):
-    recipe = edited(
-        tmp_path,
-        "  env_id: CartPole-v1\n",
-        "  env_id: tests.commands.test_cli.four_torchrl_cartpoles\n"
-        "  transforms:\n    - class_path: torchrl.envs.InitTracker\n",
-    )
-    code, out, err = run_cli("fit", "--config", recipe, "--data.total_timesteps", "1024")
+def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli):
+    names = "env_id: tests.commands.test_cli.four_torchrl_cartpoles, transforms: [torchrl.envs.InitTracker]"
+    code, out, err = run_cli("fit", "--config", CARTPOLE, "--config", f"data: {{{names}}}", *SHORT)
     assert code == 0, err
     assert "evaluation" in out
     assert "Exception ignored" not in err
-    recipe.write_text(recipe.read_text().replace("four_torchrl", "one_hot_torchrl"))
-    code, _, err = run_cli("fit", "--config", recipe)
-    assert code == 2
-    assert "categorical_action_encoding=True" in err
-
-
-def one_hot_torchrl_cartpoles() -> EnvBase:
-    return GymEnv("CartPole-v1")
 
 
 @pytest.mark.parametrize(
@@ -438,9 +322,3 @@ def test_an_output_that_cannot_be_written_ends_in_one_sentence(run_cli, request,
         own = ["--recipes", CARTPOLE, *(["--space", "space.yaml"] if command == "tune" else [])]
     code, _, err = run_cli(command, *own, flag, path)
     assert (code, err) == (2, f"error: {reason}: name another file or folder.\n")
-
-
-def test_a_folder_that_cannot_be_written_ends_in_one_sentence(run_cli):
-    Path("runs").write_text("a file")
-    _, _, err = run_cli("fit", "--config", CARTPOLE)
-    assert err == "error: The folder of the run, runs, cannot be written: File exists.\n"

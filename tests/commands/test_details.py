@@ -7,7 +7,6 @@ import pytest
 from benchmarks.ablate import FULL, SWITCHES, draw, jobs_without, recipe_manifest
 from ppo_lightning import ConfigError
 from ppo_lightning.algorithms.manifest import DETAILS
-from ppo_lightning.commands import cli
 from ppo_lightning.commands.details import places
 from ppo_lightning.commands.report import write_csv
 
@@ -67,11 +66,8 @@ def test_a_switch_changes_its_detail(name, manifests):
         assert without[number] != manifest[number], number
 
 
-def test_the_command_prints_the_table_of_a_recipe(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["details", "--config", str(CONFIGS / "classic/cartpole.yaml"), "--model.norm_adv", "false"])
-    out = capsys.readouterr().out
+def test_the_command_prints_the_table_of_a_recipe(output_of, tmp_path):
+    out = output_of("details", "--config", "classic/cartpole", "--model.norm_adv", "false")
     assert "| 7 | advantage normalization | off | ppo_lightning/algorithms/losses.py:" in out
     assert list(tmp_path.iterdir()) == [], "and leaves no file"
 

@@ -1,7 +1,6 @@
 """Two machines with two ranks each, on loopback: torchrun, and the examples for SLURM and Kubernetes."""
 
 import contextlib
-import csv
 import os
 import re
 import shlex
@@ -19,7 +18,7 @@ import torch
 import yaml
 from torch.distributed import run as torchrun
 
-from ppo_lightning.commands import cli
+from ppo_lightning.commands.report import read_csv
 from tests.documented import blocks, commands
 from tests.helpers import ROOT, RUN, Runs, environment_of, wait_for_a_checkpoint
 from tests.helpers import port as free_port
@@ -127,9 +126,7 @@ def steps_logged(folder):
     """Return the environment steps in each version's table of losses."""
     found = []
     for path in sorted(folder.glob("runs/cartpole/version_*/metrics.csv")):
-        with open(path) as table:
-            rows = [row for row in csv.DictReader(table) if row.get("losses/value_loss")]
-        found.append([int(row["step"]) for row in rows])
+        found.append([int(row["step"]) for row in read_csv(path) if row.get("losses/value_loss")])
     return found
 
 
@@ -281,7 +278,7 @@ def test_slurm_requeues_preempted_jobs_always_and_failed_ones_three_times(tmp_pa
     assert done.stdout.count("scontrol requeue 4711") == requeued
 
 
-def test_the_manifest_starts_as_many_ranks_as_its_command_expects(monkeypatch, capsys):
+def test_the_manifest_starts_as_many_ranks_as_its_command_expects(monkeypatch, output_of):
     """torchrun reads the rest of its options from the variables that the operator sets."""
     spec = yaml.safe_load(MANIFEST.read_text())["spec"]
     policy, worker = spec["elasticPolicy"], spec["pytorchReplicaSpecs"]["Worker"]
@@ -297,9 +294,6 @@ def test_the_manifest_starts_as_many_ranks_as_its_command_expects(monkeypatch, c
     assert (program, options.module, options.training_script) == ("torchrun", True, "ppo_lightning")
     assert (options.nnodes, options.rdzv_backend, options.max_restarts) == ("2:2", "c10d", 3)
     assert options.shutdown_timeout < pod["terminationGracePeriodSeconds"]
-    with pytest.raises(SystemExit) as end:
-        cli.main([*options.training_script_args, "--print_config"])
-    assert not end.value.code
-    trainer = yaml.safe_load(capsys.readouterr().out)["trainer"]
+    trainer = yaml.safe_load(output_of(*options.training_script_args, "--print_config"))["trainer"]
     assert int(trainer["num_nodes"]) == worker["replicas"]
     assert int(trainer["devices"]) == int(options.nproc_per_node)

@@ -6,8 +6,8 @@ import time
 import pytest
 from lightning.pytorch.profilers import SimpleProfiler
 
-from ppo_lightning import DQN, CNNAgent
-from ppo_lightning.commands import cli, profile
+from ppo_lightning import DQN, PPO, CNNAgent
+from ppo_lightning.commands import profile
 from ppo_lightning.commands.profile import StageClock
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 10**9}
@@ -50,18 +50,15 @@ def test_lightnings_simple_profiler_shows_the_same_stages_once_a_rollout(fit, tm
     assert calls == {"collect": 3, "advantages": 3, "update": 3, "log": 3, "evaluate": 1}
 
 
-def test_a_slow_stage_is_found(fit, monkeypatch):
-    from ppo_lightning import PPO
-
-    advantages = PPO.advantages
-
-    def slow(self, rollout):
+class Slow(PPO):
+    def advantages(self, rollout):
         time.sleep(0.3)
-        return advantages(self, rollout)
+        return super().advantages(rollout)
 
-    monkeypatch.setattr(PPO, "advantages", slow)
+
+def test_a_slow_stage_is_found(fit):
     clock = StageClock(0.5)
-    fit(SMALL, {}, max_epochs=-1, callbacks=[clock])
+    fit(SMALL, ppo=Slow, max_epochs=-1, callbacks=[clock])
     assert clock.shares["advantages"] > 0.5
 
 
@@ -73,13 +70,11 @@ def test_pictures_may_be_computed_in_bf16(fit):
 
 
 @pytest.mark.integration
-def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, output_of):
     tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--model.compile", "false")]
     monkeypatch.setattr(profile, "changes", lambda module, share: tried)
     flags = ["--data.num_envs", "2", "--data.env_id", "Reach-v0", "--model.num_minibatches", "2"]
-    cli.main(["profile", "--seconds", "0.2", *flags])
-    out = capsys.readouterr().out
+    out = output_of("profile", "--seconds", "0.2", *flags)
     assert "environment steps per second." in out and "| update |" in out
     for change in ("--model.num_minibatches 2", "--model.compile false"):
         sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]

@@ -1,7 +1,6 @@
 """Search spaces, studies that several processes share, and the command in real processes."""
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -12,12 +11,12 @@ import pytest
 import yaml
 
 from ppo_lightning import ConfigError
-from ppo_lightning.commands import cli, tune
+from ppo_lightning.commands import tune
 from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.report import read_csv
 from ppo_lightning.commands.runner import Runner
 from ppo_lightning.commands.tune import SHARES, Tuner, read_space
-from tests.helpers import ROOT, forks
+from tests.helpers import ROOT, Forked, command_line, forks
 
 optuna = pytest.importorskip("optuna")
 CARTPOLE, ACROBOT = (ROOT / f"configs/classic/{name}.yaml" for name in ("cartpole", "acrobot"))
@@ -231,42 +230,37 @@ def test_the_trial_of_a_killed_process_is_retried_after_its_heartbeats_end(
 # The command
 
 
-def test_settings_are_checked_before_the_first_trial(tmp_path, space_file, capsys):
-    base = ["tune", "--recipes", str(CARTPOLE), "--space", str(space_file), "--output", str(tmp_path / "out")]
-    for args, sentence in (
-        (["--trials", "0"], "must be at least 1."),
-        (["--seed_everything", "3"], "only flags --model.*"),
-        (["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"], "did you mean --model.gamma"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            cli.main([*base, *args])
-        assert sentence in capsys.readouterr().err
-    for text, sentence in (
-        ("parameters: {model.gama: {choices: [0.9]}}", "did you mean --model.gamma"),
-        ("parameters: {gamma: {choices: [0.9]}}", "--gamma: only flags --model.*"),
-    ):
-        space_file.write_text(text)
-        with pytest.raises(SystemExit, match="2"):
-            cli.main(base)
-        assert sentence in capsys.readouterr().err
-    space_file.write_text("parameters: {model.gamma: {choices: [0.9, 0.99]}}")
-    with pytest.raises(SystemExit, match="2"):
-        cli.main([*base, "--recipes", str(CARTPOLE), str(ACROBOT)])
-    assert "several environments need targets; add Acrobot-v1" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+GAMMA = "parameters: {model.gamma: {choices: [0.9, 0.99]}}"
+
+
+@pytest.mark.parametrize(
+    ("space", "args", "sentence"),
+    [
+        (SPACE, ["--trials", "0"], "must be at least 1."),
+        (SPACE, ["--seed_everything", "3"], "only flags --model.*"),
+        (SPACE, ["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"], "did you mean --model.gamma"),
+        (GAMMA.replace("gamma", "gama"), [], "did you mean --model.gamma"),
+        (GAMMA.replace("model.", ""), [], "--gamma: only flags --model.*"),
+        (GAMMA, ["--recipes", CARTPOLE, ACROBOT], "several environments need targets; add Acrobot-v1"),
+    ],
+)
+def test_settings_are_checked_before_the_first_trial(space, args, sentence, space_file, refusal_of):
+    space_file.write_text(space)
+    base = ["tune", "--recipes", CARTPOLE, "--space", space_file, "--output", "out"]
+    assert sentence in refusal_of(*base, *args)
+    assert not space_file.with_name("out").exists()
+
+
+def run_fast(*args):
+    """Run ``tune`` with fast heartbeats."""
+    tune.HEARTBEAT = 3
+    tune.FRESH_SEEDS = 1
+    command_line("tune", *args)
 
 
 def start(folder, *flags):
-    """Start ``tune`` in a new process, with fast heartbeats."""
     own = ["--recipes", str(CARTPOLE), str(ACROBOT), "--space", str(folder / "space.yaml"), "--seeds", "1"]
-    own += ["--output", str(folder / "out"), *SHORT, *flags]
-    code = (
-        "import sys; from ppo_lightning.commands import cli, tune; tune.HEARTBEAT = 3; tune.FRESH_SEEDS = 1"
-    )
-    command = [sys.executable, "-c", f"{code}; cli.main(sys.argv[1:])", "tune", *own]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
-    return subprocess.Popen(command, **pipes)
+    return Forked(folder, run_fast, *own, "--output", str(folder / "out"), *SHORT, *flags)
 
 
 def wait_for_metrics(folder, process):
@@ -285,11 +279,7 @@ def test_a_study_is_completed_although_a_process_is_killed(tmp_path, space_file)
     first.communicate(timeout=60)
     out, errors = second.communicate(timeout=500)
     assert second.returncode == 0, errors
-    study = tuner_of(
-        tmp_path,
-        SHORT,
-        seeds=1,
-    ).study
+    study = tuner_of(tmp_path, SHORT, seeds=1).study
     finished = [trial for trial in study.trials if trial.state in (State.COMPLETE, State.PRUNED)]
     (lost,) = (trial for trial in study.trials if trial.state == State.FAIL)
     (again,) = (trial for trial in finished if "start" in trial.user_attrs)

@@ -128,13 +128,6 @@ class Whole(Walk):
         return self.state.copy()
 
 
-class WrongShape(Walk):
-    """An entry that the space lacks."""
-
-    def observation(self):
-        return np.append(self.state, self.time).astype(np.float32)
-
-
 class Raises(Walk):
     """A rare state is not covered."""
 
@@ -174,7 +167,6 @@ BROKEN = {
     LargeRewards: ("warning", "reward"),
     Ignored: ("warning", "action"),
     Whole: ("error", "exception"),
-    WrongShape: ("error", "exception"),
     Raises: ("error", "exception"),
     Torque: ("warning", "action bounds"),
     Missed: ("error", "space"),

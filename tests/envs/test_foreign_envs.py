@@ -22,7 +22,7 @@ from ppo_lightning.envs import EnvFactory, check_environment
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.entries import entry_columns
-from tests.helpers import Forked, SaveAfter, command_line, finish
+from tests.helpers import SaveAfter
 
 FORKS = pytest.mark.skipif(sys.platform != "linux", reason="the tests' classes need fork")
 QUIET = ("--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
@@ -215,15 +215,12 @@ def test_equivalent_answers_train(name):
 
 
 ATTRIBUTES = [
-    {name: value}
-    for name, values in {
-        "metadata": [None, "30", {"render_fps": None}, {"render_fps": "30"}, {"name": 3}],
-        "dt": ["fast", 0, np.zeros(2), lambda self: 0.1, property(lambda self: 1 / 0)],
-        "spec": ["Plain-v0", {}, np.zeros(2)],
-        "action_masks": [None, "01", np.ones(2)],
-        "render_mode": [3],
-    }.items()
-    for value in values
+    {"metadata": None},
+    {"metadata": {"name": 3}},
+    {"dt": property(lambda self: 1 / 0)},
+    *({"spec": value} for value in ("Plain-v0", {}, np.zeros(2))),
+    *({"action_masks": value} for value in (None, "01", np.ones(2))),
+    {"render_mode": 3},
 ]
 
 
@@ -236,9 +233,14 @@ def test_attributes_of_any_kind_do_not_matter_for_training(fit, attributes):
     ("attributes", "fps"),
     [
         ({"metadata": {"render_fps": "30"}}, 30),
+        ({"metadata": "20", "dt": np.array([1, 2])}, 30),
+        ({"dt": "fast"}, 30),
+        ({"dt": lambda self: 0.1}, 30),
         ({"metadata": {"render_fps": np.float32(20)}}, 20),
         ({"metadata": {"render_fps": 200}, "dt": float("nan")}, 60),
         ({"metadata": None, "dt": np.float64(0.05)}, 20),
+        ({"metadata": {"render_fps": -5}, "dt": 0}, 30),
+        ({"metadata": {"render_fps": float("inf")}}, 30),
     ],
 )
 def test_a_video_has_the_frame_rate_of_the_environment(attributes, fps):
@@ -372,15 +374,13 @@ def test_an_environment_cannot_end_the_run_with_success(step, what, late):
     assert isinstance(raised.value.__cause__, StopIteration | SystemExit), "the traceback leads to its line"
 
 
-def torchrl_that_leaves():
-    return GymWrapper(changed(late=True, step=leave)(), categorical_action_encoding=True)
-
-
 def not_made():
     sys.exit(0)
 
 
-@pytest.mark.parametrize("env_id", [torchrl_that_leaves, not_made, "Brought-v0"])
+@pytest.mark.parametrize(
+    "env_id", [lambda: by_torchrl(changed(late=True, step=leave)()), not_made, "Brought-v0"]
+)
 def test_sys_exit_in_torchrls_environments_and_while_they_are_made_is_an_error(fit, env_id):
     registered(not_made)
     with pytest.raises(RuntimeError, match=r"environment.* SystemExit\(0\)"):
@@ -596,10 +596,6 @@ class Breaks(Plain):
         return super().step(action)
 
 
-def breaks_in_torchrl():
-    return GymWrapper(Breaks(), categorical_action_encoding=True)
-
-
 @pytest.mark.parametrize(
     ("env_id", "workers", "function", "note"),
     [
@@ -612,7 +608,7 @@ def breaks_in_torchrl():
             "env_id, which makes the environment, raised this.",
         ),
         ("Brought-v0", 0, "__init__", "Brought-v0: the constructor raised this."),
-        (breaks_in_torchrl, 0, "step", "step() or reset() raised this."),
+        (lambda: by_torchrl(Breaks()), 0, "step", "step() or reset() raised this."),
     ],
 )
 def test_a_plain_fit_ends_with_the_frames_of_the_environment(fit, env_id, workers, function, note):
@@ -623,13 +619,3 @@ def test_a_plain_fit_ends_with_the_frames_of_the_environment(fit, env_id, worker
     assert report[-1].endswith(note)
     frame = next(line for line in reversed(report) if line.startswith("  File "))
     assert frame.startswith(f'  File "{__file__}"') and frame.endswith(f"in {function}")
-
-
-@pytest.mark.integration
-def test_the_command_line_ends_with_the_frames_of_the_environment(tmp_path):
-    flags = ["--trainer.logger", "false", "--data.env_id", "tests.envs.test_foreign_envs.Breaks"]
-    code, errors = finish(Forked(tmp_path, command_line, "fit", *flags))
-    assert code == 1
-    report = errors.partition("Traceback")[2].splitlines()
-    assert report[-1] == "Breaks, environment 0: step() raised this."
-    assert f'  File "{__file__}", line' in "".join(report[-6:])

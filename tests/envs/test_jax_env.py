@@ -8,7 +8,6 @@ import torch
 
 from ppo_lightning import MLPAgent
 from ppo_lightning.commands import cli
-from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.jax_env import JaxEnv, make_brax, make_playground
 from ppo_lightning.envs.specs import specs_of
 from ppo_lightning.errors import ConfigError
@@ -81,13 +80,6 @@ def test_episodes_depend_on_the_seed_of_the_environment_alone():
         apart = steps(walk([1, 2, 3, 4][rows]), speed[rows], 20)
         for key, values in apart.items(True, True):
             assert torch.equal(values, together[rows][key]), key
-
-
-def test_the_factory_gives_one_seed_to_each_environment():
-    pytest.importorskip("jax")
-    whole = EnvFactory(walk).make(4, seed=7).reset()["observation"]
-    parts = [EnvFactory(walk).make(2, seed=7, first_env=first).reset()["observation"] for first in (0, 2)]
-    assert torch.equal(whole, torch.cat(parts))
 
 
 def test_privileged_observations_are_for_the_critic():

@@ -81,14 +81,6 @@ def test_levels_can_be_limited(env):
     assert not np.array_equal(pictures, other)
 
 
-def test_through_torchrl_a_single_environment_continues_after_a_level_ends(env):
-    batch = env("starpilot", 1, "procgen", env_kwargs={"num_threads": 0})
-    made = batch.envs
-    done = batch.rollout(300, break_when_any_done=False)["next", "done"]
-    assert done.sum() >= 2
-    assert batch.envs is made
-
-
 @pytest.mark.detail("P2")
 def test_procgens_rewards_are_scaled_with_the_gamma_of_ppo_and_its_pictures_are_not(fit):
     data = {"env_id": "bigfish", "backend": "procgen", "num_envs": 4, "num_steps": 8, "total_timesteps": 64}

@@ -1,13 +1,11 @@
 """Workers on a Ray cluster of two nodes: one episode for any placement, lost actors, nodes and drivers."""
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ import torch
 from ppo_lightning import ConfigError
 from ppo_lightning.envs.factory import EnvFactory
 from tests.envs.test_workers import DATA, MODEL, Fragile, Paid, collect, hang, lose_worker, same
-from tests.helpers import ROOT, RUN, SaveAfter, wait_for_a_checkpoint
+from tests.helpers import ROOT, RUN, SaveAfter, require_same, require_same_end, wait_for_a_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 RAY = {"num_workers": 2, "worker_backend": "ray"}
@@ -117,9 +115,7 @@ def test_a_run_equals_one_in_one_process_and_resumes_to_the_bit(cluster, fit, tm
     resumed = fit(DATA | RAY, MODEL, ckpt_path=path)
     assert "each environment resumes its episode, to the bit" in capfd.readouterr().out
     for other in (on_ray, resumed):
-        assert all(torch.equal(value, other.state_dict()[key]) for key, value in whole.state_dict().items())
-    expected, found = (run.trainer.callback_metrics["eval/episodic_return"] for run in (whole, on_ray))
-    assert expected == found
+        require_same(whole, other)
     assert wait_for_no_actor()
 
 
@@ -179,11 +175,8 @@ def test_kills_leave_no_actor_and_the_run_resumes_to_the_bit(victim, kills, runs
     for number in range(kills):
         newest = broken.newest()
         process = drive(broken, "--auto_resume", total=steps)
-        end = time.monotonic() + 200
-        while broken.newest() == newest and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
+        assert wait_for_a_checkpoint(broken, process, after=newest), process.communicate()
         time.sleep(random.Random(number).uniform(0, 0.3))
-        assert process.poll() is None, process.communicate()
         VICTIMS[victim](cluster, process)
         code, said = broken.wait(process, timeout=60)
         if victim == "driver":
@@ -193,39 +186,7 @@ def test_kills_leave_no_actor_and_the_run_resumes_to_the_bit(victim, kills, runs
         assert wait_for_no_actor()
     if kills == 1:  # the rest is slow
         return
-    code, said = broken.wait(broken.start("--auto_resume", total=steps))
-    assert code == 0 and "each environment resumes its episode, to the bit" in said, said
-    code, said = whole.wait(whole.start(total=steps))
-    assert code == 0, said
-    a, b = whole.final(steps), broken.final(steps)
-    assert all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
-
-
-def of_session(number):
-    """Return the living processes of a session: number -> name."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            name, _, fields = stat.read_text().rpartition(")")
-            state, _, _, session, *_ = fields.split()
-            if int(session) == number and state != "Z":
-                found[int(stat.parent.name)] = name.partition("(")[2]
-    return found
-
-
-@pytest.mark.slow
-def test_a_killed_driver_takes_its_own_cluster_along(runs, monkeypatch):
-    """Without a cluster, Ray starts one for the run. Its agents end within two minutes."""
-    broken = runs("broken")
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    process = drive(broken, total=10**6, RAY_ADDRESS="local")
-    assert wait_for_a_checkpoint(broken, process), process.communicate()
-    assert "ray::Host" in of_session(process.pid).values()
-    process.kill()
-    end = time.monotonic() + 150
-    while (left := of_session(process.pid)) and time.monotonic() < end:
-        time.sleep(0.5)
-    assert not left
+    require_same_end(whole, broken, steps)
 
 
 KILL = """

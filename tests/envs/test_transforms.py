@@ -14,94 +14,86 @@ from ppo_lightning.envs import EnvFactory
 from tests.helpers import SaveAfter
 
 KEYS = {"in_keys": ["observation"]}
-CARTPOLE, PENDULUM = (
-    ("CartPole-v1", {"num_steps": 16}),
-    ("Pendulum-v1", {"env_kwargs": {"max_episode_steps": 9}}),
-)
-STATEFUL = {
-    "CatFrames": (CARTPOLE, [t.CatFrames(3, dim=-1, **KEYS)]),
-    "Compose": (CARTPOLE, [t.Compose(t.StepCounter(9), t.Compose(t.RewardSum()))]),
-    "TimeMaxPool": (CARTPOLE, [t.TimeMaxPool(T=3, **KEYS)]),
-    "TrajCounter": (CARTPOLE, [t.TrajCounter()]),
-    "VecNorm": (CARTPOLE, [t.VecNorm(**KEYS)]),
-    "VecNormV2": (CARTPOLE, [t.VecNormV2(**KEYS)]),
-}
-OTHERS = {
-    "ActionDiscretizer": (PENDULUM, [t.ActionDiscretizer(num_intervals=5)]),
-    "ActionScaling": (PENDULUM, [t.ActionScaling()]),
-    "BinarizeReward": (PENDULUM, [t.BinarizeReward()]),
-    "CatTensors": (CARTPOLE, [t.CatTensors(**KEYS, out_key="observation", del_keys=False)]),
-    "ClipTransform": (CARTPOLE, [t.ClipTransform(low=-1.0, high=1.0, **KEYS)]),
-    "ConditionalSkip": (CARTPOLE, [t.ConditionalSkip(lambda td: torch.zeros(td.shape, dtype=torch.bool))]),
-    "DTypeCastTransform": (CARTPOLE, [t.DTypeCastTransform(torch.float32, torch.float64, **KEYS)]),
-    "DeviceCastTransform": (CARTPOLE, [t.DeviceCastTransform("cpu")]),
-    "DoubleToFloat": (CARTPOLE, [t.DoubleToFloat()]),
-    "ExpandAs": (CARTPOLE, [t.ExpandAs("reward", "observation", "wide")]),
-    "FiniteTensorDictCheck": (CARTPOLE, [t.FiniteTensorDictCheck()]),
-    "FlattenObservation": (
-        CARTPOLE,
-        [t.UnsqueezeTransform(-1, **KEYS), t.FlattenObservation(-2, -1, **KEYS)],
-    ),
-    "FrameSkipTransform": (CARTPOLE, [t.FrameSkipTransform(2)]),
-    "InitTracker": (CARTPOLE, [t.InitTracker()]),
-    "LineariseRewards": (CARTPOLE, [t.LineariseRewards(in_keys=["reward"])]),
-    "ModuleTransform": (
-        CARTPOLE,
-        [t.ModuleTransform(module=TensorDictModule(lambda x: x * 2, out_keys=["observation"], **KEYS))],
-    ),
-    "ObservationNorm": (CARTPOLE, [t.ObservationNorm(loc=0.0, scale=2.0, **KEYS)]),
-    "RenameTransform": (
-        CARTPOLE,
-        [t.RenameTransform(["observation"], ["seen"]), t.RenameTransform(["seen"], ["observation"])],
-    ),
-    "RewardClipping": (PENDULUM, [t.RewardClipping(-1, 1)]),
-    "RewardScaling": (CARTPOLE, [t.RewardScaling(0.0, 2.0)]),
-    "RewardSum": (CARTPOLE, [t.RewardSum()]),
-    "SelectTransform": (CARTPOLE, [t.SelectTransform("observation")]),
-    "SignTransform": (PENDULUM, [t.SignTransform(in_keys=["reward"])]),
-    "SqueezeTransform": (CARTPOLE, [t.UnsqueezeTransform(-1, **KEYS), t.SqueezeTransform(-1, **KEYS)]),
-    "StepCounter": (CARTPOLE, [t.StepCounter(7)]),
-    "TensorDictPrimer": (CARTPOLE, [t.TensorDictPrimer(extra=Unbounded((3,)), expand_specs=True)]),
-    "TerminateTransform": (CARTPOLE, [t.TerminateTransform(lambda td: td["observation"][..., :1] > 1)]),
-    "Timer": (CARTPOLE, [t.Timer()]),
-    "UnaryTransform": (
-        CARTPOLE,
-        [t.UnaryTransform(out_keys=["observation"], fn=lambda x: x * 2, **KEYS)],
-    ),
-}
-REFUSED = {
-    "AutoResetTransform": [t.AutoResetTransform()],
-    "BurnInTransform": [t.BurnInTransform([], burn_in=2)],
-    "EndOfLifeTransform": [t.EndOfLifeTransform()],
-    "ExcludeTransform": [t.StepCounter(), t.ExcludeTransform("step_count")],
-    "Hash": [t.Hash(out_keys=["hash"], **KEYS)],
-    "MultiAction": [t.MultiAction()],
-    "MultiStepTransform": [t.MultiStepTransform(n_steps=2, gamma=0.9)],
-    "NoopResetEnv": [t.NoopResetEnv(3)],
-    "ObservationNorm": [t.ObservationNorm(**KEYS)],
-    "SuccessReward": [t.SuccessReward()],
-    "TensorDictPrimer": [t.TensorDictPrimer(extra=Unbounded((3,)))],
-}
+STATEFUL = [
+    [t.CatFrames(3, dim=-1, **KEYS)],
+    [t.Compose(t.StepCounter(9), t.Compose(t.RewardSum()))],
+    [t.TimeMaxPool(T=3, **KEYS)],
+    [t.TrajCounter()],
+    [t.VecNorm(**KEYS)],
+    [t.VecNormV2(**KEYS)],
+]
+CONTINUOUS = [
+    [t.ActionDiscretizer(num_intervals=5)],
+    [t.ActionScaling()],
+    [t.BinarizeReward()],
+    [t.RewardClipping(-1, 1)],
+    [t.SignTransform(in_keys=["reward"])],
+]
+OTHERS = [
+    [t.CatTensors(**KEYS, out_key="observation", del_keys=False)],
+    [t.ClipTransform(low=-1.0, high=1.0, **KEYS)],
+    [t.ConditionalSkip(lambda td: torch.zeros(td.shape, dtype=torch.bool))],
+    [t.DTypeCastTransform(torch.float32, torch.float64, **KEYS)],
+    [t.DeviceCastTransform("cpu")],
+    [t.DoubleToFloat()],
+    [t.ExpandAs("reward", "observation", "wide")],
+    [t.FiniteTensorDictCheck()],
+    [t.UnsqueezeTransform(-1, **KEYS), t.FlattenObservation(-2, -1, **KEYS)],
+    [t.FrameSkipTransform(2)],
+    [t.InitTracker()],
+    [t.LineariseRewards(in_keys=["reward"])],
+    [t.ModuleTransform(module=TensorDictModule(lambda x: x * 2, out_keys=["observation"], **KEYS))],
+    [t.ObservationNorm(loc=0.0, scale=2.0, **KEYS)],
+    [t.RenameTransform(["observation"], ["seen"]), t.RenameTransform(["seen"], ["observation"])],
+    [t.RewardScaling(0.0, 2.0)],
+    [t.RewardSum()],
+    [t.SelectTransform("observation")],
+    [t.UnsqueezeTransform(-1, **KEYS), t.SqueezeTransform(-1, **KEYS)],
+    [t.StepCounter(7)],
+    [t.TensorDictPrimer(extra=Unbounded((3,)), expand_specs=True)],
+    [t.TerminateTransform(lambda td: td["observation"][..., :1] > 1)],
+    [t.Timer()],
+    [t.UnaryTransform(out_keys=["observation"], fn=lambda x: x * 2, **KEYS)],
+]
+REFUSED = [
+    [t.AutoResetTransform()],
+    [t.BurnInTransform([], burn_in=2)],
+    [t.EndOfLifeTransform()],
+    [t.StepCounter(), t.ExcludeTransform("step_count")],
+    [t.Hash(out_keys=["hash"], **KEYS)],
+    [t.MultiAction()],
+    [t.MultiStepTransform(n_steps=2, gamma=0.9)],
+    [t.NoopResetEnv(3)],
+    [t.ObservationNorm(**KEYS)],
+    [t.SuccessReward()],
+    [t.TensorDictPrimer(extra=Unbounded((3,)))],
+]
+
+
+def name_of(transforms):
+    return type(transforms[-1]).__name__
 
 
 @pytest.mark.parametrize(
-    "name", [*STATEFUL, *(pytest.param(name, marks=pytest.mark.integration) for name in OTHERS)]
+    "transforms",
+    [*STATEFUL, *(pytest.param(each, marks=pytest.mark.integration) for each in CONTINUOUS + OTHERS)],
+    ids=name_of,
 )
-def test_a_transform_trains_evaluates_and_resumes(fit, tmp_path, name):
-    (env_id, options), transforms = (STATEFUL | OTHERS)[name]
-    data = {"env_id": env_id, "num_envs": 4, "num_steps": 8, "total_timesteps": 192, "transforms": transforms}
+def test_a_transform_trains_evaluates_and_resumes(fit, tmp_path, transforms):
+    data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 192, "transforms": transforms}
+    if transforms in CONTINUOUS:
+        data |= {"env_id": "Pendulum-v1", "env_kwargs": {"max_episode_steps": 9}}
     path = tmp_path / "middle.ckpt"
-    whole = fit(data | options, callbacks=[SaveAfter(path, 2)], limit_val_batches=1)
-    assert fit(data | options, ckpt_path=path, limit_val_batches=1).env_steps == whole.env_steps == 192
+    whole = fit(data, callbacks=[SaveAfter(path, 2)], limit_val_batches=1)
+    assert fit(data, ckpt_path=path, limit_val_batches=1).env_steps == whole.env_steps == 192
     assert whole.trainer.callback_metrics["eval/episodic_length"] > 0
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_one_sentence_names_the_transform_that_does_not_work(fit, name):
-    with pytest.raises(
-        ConfigError, match=f"^data.transforms: {name} does not work with these environments: "
-    ):
-        fit({"transforms": REFUSED[name], "total_timesteps": 512})
+@pytest.mark.parametrize("transforms", REFUSED, ids=name_of)
+def test_one_sentence_names_the_transform_that_does_not_work(fit, transforms):
+    said = f"^data.transforms: {name_of(transforms)} does not work with these environments: "
+    with pytest.raises(ConfigError, match=said):
+        fit({"transforms": transforms, "total_timesteps": 512})
 
 
 def test_the_settings_of_a_run_name_its_transforms():

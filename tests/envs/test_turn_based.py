@@ -97,9 +97,6 @@ def test_advantages_of_a_game_computed_by_hand():
         next_value = value.roll(-1, dims=1)
         return losses.gae(reward, value, next_value, terminated, done, gamma, gae_lambda, rollout["sign"])
 
-    # Without discount and critic, each step gets the result of the game from its player's view.
-    advantage, _ = advantages(1.0, 1.0, torch.zeros(1, 12))
-    assert advantage[0, :5].tolist() == [1, -1, 1, -1, 1]
     # gamma 0.5, lambda 0: the loser's last step has the TD error 0 - 0.5 * V(winner) - V(loser).
     value = torch.zeros(1, 12)
     value[0, 3:5] = torch.tensor([-0.4, 0.6])

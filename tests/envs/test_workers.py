@@ -24,7 +24,7 @@ from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
 from tests.environments import Counter, Reach
-from tests.helpers import SaveAfter, left_of, run, wait_for_a_checkpoint
+from tests.helpers import SaveAfter, left_of, require_same, require_same_end, run, wait_for_a_checkpoint
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="reads /proc, and the tests' classes need fork"
@@ -198,26 +198,8 @@ def test_weights_are_equal_to_the_bit_and_a_run_resumes_with_another_number(fit,
         resumed = fit(DATA | {"num_workers": (num_workers + 1) % 3}, MODEL, ckpt_path=path, **options)
         assert "each environment resumes its episode, to the bit" in capsys.readouterr().out
         for other in (module, resumed):
-            assert all(
-                torch.equal(value, other.state_dict()[key]) for key, value in whole.state_dict().items()
-            )
-            for key, value in whole.trainer.callback_metrics.items():
-                assert key == "charts/SPS" or torch.equal(value, other.trainer.callback_metrics[key]), key
+            require_same(whole, other)
     assert not torch.equal(*(next(run.agent.parameters()) for run in (whole, fit(DATA, MODEL, seed=2))))
-
-
-def test_workers_return_and_restore_the_state_of_mujoco(make):
-    env, twin = make("HalfCheetah-v4", 2, 2), make("HalfCheetah-v4", 0, 2)
-    for one in (env, twin):
-        one.reset_arrays()
-        one.step_arrays(np.full((2, 6), 0.5))
-    states = env.get_state()
-    same_states = twin.get_state()
-    assert [row.keys() for row in states] == [row.keys() for row in same_states]
-    env.reset_arrays(np.array([True, True]))
-    env.set_state(states)
-    steps = [one.step_arrays(np.full((2, 6), -0.5))[0] for one in (env, twin)]
-    assert np.array_equal(*steps)
 
 
 @pytest.mark.parametrize(
@@ -499,9 +481,7 @@ def test_kills_leave_no_process_and_the_run_resumes_to_the_bit(victim, kills, ru
     for number in range(kills):
         newest = broken.newest()
         process = broken.start(*WORKERS, "--auto_resume", total=steps)
-        end = time.monotonic() + 100
-        while broken.newest() == newest and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_for_a_checkpoint(broken, process, after=newest)
         time.sleep(random.Random(number).uniform(0, 0.3))
         found = workers_of(process)
         assert len(found) == 2, process.communicate()
@@ -512,13 +492,7 @@ def test_kills_leave_no_process_and_the_run_resumes_to_the_bit(victim, kills, ru
             assert "was ended by SIGKILL, as Linux does when memory runs out: resume from" in said
         else:
             assert code == -signal.SIGKILL
-    code, said = broken.wait(broken.start("--auto_resume", total=steps))
-    assert code == 0, said
-    assert "each environment resumes its episode, to the bit" in said
-    code, said = whole.wait(whole.start(total=steps))
-    assert code == 0, said
-    a, b = whole.final(steps), broken.final(steps)
-    assert all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
+    require_same_end(whole, broken, steps)
 
 
 HOPPER = ("--data.env_id", "Hopper-v5", "--data.num_steps", "512", "--model.update_epochs", "1")

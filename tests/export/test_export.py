@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 import ppo_lightning
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.commands import cli
 from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.spaces.specs import spec_from_plain
@@ -40,9 +38,8 @@ def checkpoint(fit, tmp_path):
         data, agent = AGENTS[kind]
         data = {"num_envs": 2, "num_steps": 64} | data
         data["total_timesteps"] = data["num_envs"] * data["num_steps"] * 2
-        save = ModelCheckpoint(tmp_path, filename="trained", every_n_train_steps=1)
-        model = {"agent": agent, "learning_rate": 0.01}
-        module = fit(data, model, callbacks=[save], enable_checkpointing=True)
+        module = fit(data, {"agent": agent, "learning_rate": 0.01})
+        module.trainer.save_checkpoint(tmp_path / "trained.ckpt")
         return module, tmp_path / "trained.ckpt"
 
     return train
@@ -84,20 +81,19 @@ def test_a_module_is_exported_for_any_batch(checkpoint, tmp_path):
         PPO().to_onnx(tmp_path / "none.onnx")
 
 
-def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, tmp_path, capsys):
+def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, output_of):
     """Without the environment, which the checkpoint only names."""
     module, path = checkpoint("MLP, shared")
     content = torch.load(path, weights_only=True)
     content["datamodule_hyper_parameters"]["env_id"] = "gone.make"
     torch.save(content, path)
-    hub = tmp_path / "hub"
-    cli.main(["export", "--ckpt_path", str(path), "--onnx", str(tmp_path / "a.onnx"), "--hub", str(hub)])
-    assert float(capsys.readouterr().out.split("random observations: ")[1].split()[0]) < 1e-5
-    card = (hub / "README.md").read_text()
+    out = output_of("export", "--ckpt_path", path, "--onnx", "a.onnx", "--hub", "hub")
+    assert float(out.split("random observations: ")[1].split()[0]) < 1e-5
+    card = Path("hub/README.md").read_text()
     result = f"{np.mean(module.episode_returns):.2f} +/- {np.std(module.episode_returns, ddof=1):.2f}"
     assert f"Return of the last training episodes: {result}, after {module.env_steps} environment" in card
     observation = torch.randn(16, 4)
-    assert torch.equal(PPO.from_pretrained(hub).predict(observation), module.predict(observation))
+    assert torch.equal(PPO.from_pretrained("hub").predict(observation), module.predict(observation))
 
 
 def test_a_checkpoint_omits_an_evaluation_of_older_weights(fit, tmp_path):
@@ -109,7 +105,5 @@ def test_a_checkpoint_omits_an_evaluation_of_older_weights(fit, tmp_path):
         assert read_checkpoint(tmp_path / f"{rollouts}.ckpt")["evaluation"] is None
 
 
-def test_an_export_of_nothing_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["export", "--ckpt_path", "a.ckpt"])
-    assert "something to write" in capsys.readouterr().err
+def test_an_export_of_nothing_is_refused(refusal_of):
+    assert "something to write" in refusal_of("export", "--ckpt_path", "a.ckpt")

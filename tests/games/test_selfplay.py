@@ -48,9 +48,7 @@ def test_returns_of_both_players_are_logged(learn):
     [
         ({"data": {"env_id": "CartPole-v1", "backend": "gymnasium"}}, "not a game of two players"),
         ({"rating_games": -1}, "rating_games"),
-        ({"rating_opponents": ["missing.ckpt"]}, "missing.ckpt"),
         ({"rating_opponents": ["grandmaster"]}, "'grandmaster' is unknown"),
-        ({"rating_opponents": ["minimax:2"], "data": {"env_id": "Hex-v1"}}, "minimax plays"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(learn, options, message):

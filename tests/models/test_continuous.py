@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.data import Bounded, Unbounded
 from torchrl.envs import Compose, InitTracker, TransformedEnv
 from torchrl.envs.libs.gym import GymEnv
 
@@ -13,7 +13,7 @@ from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.heads import GaussianHead, TanhGaussianHead
 from ppo_lightning.models.normalizers import CollectorMoments, ObservationNormalizer, RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
-from tests.helpers import Forked, finish
+from tests.helpers import SaveAfter
 
 VECTOR, ACTIONS = Unbounded(shape=(4,)), Bounded(-0.5, 0.5, shape=(2,), dtype=torch.float32)
 REACH = {"env_id": "Reach-v0", "num_envs": 3, "num_steps": 16, "total_timesteps": 96, "eval_episodes": 2}
@@ -93,24 +93,6 @@ def test_squashed_log_probabilities_are_finite_at_the_bounds():
     assert torch.equal(head.evaluate(torch.zeros(1, 3), action)[0], log_prob)
     log_prob.sum().backward()
     assert head.log_std.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        (Categorical(3, shape=()), r"discrete actions .* model.agent.head is (tanh_)?gaussian"),
-        (Unbounded(shape=(2,)), "without finite bounds"),
-        (
-            Bounded(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0]), shape=(2,)),
-            r"bounds \[1, 1\] in component 1",
-        ),
-        (Bounded(-1, 1, shape=(2, 2)), "vector of floats"),
-    ],
-)
-@pytest.mark.parametrize("head", ["gaussian", "tanh_gaussian"])
-def test_actions_that_a_gaussian_cannot_draw_are_refused(spec, sentence, head):
-    with pytest.raises(ConfigError, match=sentence):
-        MLPAgent(VECTOR, spec, head=head)
 
 
 # Statistics
@@ -232,31 +214,12 @@ def UnclippedReach():  # noqa: N802
     return env
 
 
-def test_both_collectors_normalize_and_scale_alike():
-    collectors = []
-    for kind in ("ours", "torchrl"):
-        env = reach() if kind == "ours" else TransformedEnv(reach(), Compose(InitTracker()))
-        agent = agent_for(norm_obs=True)
-        with torch.no_grad():
-            agent.head.log_std.fill_(-100)  # practically deterministic, and the statistics are updated
-        collectors.append((make_collector(env, agent, 16, 4, reward_scaler=RewardScaler(0.9)), agent))
-    ends = 0
-    for a, b in zip(*(collector for collector, _ in collectors), strict=True):
-        for key in a.keys(include_nested=True, leaves_only=True):
-            if key != "action_log_prob":
-                torch.testing.assert_close(a[key], b[key], msg=str(key), atol=1e-4, rtol=1e-4)
-        ends += a["next", "done"].sum()
-    assert ends > 20
-    for a, b in zip(
-        collectors[0][1].normalizer.buffers(), collectors[1][1].normalizer.buffers(), strict=True
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)  # one acts in NumPy, the other in PyTorch
-
-
-def test_the_tanh_head_scales_to_unequal_bounds():
+def test_the_tanh_head_scales_to_unequal_bounds_and_needs_bounds():
     spec = Bounded(torch.tensor([-1.0, -50.0]), torch.tensor([1.0, 50.0]), shape=(2,))
     with pytest.raises(ConfigError, match="unequal widths, from 2 to 100"):
         MLPAgent(VECTOR, spec)
+    with pytest.raises(ConfigError, match="without finite bounds"):
+        MLPAgent(VECTOR, Unbounded((2,)), head="tanh_gaussian")
     action = MLPAgent(VECTOR, spec, head="tanh_gaussian").act(torch.zeros(1, 4), torch.full((1, 2), 9.0))[0]
     torch.testing.assert_close(action, torch.tensor([[1.0, 50.0]]))
 
@@ -264,14 +227,6 @@ def test_the_tanh_head_scales_to_unequal_bounds():
 # In a run
 
 TRAINED = {"norm_reward": True, "num_minibatches": 2, "agent": lambda o, a: MLPAgent(o, a, norm_obs=True)}
-
-
-@pytest.fixture
-def checkpoint(fit, tmp_path):
-    """Train with statistics and return the checkpoint's path."""
-    save = ModelCheckpoint(tmp_path, filename="trained")
-    module = fit(REACH, TRAINED, callbacks=[save], enable_checkpointing=True)
-    return module, tmp_path / "trained.ckpt"
 
 
 def test_evaluation_changes_nothing(fit, make_trainer):
@@ -303,58 +258,14 @@ def test_an_evaluation_is_the_most_probable_actions_on_raw_observations(fit):
     np.testing.assert_allclose(evaluate(agent, reach())["episode_reward"], returns, rtol=1e-5)
 
 
-@pytest.mark.integration
-def test_a_reloaded_checkpoint_acts_as_the_training_process_to_the_bit(checkpoint, tmp_path):
-    """``predict`` and an evaluation of raw observations, in another process."""
-    module, path = checkpoint
-    observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    code = f"""
-import torch
-import tests.environments
-from ppo_lightning import PPO, evaluate, make_env
-model = PPO.load_from_checkpoint({str(path)!r}, weights_only=True)
-observation = 5 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-episodes = evaluate(model.agent, make_env("Reach-v0", 3, seed=5))
-torch.save((model.predict(observation), episodes), "out")
-"""
-    assert finish(Forked(tmp_path, exec, code, {})) == (0, "")
-    action, episodes = torch.load(tmp_path / "out", weights_only=False)
-    assert torch.equal(action, module.predict(observation))
-    assert (action.abs() <= 0.5).all()
-    ours = evaluate(module.agent, reach())
-    assert torch.equal(episodes["episode_reward"], ours["episode_reward"])
-    exported = torch.export.export(module.eval(), (observation,)).module()
-    assert torch.equal(exported(observation), action), "an export has the statistics inside"
-
-
-@pytest.mark.parametrize(
-    ("data", "model", "sentence"),
-    [
-        ({}, {"norm_reward": False}, "checkpoint"),
-        ({}, {"agent": lambda o, a: MLPAgent(o, a)}, "checkpoint"),
-        ({"env_id": "Twin-v0"}, {}, "a run on Reach-v0 and data.env_id is Twin-v0"),
-        (
-            {"env_kwargs": {"low": -1.0, "high": 1.0}},
-            {},
-            r"trained on actions .*'low': -0.5.* has .*'low': -1.0",
-        ),
-    ],
-)
-def test_a_checkpoint_of_other_statistics_or_another_environment_is_refused(
-    checkpoint, fit, data, model, sentence
-):
-    _, path = checkpoint
-    with pytest.raises(ConfigError, match=sentence):
-        fit(REACH | data, TRAINED | model, ckpt_path=path)
-
-
-def test_a_normalizer_of_another_shape_is_refused(checkpoint):
-    _, path = checkpoint
-    saved = torch.load(path, weights_only=True)
-    saved["state_dict"]["agent.normalizer.mean"] = torch.zeros(7, dtype=torch.float64)
-    torch.save(saved, path)
-    with pytest.raises(ConfigError, match=r"shape \[7\] where .* shape \[4\] for '.*normalizer.mean'"):
-        PPO.load_from_checkpoint(path)
+def test_a_checkpoint_of_another_environment_is_refused(fit, tmp_path):
+    fit(REACH, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
+    for data, sentence in (
+        ({"env_id": "Twin-v0"}, "a run on Reach-v0 and data.env_id is Twin-v0"),
+        ({"env_kwargs": {"low": -1.0}}, r"trained on actions .*'low': -0.5.* has .*'low': -1.0"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            fit(REACH | data, ckpt_path=tmp_path / "middle.ckpt")
 
 
 @pytest.mark.parametrize("transforms", [None, [InitTracker()]], ids=["ours", "torchrl"])
@@ -383,24 +294,7 @@ def test_nonfinite_weights_are_not_saved(fit, tmp_path):
     assert not (tmp_path / "x.ckpt").exists()
 
 
-def test_a_resumed_run_restores_the_statistics(checkpoint, fit):
-    _, path = checkpoint
-    saved = torch.load(path, weights_only=True)["state_dict"]
-    longer = REACH | {"total_timesteps": 96 + 48}
-    module = fit(longer, TRAINED, ckpt_path=path, max_epochs=-1)
-    assert module.reward_scaler.count == saved["reward_scaler.count"] + 48 == 144
-    assert module.agent.normalizer.count >= saved["agent.normalizer.count"] + 48
-    assert module.state_dict().keys() == saved.keys()
-
-
-def double_precision():
-    """TorchRL environment with observations in float64."""
-    return GymEnv("InvertedPendulum-v5")
-
-
-@pytest.mark.parametrize("norm_obs", [False, True])
-def test_double_precision_of_a_torchrl_environment_becomes_single(fit, norm_obs):
-    data = REACH | {"env_id": double_precision}
-    module = fit(data, TRAINED | {"agent": lambda o, a: MLPAgent(o, a, norm_obs=norm_obs)})
+def test_double_precision_of_a_torchrl_environment_becomes_single(fit):
+    module = fit(REACH | {"env_id": lambda: GymEnv("InvertedPendulum-v5")})
     assert module.env_steps == 96
     assert module.predict(torch.zeros(5, 4, dtype=torch.float64)).dtype == torch.float32

@@ -25,37 +25,24 @@ from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import join_vectors, spec_from_plain, spec_from_space, spec_to_plain
 from tests.environments import Reach
 from tests.helpers import MODEL, REACH, Recorder, SaveAfter, weights
+from tests.spaces.test_spaces import Any
 
 # Reach-v0 joins its entries to the vector: action (2), luck (1), time (1).
 BLIND = {"actor_keys": ["action", "time"]}
-MIXED = spaces.Dict(
-    action_mask=spaces.MultiBinary(3),
-    eye=spaces.Box(0, 255, (36, 36, 3), np.uint8),
-    gear=spaces.Discrete(4),
-    inner=spaces.Dict(force=spaces.Box(-9, 9, (2,)), mode=spaces.MultiDiscrete([2, 3])),
-    privileged_mass=spaces.Box(-9, 9, (2,)),
+# Environment with all kinds of entries, a mask, and an entry for the critic only.
+mixed = functools.partial(
+    Any,
+    spaces.Dict(
+        eye=spaces.Box(0, 255, (36, 36, 3), np.uint8),
+        gear=spaces.Discrete(4),
+        inner=spaces.Dict(force=spaces.Box(-9, 9, (2,)), mode=spaces.MultiDiscrete([2, 3])),
+        privileged_mass=spaces.Box(-9, 9, (2,)),
+    ),
+    masked=True,
+    entry="observation",
 )
-
-
-class Mixed(gym.Env):
-    """Environment with all kinds of entries, a mask, and an entry for the critic only."""
-
-    observation_space, action_space = MIXED, spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time, self.length = 0, int(self.np_random.integers(2, 9))
-        return self.observation(), {}
-
-    def observation(self):
-        observation = self.observation_space.sample()
-        observation["action_mask"][:] = 1, self.time % 2, 1
-        return observation
-
-    def step(self, action):
-        assert action != 1 or self.time % 2
-        self.time += 1
-        return self.observation(), float(action), self.time == self.length, False, {}
+MIXED = spec_from_space(mixed().observation_space)
+TWO_ROLLOUTS = {"env_id": mixed, "num_envs": 2, "num_steps": 16, "total_timesteps": 64}
 
 
 class Hidden(Reach):
@@ -70,7 +57,6 @@ class Hidden(Reach):
         return observation | {"privileged_luck": observation.pop("luck")}
 
 
-gym.register("Mixed-v0", Mixed, disable_env_checker=True)
 gym.register("Hidden-v0", Hidden)
 
 
@@ -91,10 +77,6 @@ def read_by(output, observation):
     """Return the columns of observations on which an output depends."""
     (gradient,) = torch.autograd.grad(output.sum(), observation, retain_graph=True)
     return set(gradient.flatten(0, -2).abs().sum(0).nonzero().flatten().tolist())
-
-
-def random_rows(spec, count=64, seed=0):
-    return torch.from_numpy(random_observations(spec, seed)[:count].astype(np.float32))
 
 
 GO1 = vector_spec(privileged_state=7, state=4)
@@ -184,7 +166,7 @@ def test_without_keys_names_change_no_weight():
     ],
 )
 def test_names_select_nested_entries_in_the_order_of_the_row(keys, selected):
-    agent = agent_of(spec_from_space(MIXED), actor_keys=keys)
+    agent = agent_of(MIXED, actor_keys=keys)
     assert list(agent.entries.actor) == selected
     assert list(agent.entries.critic) == ["eye", "gear", "inner.force", "inner.mode", "privileged_mass"]
 
@@ -199,7 +181,7 @@ def test_names_select_nested_entries_in_the_order_of_the_row(keys, selected):
         (GO1, {"shared": True}, "set model.agent.shared to false"),
         (GO1, {"shared": True, "memory": "lstm"}, "set model.agent.shared to false"),
         (vector_spec(privileged_a=2), {}, "set model.agent.actor_keys"),
-        (spec_from_space(MIXED), {"actor_keys": ["action_mask"]}, "names 'action_mask'"),
+        (MIXED, {"actor_keys": ["action_mask"]}, "names 'action_mask'"),
     ],
 )
 def test_mistakes_are_one_sentence(spec, options, match):
@@ -220,30 +202,20 @@ def test_mixed_entries_and_a_mask_train(fit, norm_obs):
     """The head reads the mask, whatever the keys; the environment refuses forbidden actions."""
     for keys in ({}, {"actor_keys": ["gear", "inner.mode"], "critic_keys": ["eye", "privileged_mass"]}):
         agent = functools.partial(MLPAgent, norm_obs=norm_obs, **keys)
-        data = {"env_id": "Mixed-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 64}
-        module = fit(data, {"agent": agent, "num_minibatches": 2, "update_epochs": 2})
+        module = fit(TWO_ROLLOUTS, {"agent": agent, "num_minibatches": 2, "update_epochs": 2})
         assert module.env_steps == 64
         state = {name for name, _ in module.agent.named_parameters()}
         assert any("actor_body.encoders" in name for name in state) == (not keys), "the actor has no CNN"
 
 
 def test_every_entry_has_its_own_statistics(fit):
-    """The entry that only the critic reads has statistics, too; choices, pictures and masks have none."""
+    """The entry that only the critic reads has statistics, too."""
     agent = functools.partial(MLPAgent, norm_obs=True, **BLIND)
     normalizer = fit(REACH, {"agent": agent} | MODEL).agent.normalizer
     (luck,) = {0, 1, 2, 3} - {0, 1, 3}  # the actor's columns
     assert normalizer.mean[luck].item() == pytest.approx(3, abs=0.6), "luck is drawn from N(3, 2)"
     assert normalizer.std[luck].item() == pytest.approx(2, abs=0.6)
     assert (normalizer.mean[:2].abs() < 0.5).all(), "actions have a mean of 0"
-    mixed = fit(
-        {"env_id": "Mixed-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 32},
-        {"agent": functools.partial(MLPAgent, norm_obs=True, actor_keys=["gear"]), "num_minibatches": 2},
-    ).agent
-    rows = random_rows(spec_from_space(MIXED), 4)
-    changed = (mixed.normalize(rows) != rows).any(0)
-    places = entry_columns(spec_from_space(MIXED))
-    for name, place in places.items():
-        assert changed[place].any() == (name in ("inner.force", "privileged_mass")), name
 
 
 class Recorded(Recorder, RecurrentPPO):
@@ -251,7 +223,7 @@ class Recorded(Recorder, RecurrentPPO):
 
 
 @pytest.mark.parametrize("kind", MEMORIES)
-@pytest.mark.parametrize(("env_id", "keys"), [("Reach-v0", BLIND), ("Reach-v0", {}), ("Mixed-v0", {})])
+@pytest.mark.parametrize(("env_id", "keys"), [("Reach-v0", BLIND), ("Reach-v0", {}), (mixed, {})])
 def test_a_recurrent_actor_with_a_feed_forward_critic_trains(fit, env_id, keys, kind):
     agent = functools.partial(MLPAgent, memory=kind, memory_size=16, shared=False, norm_obs=True, **keys)
     data = {"env_id": env_id, "num_envs": 4, "num_steps": 32, "total_timesteps": 384}
@@ -334,12 +306,12 @@ def test_specs_keep_the_names_of_entries():
         (GO1, {"actor_keys": ["state", "privileged_state"], "critic_keys": ["state"]}, 11, True),
         (vector_spec(a=2, b=3, c=4), {"actor_keys": ["a", "c"]}, 6, False),
         (vector_spec(a=2, b=3, c=4), {"actor_keys": ["c", "a"], "critic_keys": ["a"]}, 6, True),
-        (spec_from_space(MIXED), {"actor_keys": ["inner", "gear"]}, 8, False),
+        (MIXED, {"actor_keys": ["inner", "gear"]}, 8, False),
     ],
 )
 def test_the_deployed_actor_takes_its_entries_only(spec, keys, width, has_value, memory):
     agent = agent_of(spec, norm_obs=True, memory=memory, shared=False, **keys).eval()
-    rows = random_rows(spec)
+    rows = torch.from_numpy(random_observations(spec)[:64].astype(np.float32))
     agent.normalizer.count.fill_(9)
     agent.normalizer.mean.copy_(torch.rand_like(agent.normalizer.mean))
     agent.normalizer.m2.copy_(torch.rand_like(agent.normalizer.m2) + 1)
@@ -402,13 +374,6 @@ def test_the_run_says_what_actor_and_critic_read(fit, capsys):
     assert "Actor and critic read action (2), luck (1), time (1).\n" in capsys.readouterr().out
     fit({"num_steps": 16, "total_timesteps": 64}, callbacks=[RunSummary()])
     assert " read" not in capsys.readouterr().out
-
-
-def test_the_description_names_the_network_of_a_picture():
-    space = spaces.Dict(camera=spaces.Box(0, 255, (64, 64, 3), np.uint8), speed=spaces.Box(-1, 1, (2,)))
-    agent = MLPAgent(spec_from_space(space), spec_from_space(spaces.Discrete(2)))
-    words = "Actor and critic read camera (64 x 64 x 3 picture, Nature network), speed (2)."
-    assert str(agent.entries) == words
 
 
 @pytest.mark.integration

@@ -46,7 +46,6 @@ class NoWidth(ActorCritic):
         (Net, f"model.agent is Net: it must be {CONTRACT}."),
         (functools.partial(Net, None), f"model.agent is Net: it must be {CONTRACT}."),
         (Net(), f"model.agent is an object of Net: it must be {CONTRACT}."),
-        (nn.Sequential(), f"model.agent is an object of Sequential: it must be {CONTRACT}."),
         ("net.MyAgent", "it must be a class or a function, such as functools.partial(MyAgent, width=64)."),
         ({"class_path": "net.MyAgent"}, "it must be a class or a function, such as functools.partial("),
     ],

@@ -8,38 +8,9 @@ from torchrl.data import Bounded, Categorical, Unbounded
 
 from ppo_lightning import PPG, PPO, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.models.bodies import ResidualMLP
-from ppo_lightning.models.init import orthogonal
 
 SPEC = Bounded(-1, 1, shape=(3,), dtype=torch.float32)
 OBSERVATIONS = Unbounded((5,))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"head": "tanh_gaussian"},
-        {"body": "residual", "hidden_sizes": (16, 16)},
-        {"activation": "relu"},
-        {"activation": "elu"},
-    ],
-)
-def test_acting_on_arrays_is_acting_on_tensors(options):
-    torch.manual_seed(0)
-    agent = MLPAgent(OBSERVATIONS, SPEC, **options)
-    orthogonal(agent.head.linear, gain=3.0)
-    for module in agent.modules():  # other than those of a new layer, which hide a missing one
-        if isinstance(module, torch.nn.LayerNorm):
-            torch.nn.init.normal_(module.weight)
-            torch.nn.init.normal_(module.bias)
-    observation, noise = torch.randn(300, 5), agent.noise((300,))
-    with torch.inference_mode():
-        for drawn in (noise, None):
-            arrays = (observation.numpy(), None if drawn is None else drawn.numpy(), None)
-            action, log_prob, _ = agent.array_policy()(*arrays)
-            assert log_prob is None, "the NumPy policy, not the fallback"
-            expected = agent.act(observation, drawn)[0]
-            torch.testing.assert_close(torch.from_numpy(action), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

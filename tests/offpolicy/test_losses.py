@@ -26,9 +26,10 @@ def test_only_a_termination_stops_the_bootstrap():
     assert target.tolist() == pytest.approx([5.5, 1.0])
 
 
-def projected(reward, terminated, pmf, gamma):
+def projected(reward, terminated, pmf, support, gamma):
     """Split each shifted atom between its neighbours, in a loop in float64."""
-    atoms, target = SUPPORT.double().numpy(), np.zeros(pmf.shape)
+    reward, terminated, pmf, atoms = (x.double().numpy() for x in (reward, terminated, pmf, support))
+    target = np.zeros(pmf.shape)
     spacing = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
     for row, k in np.ndindex(*pmf.shape):
         shifted = reward[row] + gamma * (1 - terminated[row]) * atoms[k]
@@ -48,15 +49,14 @@ def test_the_projection_is_that_of_the_definition_and_keeps_all_mass():
     terminated[:8] = 1
     found = categorical_target(reward, terminated, pmf, SUPPORT, 0.97)
     assert found.sum(-1).numpy() == pytest.approx(np.ones(64), abs=1e-5)
-    expected = projected(reward.double().numpy(), terminated.numpy(), pmf.double().numpy(), 0.97)
+    expected = projected(reward, terminated, pmf, SUPPORT, 0.97)
     assert found.numpy() == pytest.approx(expected, abs=1e-4)  # places in float32
 
 
 def test_the_cross_entropy_is_least_at_the_target_and_finite_at_zero():
     target = torch.tensor([[0.25, 0.75]])
-    assert categorical_loss(target, target).item() == pytest.approx(
-        -sum(p * math.log(p) for p in (0.25, 0.75))
-    )
+    entropy = -sum(p * math.log(p) for p in (0.25, 0.75))
+    assert categorical_loss(target, target).item() == pytest.approx(entropy)
     worst = categorical_loss(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
     assert worst.item() == pytest.approx(-math.log(1e-5), rel=1e-5)
 
@@ -145,7 +145,6 @@ def test_epsilon_is_the_share_of_random_actions_and_arrays_agree(support):
     if support is None:
         arrays = head.array_sampler()(head.linear(features).detach().numpy(), noise[1].numpy())
         assert np.array_equal(arrays, chosen[1].numpy())
-    if support is None:
         soft, table = SoftmaxHead(8, spec), torch.tensor([0.1, 0.2, 0.3, 0.4])
         soft.linear.weight.data.zero_()
         soft.linear.bias.data = table.log()

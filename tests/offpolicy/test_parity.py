@@ -15,6 +15,7 @@ from torchrl.objectives import DDPGLoss, SACLoss, TD3Loss
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3, DeterministicAgent, DiscreteSAC
 from ppo_lightning.offpolicy.module import adam_state
+from tests.offpolicy.test_losses import projected
 
 GAMMA, BATCH, LOW, HIGH = 0.9, 16, torch.tensor([-1.0, 0.0]).double(), torch.tensor([3.0, 1.0]).double()
 SCALE, BIAS = (HIGH - LOW) / 2, (HIGH + LOW) / 2
@@ -53,8 +54,14 @@ def batches(specs, noise=None):
 # The other program. A network is the list of its weights and biases.
 
 
-def network(body, last):
+def network(net):
+    body, last = (net.actor_body, net.head) if hasattr(net, "actor_body") else (net.body, net.linear)
     return [tensor.detach().clone().requires_grad_() for tensor in (*body.parameters(), *last.parameters())]
+
+
+def critics_of(module):
+    """Return the critics and the target critics."""
+    return ([network(q) for q in critics] for critics in (module.critics, module.target_critics))
 
 
 def run(net, *inputs):
@@ -72,9 +79,8 @@ class Adam:
 
     def step(self, loss):
         self.t += 1
-        for w, m, v, g in zip(
-            self.weights, self.m, self.v, torch.autograd.grad(loss, self.weights), strict=True
-        ):
+        grads = torch.autograd.grad(loss, self.weights)
+        for w, m, v, g in zip(self.weights, self.m, self.v, grads, strict=True):
             m.copy_(0.9 * m + 0.1 * g)
             v.copy_(0.999 * v + 0.001 * g * g)
             step = (m / (1 - 0.9**self.t)) / ((v / (1 - 0.999**self.t)).sqrt() + self.eps)
@@ -86,16 +92,20 @@ def polyak(target, online, tau):
         old.data = (1 - tau) * old + tau * new
 
 
-def agree(module_net, net):
-    for found, expected in zip(network(*module_net), net, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-6)
+def agree(nets, expected):
+    for net, weights in zip(nets, expected, strict=True):
+        for found, weight in zip(network(net), weights, strict=True):
+            torch.testing.assert_close(found, weight, atol=1e-9, rtol=1e-6)
+
+
+def agree_on_critics(module, qs, target_qs):
+    agree([*module.critics, *module.target_critics], [*qs, *target_qs])
 
 
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn(double):
     module = build(DQN, DISCRETE, double=double, tau=0.7, target_network_frequency=500)
-    q = network(module.agent.actor_body, module.agent.head)
-    target = network(module.target.actor_body, module.target.head)
+    q, target = network(module.agent), network(module.target)
     adam = Adam(q, 2.5e-4)
     for step, batch in zip((500, 510), batches(DISCRETE), strict=True):  # the target moves once
         metrics = module.update(batch, step == 500)
@@ -103,53 +113,35 @@ def test_dqn(double):
             following = run(target, batch["next_observation"])
             best = (run(q, batch["next_observation"]) if double else following).argmax(1)
             bootstrap = following[range(BATCH), best] * (1 - batch["terminated"])
-        error = (
-            run(q, batch["observation"])[range(BATCH), batch["action"]] - batch["reward"] - GAMMA * bootstrap
-        )
-        adam.step((error**2).mean())
-        assert metrics["losses/td_loss"].item() == pytest.approx((error**2).mean().item())
+        value = run(q, batch["observation"])[range(BATCH), batch["action"]]
+        loss = ((value - batch["reward"] - GAMMA * bootstrap) ** 2).mean()
+        adam.step(loss)
+        assert metrics["losses/td_loss"].item() == pytest.approx(loss.item())
         if step == 500:
             polyak(target, q, 0.7)
-    agree((module.agent.actor_body, module.agent.head), q)
-    agree((module.target.actor_body, module.target.head), target)
+    agree([module.agent, module.target], [q, target])
 
 
 def test_c51():
     module = build(C51, DISCRETE)
-    q, target = (
-        network(module.agent.actor_body, module.agent.head),
-        network(module.target.actor_body, module.target.head),
-    )
+    q, target = network(module.agent), network(module.target)
     adam, atoms = Adam(q, 2.5e-4, eps=0.01 / BATCH), torch.linspace(-100, 100, 101).double()
     for batch in batches(DISCRETE):
         module.update(batch, False)
         pmf = run(target, batch["next_observation"]).view(BATCH, 4, 101).softmax(-1).detach()
         pmf = pmf[range(BATCH), (pmf @ atoms).argmax(1)]
-        goal = torch.zeros(BATCH, 101).double()
-        for row in range(BATCH):
-            for k in range(101):
-                value = batch["reward"][row] + GAMMA * (1 - batch["terminated"][row]) * atoms[k]
-                place = (min(max(value.item(), -100.0), 100.0) + 100) / 2
-                low = min(int(place), 99)
-                goal[row, low] += pmf[row, k] * (low + 1 - place)
-                goal[row, low + 1] += pmf[row, k] * (place - low)
+        goal = torch.from_numpy(projected(batch["reward"], batch["terminated"], pmf, atoms, GAMMA))
         chosen = run(q, batch["observation"]).view(BATCH, 4, 101)[range(BATCH), batch["action"]].softmax(-1)
         adam.step(-(goal * chosen.clamp(1e-5, 1 - 1e-5).log()).sum(1).mean())
-    agree((module.agent.actor_body, module.agent.head), q)
+    agree([module.agent], [q])
 
 
 @pytest.mark.parametrize("algorithm", [DDPG, TD3])
 def test_deterministic_policies(algorithm):
-    module = build(algorithm, CONTINUOUS)
-    count = 2 if algorithm is TD3 else 1
-    pi, target_pi = (
-        network(module.agent.actor_body, module.agent.head),
-        network(module.target.actor_body, module.target.head),
-    )
-    qs, target_qs = (
-        [network(q.body, q.linear) for q in critics] for critics in (module.critics, module.target_critics)
-    )
-    assert len(qs) == count
+    module = build(algorithm, CONTINUOUS, **{"noise_clip": 0.3} if algorithm is TD3 else {})
+    pi, target_pi = network(module.agent), network(module.target)
+    qs, target_qs = critics_of(module)
+    assert len(qs) == (2 if algorithm is TD3 else 1)
     actor, critic = Adam(pi, 3e-4), Adam([w for q in qs for w in q], 3e-4)
     for step, batch in zip((1, 2), batches(CONTINUOUS, (2,)), strict=True):  # the actor moves once
         module.update(batch, step == 2)
@@ -157,7 +149,7 @@ def test_deterministic_policies(algorithm):
         with torch.no_grad():
             action = run(target_pi, following).tanh() * SCALE + BIAS
             if algorithm is TD3:
-                action = action + (0.2 * batch["noise"]).clamp(-0.5, 0.5) * SCALE
+                action = action + (0.2 * batch["noise"]).clamp(-0.3, 0.3) * SCALE
                 action = torch.minimum(torch.maximum(action, LOW), HIGH)
             values = [run(q, following, action)[:, 0] for q in target_qs]
             y = batch["reward"] + GAMMA * (1 - batch["terminated"]) * torch.stack(values).min(0).values
@@ -166,19 +158,14 @@ def test_deterministic_policies(algorithm):
             actor.step(-run(qs[0], s, run(pi, s).tanh() * SCALE + BIAS).mean())
             for target, online in ((target_pi, pi), *zip(target_qs, qs, strict=True)):
                 polyak(target, online, 0.005)
-    agree((module.agent.actor_body, module.agent.head), pi)
-    agree((module.target.actor_body, module.target.head), target_pi)
-    for critics, nets in ((module.critics, qs), (module.target_critics, target_qs)):
-        for found, net in zip(critics, nets, strict=True):
-            agree((found.body, found.linear), net)
+    agree([module.agent, module.target], [pi, target_pi])
+    agree_on_critics(module, qs, target_qs)
 
 
 def test_sac():
     module = build(SAC, CONTINUOUS)
-    pi = network(module.agent.actor_body, module.agent.head)
-    qs, target_qs = (
-        [network(q.body, q.linear) for q in critics] for critics in (module.critics, module.target_critics)
-    )
+    pi = network(module.agent)
+    qs, target_qs = critics_of(module)
     log_alpha = [module.log_alpha.detach().clone().requires_grad_()]
     actor, critic, temperature = Adam(pi, 3e-4), Adam([*qs[0], *qs[1]], 1e-3), Adam(log_alpha, 1e-3)
 
@@ -207,25 +194,19 @@ def test_sac():
             temperature.step((-log_alpha[0].exp() * (log_prob - 2)).mean())
         for target, online in zip(target_qs, qs, strict=True):
             polyak(target, online, 0.005)
-    agree((module.agent.actor_body, module.agent.head), pi)
+    agree([module.agent], [pi])
     assert module.log_alpha.item() == pytest.approx(log_alpha[0].item(), rel=1e-9)
     assert not math.isclose(module.log_alpha.item(), 0)
-    for critics, nets in ((module.critics, qs), (module.target_critics, target_qs)):
-        for found, net in zip(critics, nets, strict=True):
-            agree((found.body, found.linear), net)
+    agree_on_critics(module, qs, target_qs)
 
 
 def test_discrete_sac():
     module = build(DiscreteSAC, DISCRETE, q_lr=3e-4, tau=1.0, policy_frequency=1)
-    pi = network(module.agent.actor_body, module.agent.head)
-    qs, target_qs = (
-        [network(q.actor_body, q.head) for q in critics]
-        for critics in (module.critics, module.target_critics)
-    )
+    pi = network(module.agent)
+    qs, target_qs = critics_of(module)
     log_alpha = [module.log_alpha.detach().clone().requires_grad_()]
-    actor, critic, temperature = (
-        Adam(weights, 3e-4, eps=1e-4) for weights in (pi, [*qs[0], *qs[1]], log_alpha)
-    )
+    trained = (pi, [*qs[0], *qs[1]], log_alpha)
+    actor, critic, temperature = (Adam(weights, 3e-4, eps=1e-4) for weights in trained)
     for step, batch in zip((7999, 8000), batches(DISCRETE, (3, 0)), strict=True):
         module.update(batch, True, step == 8000)
         s, following = batch["observation"], batch["next_observation"]
@@ -242,11 +223,9 @@ def test_discrete_sac():
         if step == 8000:
             for target, online in zip(target_qs, qs, strict=True):
                 polyak(target, online, 1.0)
-    agree((module.agent.actor_body, module.agent.head), pi)
+    agree([module.agent], [pi])
     assert module.log_alpha.item() == pytest.approx(log_alpha[0].item(), rel=1e-9)
-    for critics, nets in ((module.critics, qs), (module.target_critics, target_qs)):
-        for found, net in zip(critics, nets, strict=True):
-            agree((found.actor_body, found.head), net)
+    agree_on_critics(module, qs, target_qs)
 
 
 # TorchRL's losses, where they mean the same: mean squared errors, target actors, scaled noise.
@@ -278,9 +257,8 @@ class Network(nn.Module):
             return self.network(observation, action)[..., None]
         if isinstance(self.network, DeterministicAgent):
             return self.network.policy(observation)
-        mean, log_std = self.network.head.moments(
-            self.network.head.linear(self.network.actor_body(observation))
-        )
+        raw = self.network.head.linear(self.network.actor_body(observation))
+        mean, log_std = self.network.head.moments(raw)
         return mean, log_std.exp()
 
 
@@ -312,9 +290,8 @@ def test_the_losses_are_those_of_torchrl(algorithm):
     ended = batch["terminated"][:, None].bool()
     following = {"observation": batch["next_observation"], "reward": batch["reward"][:, None]}
     following |= {"terminated": ended, "done": ended}
-    data = TensorDict(
-        {"observation": batch["observation"], "action": batch["action"], "next": following}, [BATCH]
-    )
+    rows = {"observation": batch["observation"], "action": batch["action"], "next": following}
+    data = TensorDict(rows, [BATCH])
     if algorithm is SAC:  # their temperature's loss is linear in log alpha, and the gradient lacks alpha
         log_prob = module.evaluate(batch["observation"], NOISE, module.critics)[1].detach()
         alpha_loss = -(module.log_alpha * (log_prob - 2)).mean().item()

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 import ppo_lightning
-from tests.commands.conftest import checkpoint_of, run_cli  # noqa: F401
+from tests.commands.conftest import checkpoint_of
 from tests.helpers import ROOT
 
 FAMILIES = ("dqn", "c51", "ddpg", "td3", "sac")
@@ -69,7 +69,7 @@ QUICK = ("dqn/cartpole", "sac/pendulum")
         for name in [f"{path.parent.name}/{path.stem}" for path in RECIPES]
     ],
 )
-def test_a_recipe_runs(name, run_cli, tmp_path):  # noqa: F811
+def test_a_recipe_runs(name, run_cli, tmp_path):
     code, out, errors = run_cli("fit", "--config", name, *SHORT)
     assert code == 0, errors
     assert "wall time:" in out
@@ -78,7 +78,7 @@ def test_a_recipe_runs(name, run_cli, tmp_path):  # noqa: F811
 
 
 @pytest.mark.integration
-def test_commands_take_a_checkpoint(run_cli, tmp_path):  # noqa: F811
+def test_commands_take_a_checkpoint(run_cli, tmp_path):
     data = ("--data.env_id", "Pendulum-v1", "--data.num_envs", "1")
     _, out, _ = run_cli("fit", "--model", "SAC", *data, *SHORT, "--model.save_buffer", "true")
     assert out.startswith("SAC, SACAgent: ")
@@ -105,7 +105,7 @@ def test_commands_take_a_checkpoint(run_cli, tmp_path):  # noqa: F811
     assert module.predict([1.0, 0.0, 0.0]).shape == (1,)
 
 
-def test_help_and_messages_name_the_algorithm_of_the_recipe(run_cli):  # noqa: F811
+def test_help_and_messages_name_the_algorithm_of_the_recipe(run_cli):
     code, out, errors = run_cli("fit", "--config", "sac/pendulum", "--help")
     assert code == 0, errors
     assert "those of SAC" in " ".join(out.split())

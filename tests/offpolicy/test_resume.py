@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from ppo_lightning import DQN, SAC, RolloutDataModule, last_checkpoint
 from ppo_lightning.checkpoints import io
 from ppo_lightning.offpolicy import SACAgent
+from tests.conftest import trainers_in
 from tests.helpers import SaveAfter, forks
 
 RUNS = {
@@ -34,9 +35,7 @@ def train(folder, name):
     agent = SMALL_AGENT if algorithm is SAC else {}
     module = algorithm(batch_size=16, buffer_size=400, save_buffer=True, **model, **agent)
     saver = ModelCheckpoint(folder, monitor="step", mode="max", save_top_k=2, every_n_train_steps=5)
-    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    options["limit_val_batches"] = 0
-    trainer = L.Trainer(accelerator="cpu", callbacks=[saver], default_root_dir=folder, **options)
+    trainer = trainers_in(folder)(callbacks=[saver], enable_checkpointing=True)
     trainer.fit(module, data, ckpt_path=last_checkpoint(folder))
     state = module.state_dict(), [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
     torch.save([*state, module.buffer.state_dict(), list(module.episode_returns)], folder / "end.pt")

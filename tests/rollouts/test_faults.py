@@ -19,7 +19,7 @@ from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from tests.environments import Trouble
-from tests.helpers import Forked, finish, start
+from tests.helpers import Forked, Recorder, finish, start
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
 
@@ -57,49 +57,27 @@ def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(fit, tmp_path
     assert PPO.load_from_checkpoint(tmp_path / "step=64.ckpt").env_steps == 64
 
 
-def test_a_folder_that_cannot_be_written_is_reported(fit, tmp_path, capsys):
-    (tmp_path / "file").write_text("no folder")
-    callback = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=1)
-    callback.dirpath = str(tmp_path / "file" / "checkpoints")
-    fit(SMALL, callbacks=[callback], enable_checkpointing=True)
-    assert "NO CHECKPOINT was written" in capsys.readouterr().err
-
-
 class Malicious:
     def __reduce__(self):
         return os.system, ("touch executed",)
 
 
-@pytest.fixture
-def bad_files(fit, tmp_path, monkeypatch):
-    """Write a truncated checkpoint, one that executes code when unpickled, and a text file."""
+def test_a_file_that_executes_code_is_refused_by_every_method_of_the_trainer(
+    make_trainer, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    fit(
-        SMALL,
-        callbacks=[ModelCheckpoint(tmp_path, every_n_train_steps=1, filename="good")],
-        enable_checkpointing=True,
-    )
-    good = Path("good.ckpt").read_bytes()
-    Path("truncated.ckpt").write_bytes(good[: len(good) // 2])
-    torch.save(torch.load("good.ckpt", weights_only=True) | {"state_dict": Malicious()}, "malicious.ckpt")
-    Path("text.ckpt").write_text("weights")
-    return [Path(f"{name}.ckpt") for name in ("truncated", "malicious", "text")]
-
-
-def test_files_that_are_not_checkpoints_are_refused_and_execute_nothing(bad_files, make_trainer):
-    for path in bad_files:
-        data = RolloutDataModule(**SMALL)
-        observations = torch.utils.data.DataLoader(torch.zeros(2, 4))
-        for run in (
-            functools.partial(make_trainer().fit, datamodule=data),
-            functools.partial(make_trainer(limit_val_batches=1).validate, datamodule=data),
-            functools.partial(make_trainer().predict, dataloaders=observations),
-        ):
-            for options in ({}, {"weights_only": False}):
-                with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
-                    run(PPO(), ckpt_path=path, **options)
-        with pytest.raises(Exception, match=r".+"):
-            PPO.load_from_checkpoint(path, weights_only=False)
+    torch.save({"state_dict": Malicious()}, "malicious.ckpt")
+    data = RolloutDataModule(**SMALL)
+    for run in (
+        functools.partial(make_trainer().fit, datamodule=data),
+        functools.partial(make_trainer(limit_val_batches=1).validate, datamodule=data),
+        functools.partial(make_trainer().predict, dataloaders=torch.utils.data.DataLoader(torch.zeros(2, 4))),
+    ):
+        for options in ({}, {"weights_only": False}):
+            with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
+                run(PPO(), ckpt_path="malicious.ckpt", **options)
+    with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
+        PPO.load_from_checkpoint("malicious.ckpt", weights_only=False)
     assert not Path("executed").exists()
     torch.load("malicious.ckpt", weights_only=False)
     assert Path("executed").exists(), "or the file was harmless"
@@ -125,24 +103,6 @@ def test_an_environment_that_hangs_ends_the_run_with_its_traceback(tmp_path, ove
     stacks = errors.split("Thread 0x")[1:]
     assert any("environments.py" in stack.splitlines()[1] for stack in stacks), "says where it hangs"
     assert time.monotonic() - began < 60
-
-
-WHERE = "tests.environments:Trouble-v0, environment 1: step() raised"
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("trouble", "message"),
-    [
-        ("raises", f"RuntimeError: the simulator is broken\n{WHERE} this"),
-        ("exits", f"{WHERE} SystemExit(0)"),
-        ("nan", "reward of environment 1 is nan"),
-    ],
-)
-def test_an_environment_that_raises_or_gives_nan_ends_the_run_with_its_traceback(tmp_path, trouble, message):
-    code, errors = finish(run_with(trouble, tmp_path / "run"))
-    assert code == 1
-    assert message in errors
 
 
 def test_an_error_cancels_the_step_timeout():
@@ -193,28 +153,12 @@ def test_trouble_on_one_rank_ends_all_ranks(tmp_path, trouble, overlap):
 
 
 class Spoilt(PPO):
-    """PPO whose gradient is NaN from the second minibatch of the second iteration on."""
+    """PPO whose advantages are NaN in the second iteration."""
 
-    def update(self, minibatches):
-        return super().update(map(self.spoil, minibatches))
-
-    def spoil(self, minibatch):
-        if self.rollouts_done == 2 and self.spoils:
-            minibatch["advantage"] = minibatch["advantage"] * torch.nan
-        self.spoils = True
-        return minibatch
-
-    def training_step(self, rollout, batch_idx):
-        self.spoils, before = False, self.everything()
-        super().training_step(rollout, batch_idx)
-        self.changed = [not torch.equal(a, b) for a, b in zip(self.everything(), before, strict=False)]
-
-    def everything(self):
-        weights = list(self.agent.parameters())
-        states = [
-            value for entries in self.trainer.optimizers[0].state.values() for value in entries.values()
-        ]
-        return [tensor.detach().clone() for tensor in weights + states]
+    def advantages(self, rollout):
+        rollout = super().advantages(rollout)
+        rollout["advantage"] *= torch.nan if self.rollouts_done == 2 else 1
+        return rollout
 
 
 def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
@@ -223,14 +167,6 @@ def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
 
 
 # Restarts
-
-
-def troubled(kind, num_envs=3, at=20, **options):
-    """Make environments of which the second fails at step ``at``; other episodes have 24 steps."""
-    kwargs = {"kind": kind, "at": at, "env": Trouble.made + 1, "max_episode_steps": 24, "max_restarts": 1}
-    env = make_env("tests.environments:Trouble-v0", num_envs, env_kwargs=kwargs)
-    agent = MLPAgent(env.observation_spec_unbatched["observation"], env.action_spec_unbatched, **options)
-    return env, agent
 
 
 @pytest.mark.parametrize(
@@ -242,8 +178,10 @@ def troubled(kind, num_envs=3, at=20, **options):
     ],
 )
 def test_an_environment_that_fails_is_made_anew_and_the_failed_step_does_not_count(kind, said):
-    env, agent = troubled(kind, norm_obs=kind == "nan")
-    scaler = RewardScaler(0.99)
+    """The second environment fails at step 20; other episodes have 24 steps."""
+    kwargs = {"kind": kind, "at": 20, "env": Trouble.made + 1, "max_episode_steps": 24, "max_restarts": 1}
+    env = make_env("tests.environments:Trouble-v0", 3, env_kwargs=kwargs)
+    agent, scaler = MLPAgent(*env.agent_specs, norm_obs=kind == "nan"), RewardScaler(0.99)
     collector = make_collector(env, agent, 8, reward_scaler=scaler)
     with pytest.warns(UserWarning, match=f"Environment 1 .*{said}.*restart 1 of 1"):
         rollouts = [collector.rollout().clone() for _ in range(4)]
@@ -261,23 +199,6 @@ def test_an_environment_that_fails_is_made_anew_and_the_failed_step_does_not_cou
         assert agent.normalizer.count == 4 * 8 * 3 - 1 + 3 + 3
     assert counts[0].tolist() == [17, 18, 19, 20, 21, 22, 23, 24]
     assert all(value.isfinite().all() for rollout in rollouts for value in rollout.values(True, True))
-    collector.shutdown()
-
-
-class FailsAgain(Trouble):
-    def __init__(self):
-        super().__init__("raises", at=10)
-        self.mine = True
-
-
-def test_the_run_ends_where_an_environment_fails_once_more_than_max_restarts():
-    env = make_env(FailsAgain, 2, env_kwargs={"max_restarts": 1})
-    collector = make_collector(env, MLPAgent(*env.agent_specs), 24)
-    with (
-        pytest.warns(UserWarning, match="Environment 1 .*restart 1 of 1"),
-        pytest.raises(RuntimeError, match="simulator is broken"),
-    ):
-        collector.rollout()
     collector.shutdown()
 
 
@@ -300,7 +221,7 @@ class FailsTogether(gymnasium.Env):
         return self.observation_space.low, 1.0, False, False, {}
 
 
-def test_the_error_that_ends_a_run_is_the_environments_own():
+def test_a_run_ends_with_the_error_of_an_environment_that_fails_more_than_max_restarts():
     env = make_env(FailsTogether, 2, env_kwargs={"max_restarts": 1})
     collector = make_collector(env, MLPAgent(*env.agent_specs), 24)
     with pytest.warns(UserWarning, match="restart 1 of 1"), pytest.raises(RuntimeError, match="my own error"):
@@ -308,44 +229,29 @@ def test_the_error_that_ends_a_run_is_the_environments_own():
     collector.shutdown()
 
 
+class Recorded(Recorder, PPO):
+    pass
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"norm_adv": False}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
 )
 def test_the_update_uses_every_valid_step(fit, options):
-    minibatches = []
-
-    class Watch(PPO):
-        def update(self, epoch):
-            epoch = list(epoch)
-            if self.rollouts_done == 3:
-                minibatches.extend({key: value.clone() for key, value in rows.items()} for rows in epoch)
-            return super().update(epoch)
-
-        def training_step(self, rollout, batch_idx):
-            self.rollout = rollout
-            return super().training_step(rollout, batch_idx)
-
-    data = {
-        "env_id": "tests.environments:Trouble-v0",
-        "num_envs": 3,
-        "num_steps": 8,
-        "total_timesteps": 24 * 3,
-    }
-    data["env_kwargs"] = {"kind": "raises", "at": 20, "env": Trouble.made + 1, "max_restarts": 2}
-    model = {"update_epochs": 2, "num_minibatches": 2} | options
+    kwargs = {"kind": "raises", "at": 20, "env": Trouble.made + 1, "max_restarts": 2}
+    data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
+    data |= {"num_envs": 3, "num_steps": 8, "total_timesteps": 24 * 3}
     with pytest.warns(UserWarning, match="restart 1 of 2"):
-        module = fit(data, model, ppo=Watch)
-    assert sum(int((minibatch["valid"] > 0).sum()) for minibatch in minibatches) == 2 * (24 - 1)
-    assert all(minibatch["valid"].mean() == pytest.approx(1) for minibatch in minibatches)
-    kept = module.rollout["observation"][module.rollout["valid"]].flatten().sort().values
-    valid = [{key: value[batch["valid"] > 0] for key, value in batch.items()} for batch in minibatches]
-    for epoch in (valid[:2], valid[2:]):
-        assert torch.equal(torch.cat([batch["observation"] for batch in epoch]).flatten().sort().values, kept)
-    if options.get("norm_adv", True):
-        assert all(
-            abs(batch["advantage"].mean()) < 1e-5 and abs(batch["advantage"].std() - 1) < 1e-3
-            for batch in valid
-        )
+        module = fit(data, {"update_epochs": 2, "num_minibatches": 2} | options, ppo=Recorded)
+    rollout = module.rollouts[-1]
+    kept = rollout["observation"][rollout["valid"]].flatten().sort().values
+    assert len(kept) == 24 - 1
+    for epoch in module.epochs[-2:]:
+        valid = [{key: value[batch["valid"] > 0] for key, value in batch.items()} for batch in epoch]
+        assert torch.equal(torch.cat([batch["observation"] for batch in valid]).flatten().sort().values, kept)
+        assert all(batch["valid"].mean() == pytest.approx(1) for batch in epoch)
+        for advantage in (batch["advantage"] for batch in valid if options.get("norm_adv", True)):
+            assert abs(advantage.mean()) < 1e-5
+            assert abs(advantage.std() - 1) < 1e-3
 
 
 @pytest.mark.parametrize("number", [-1, 0.5, "often"])

@@ -10,11 +10,11 @@ import torch
 from gymnasium import spaces
 from torchrl.envs import StepCounter
 
-from ppo_lightning import PPO, MLPAgent, RolloutDataModule, evaluate, make_env
+from ppo_lightning import PPO, MLPAgent, RolloutDataModule, evaluate
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
 from ppo_lightning.export.onnx import largest_difference, random_observations
 from tests.environments import Counter
-from tests.helpers import SaveAfter
+from tests.helpers import Recorder, SaveAfter
 
 START = 1.7e9  # seconds since 1970
 DATA = {"num_envs": 2, "num_steps": 32, "total_timesteps": 256}
@@ -23,51 +23,53 @@ DOUBLE = spaces.Box(0, 4e9, (1,), np.float64)
 LONG = spaces.Box(0, 4_000_000_000, (1,), np.int64)
 
 
+KINDS = {  # the space, and an observation with the clock [1]
+    "double": (DOUBLE, lambda clock: clock),
+    "long": (LONG, lambda clock: clock.astype(np.int64)),
+    "scalar": (spaces.Box(0, 4e9, (), np.float64), lambda clock: clock[0]),
+    "floats": (
+        spaces.Dict(clock=DOUBLE, speed=spaces.Box(-1, 1, (2,))),
+        lambda clock: {"clock": clock, "speed": np.zeros(2, np.float32)},
+    ),
+    "choice": (
+        spaces.Dict(clock=DOUBLE, gear=spaces.Discrete(3)),
+        lambda clock: {"clock": clock, "gear": 1},
+    ),
+    "long and choice": (
+        spaces.Dict(clock=LONG, gear=spaces.Discrete(3)),
+        lambda clock: {"clock": clock.astype(np.int64), "gear": 1},
+    ),
+    "tuple": (
+        spaces.Tuple((spaces.MultiBinary(2), spaces.Dict(clock=DOUBLE))),
+        lambda clock: (np.ones(2, np.int8), {"clock": clock}),
+    ),
+    "mask": (
+        spaces.Dict(action_mask=spaces.MultiBinary(2), clock=DOUBLE),
+        lambda clock: {"action_mask": np.ones(2, np.int8), "clock": clock},
+    ),
+}
+
+
 class Clock(Counter):
     """Environment with a clock among its observations, and maybe with a mask outside of them."""
 
     def __init__(self, kind="double", masked=False):
         super().__init__()
-        self.kind = kind
-        self.observation_space = {
-            "double": DOUBLE,
-            "long": LONG,
-            "scalar": spaces.Box(0, 4e9, (), np.float64),
-            "floats": spaces.Dict(clock=DOUBLE, speed=spaces.Box(-1, 1, (2,))),
-            "choice": spaces.Dict(clock=DOUBLE, gear=spaces.Discrete(3)),
-            "long and choice": spaces.Dict(clock=LONG, gear=spaces.Discrete(3)),
-            "tuple": spaces.Tuple((spaces.MultiBinary(2), spaces.Dict(clock=DOUBLE))),
-            "mask": spaces.Dict(action_mask=spaces.MultiBinary(2), clock=DOUBLE),
-        }[kind]
+        self.observation_space, self.see = KINDS[kind]
         if masked:
             self.action_masks = lambda: np.ones(2, np.int8)
 
     def observation(self):
-        box = LONG if "long" in self.kind else DOUBLE
-        clock = np.array([START + self.time], box.dtype)
-        return {
-            "double": clock,
-            "long": clock,
-            "scalar": clock[0],
-            "floats": {"clock": clock, "speed": np.zeros(2, np.float32)},
-            "choice": {"clock": clock, "gear": 1},
-            "long and choice": {"clock": clock, "gear": 1},
-            "tuple": (np.ones(2, np.int8), {"clock": clock}),
-            "mask": {"action_mask": np.ones(2, np.int8), "clock": clock},
-        }[self.kind]
+        return self.see(np.array([START + self.time]))
 
     def step(self, action):
         observation, *_ = super().step(action)
         return observation, 1.0, False, self.time == 50, {}
 
 
-KINDS = ["double", "long", "scalar", "floats", "choice", "long and choice", "tuple", "mask"]
-
-
 class TensorClock(TensorEnv):
-    def __init__(self, num_envs, dtype=torch.float64):
+    def __init__(self, num_envs):
         super().__init__(DOUBLE, spaces.Discrete(2), num_envs)
-        self.dtype_of_clock = dtype
 
     def reset_tensors(self, mask):
         fresh = torch.zeros(self.num_envs, 1, dtype=torch.float64)
@@ -79,17 +81,8 @@ class TensorClock(TensorEnv):
         return TensorStep(self.time + START, action.float(), self.time[:, 0] > 1e9, self.time[:, 0] == 50)
 
 
-class Seen(PPO):
-    """Recorder of the observations of the last rollout."""
-
-    def training_step(self, rollout, batch_idx):
-        self.seen = rollout["observation"].clone()
-        super().training_step(rollout, batch_idx)
-
-
-def distinct(module):
-    """Return the number of distinct values of the column that changes most."""
-    return max(len(column.unique()) for column in module.seen[0].T)
+class Recorded(Recorder, PPO):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -107,9 +100,10 @@ def distinct(module):
     ],
 )
 def test_statistics_see_the_exact_values(fit, data):
-    module = fit(DATA | data, NORMALIZED, ppo=Seen)
-    assert distinct(module) == 32
-    assert module.seen.dtype == torch.float32
+    module = fit(DATA | data, NORMALIZED, ppo=Recorded)
+    seen = module.rollouts[-1]["observation"]
+    assert max(len(column.unique()) for column in seen[0].T) == 32, "every second is another number"
+    assert seen.dtype == torch.float32
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evaluate(module.agent, RolloutDataModule(**DATA | data).factory.make(2), num_steps=50)
@@ -136,8 +130,7 @@ def test_predictions_and_exports_see_the_exact_values(fit, tmp_path, kind):
     fit(data, NORMALIZED | {"learning_rate": 0.01}, callbacks=[SaveAfter(tmp_path / "a.ckpt", 4)])
     module = PPO.load_from_checkpoint(tmp_path / "a.ckpt")
     torch.nn.init.normal_(module.agent.head.linear.weight, std=10)
-    env, rows = Clock(kind), make_env("CartPole-v1")
-    rows = RolloutDataModule(**data).factory.make(1)
+    env, rows = Clock(kind), RolloutDataModule(**data).factory.make(1)
     observation, row = env.reset()[0], rows.reset_arrays()
     for _ in range(40):
         action = module.predict(observation)

@@ -81,18 +81,22 @@ DISCRETE = ("discrete", "multidiscrete", "binary", "dict", "tuple")  # with acti
 class Any(gym.Env):
     """Environment with random observations that requires actions of the space and of the mask.
 
+    ``see`` and ``do`` are spaces, or names of them.
     With ``masked``, a random mask allows at least one action of each component.
     The mask is ``action_masks()``, or an entry of the ``observation`` or the ``info``, as ``entry`` says.
     From step ``forbid`` on it allows no action.
     """
 
     def __init__(self, see="vector", do="discrete", masked=False, entry=None, forbid=None):
-        self.observation_space, self.action_space = OBSERVATIONS[see], ACTIONS[do]
+        self.observation_space = OBSERVATIONS[see] if isinstance(see, str) else see
+        self.action_space = ACTIONS[do] if isinstance(do, str) else do
         self.inner, self.entry, self.forbid = self.observation_space, entry, forbid
         self.numbers = choice_counts(spec_from_space(self.action_space))
         if masked and entry == "observation":
-            mask = spaces.MultiBinary(sum(self.numbers))
-            self.observation_space = spaces.Dict(it=self.inner, action_mask=mask)
+            entries = self.inner if isinstance(self.inner, spaces.Dict) else {"it": self.inner}
+            self.observation_space = spaces.Dict(
+                {**entries, "action_mask": spaces.MultiBinary(sum(self.numbers))}
+            )
         if masked and entry is None:
             self.action_masks = lambda: self.mask
         self.masked = masked
@@ -102,8 +106,9 @@ class Any(gym.Env):
         if self.forbid is not None and self.time >= self.forbid:
             self.mask[:] = 0
         value = self.inner.sample()
-        in_observation = self.masked and self.entry == "observation"
-        return {"it": value, "action_mask": self.mask} if in_observation else value
+        if not (self.masked and self.entry == "observation"):
+            return value
+        return (value if isinstance(value, dict) else {"it": value}) | {"action_mask": self.mask}
 
     def component(self, number):
         mask = self.np_random.integers(0, 2, number).astype(np.int8)
@@ -476,16 +481,9 @@ def test_three_lines_of_yaml_train_a_new_environment(tmp_path, monkeypatch, caps
     assert float(re.search(r"last 100 episodes: (\S+)", shown)[1]) > 0, shown
 
 
-def reads(space, actions=None):
+def reads(space, actions=spaces.Discrete(2)):  # noqa: B008
     """Return a function that makes an environment with random observations of a space."""
-
-    def make():
-        env = Any()
-        env.observation_space = env.inner = space
-        env.action_space, env.numbers = actions or spaces.Discrete(2), []
-        return env
-
-    return make
+    return functools.partial(Any, space, actions)
 
 
 @pytest.mark.parametrize(
