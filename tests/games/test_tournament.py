@@ -105,7 +105,7 @@ def test_random_play_is_uniform_over_the_legal_actions():
 def test_random_players_are_equal():
     """In PettingZoo's TicTacToe, player 0 begins, and the first move is worth 0.3 points."""
     factory = EnvFactory("pettingzoo/classic/tictactoe_v3", "pettingzoo")
-    random = random_player(probe_game(factory))
+    random = player("random", factory)
     result = play_games(factory, random, random, 300)
     assert abs(result.wins - result.losses) < 48
     assert result.games == 300
