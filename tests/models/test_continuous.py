@@ -35,21 +35,6 @@ def reach(**kwargs):
 
 
 @pytest.mark.detail("23")
-@pytest.mark.detail("25")
-def test_gaussian_log_probabilities_and_entropy_are_those_of_independent_normals():
-    agent = agent_for()
-    observation = torch.randn(64, 4)
-    action, log_prob, _, _ = agent.act(observation, agent.noise((64,)))
-    mean = agent.head.linear(agent.actor_body(observation))
-    reference = torch.distributions.Independent(torch.distributions.Normal(mean, agent.head.log_std.exp()), 1)
-    torch.testing.assert_close(log_prob, reference.log_prob(action))
-    again, entropy, *_ = agent.evaluate(observation, action)
-    torch.testing.assert_close(again, log_prob)
-    torch.testing.assert_close(entropy, reference.entropy())
-    assert torch.equal(agent.act(observation)[0], mean), "the mode"
-
-
-@pytest.mark.detail("23")
 def test_gaussian_samples_have_the_mean_and_the_standard_deviation():
     head = GaussianHead(1, ACTIONS)
     torch.nn.init.constant_(head.linear.bias, 0.3)
@@ -67,20 +52,6 @@ def test_the_standard_deviation_is_a_parameter_that_starts_at_1():
     for observation in (torch.zeros(1, 64), torch.ones(1, 64)):
         moved = head.sample(observation, noise)[0] - head.sample(observation, None)[0]
         torch.testing.assert_close(moved, noise)
-
-
-def test_squashed_log_probabilities_are_those_of_the_transformed_normal():
-    spec = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 4.0]), shape=(2,), dtype=torch.float32)
-    head = TanhGaussianHead(3, spec)
-    torch.nn.init.normal_(head.linear.weight)
-    features = torch.randn(50, 3)
-    action, log_prob = head.sample(features, 0.5 * head.noise((50,)))
-    scale, shift = (spec.space.high - spec.space.low) / 2, (spec.space.high + spec.space.low) / 2
-    transforms = [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(shift, scale)]
-    normal = torch.distributions.Normal(head.linear(features), head.log_std.exp())
-    reference = torch.distributions.TransformedDistribution(normal, transforms).log_prob(action).sum(-1)
-    torch.testing.assert_close(log_prob, reference, atol=1e-3, rtol=1e-3)
-    assert (action >= spec.space.low).all() and (action <= spec.space.high).all()
 
 
 def test_squashed_log_probabilities_are_finite_at_the_bounds():

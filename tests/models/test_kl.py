@@ -1,4 +1,4 @@
-"""The KL divergence of each head, against ``torch.distributions.kl_divergence``."""
+"""Log-probability, entropy and KL divergence of each head, against ``torch.distributions``."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from ppo_lightning.models.heads import CategoricalHead, TanhGaussianHead
 
 BATCH, FEATURES = 11, 6
 DISCRETE = data.Categorical(4, shape=(), dtype=torch.int64)
-VECTOR = data.Bounded(-2, 3, shape=(3,), dtype=torch.float32)
+VECTOR = data.Bounded(torch.tensor([-2.0, 0.0, -1.0]), torch.tensor([3.0, 4.0, 1.0]), shape=(3,))
 SEVERAL = data.MultiCategorical([3, 2, 5])
 BINARY = data.Binary(4, shape=(4,), dtype=torch.int8)
 MIXED = data.Composite(choice=DISCRETE, force=VECTOR, several=SEVERAL)
@@ -39,6 +39,9 @@ def distributions(head, features, mask):
         yield normal
 
 
+@pytest.mark.detail("23")
+@pytest.mark.detail("25")
+@pytest.mark.detail("37")
 @pytest.mark.parametrize(
     ("name", "spec", "masked"),
     [
@@ -54,8 +57,8 @@ def distributions(head, features, mask):
     ],
 )
 @torch.no_grad()
-def test_kl_is_pytorchs(name, spec, masked):
-    """Of two heads with different weights; an action that the mask forbids has no probability in either."""
+def test_a_head_is_the_product_of_pytorchs_distributions(name, spec, masked):
+    """The divergence is that of two heads. An action that the mask forbids has no probability in either."""
     torch.manual_seed(0)
     heads = [make_head(name, FEATURES, spec) for _ in range(2)]
     for head in heads:
@@ -65,9 +68,24 @@ def test_kl_is_pytorchs(name, spec, masked):
     if masked:
         mask = torch.ones(BATCH, heads[0].num_choices, dtype=torch.bool)
         mask[:, 1] = False
-    action, _ = heads[0].sample(features, heads[0].noise((BATCH,)), mask)
-    old, new = (head.evaluate(features, action, mask)[2] for head in heads)
     references = [list(distributions(head, features, mask)) for head in heads]
+    # Half of the noise keeps squashed actions off their bounds.
+    action, log_prob = heads[0].sample(features, 0.5 * heads[0].noise((BATCH,)), mask)
+    (again, entropy, old), (*_, new) = (head.evaluate(features, action, mask) for head in heads)
+    torch.testing.assert_close(again, log_prob)
+    widths = [1 if isinstance(part, Categorical) else VECTOR.shape[0] for part in references[0]]
+    actions = action.reshape(BATCH, -1).split(widths, dim=1)
+    log_probs = [
+        part.log_prob(columns[:, 0] if isinstance(part, Categorical) else columns).reshape(BATCH, -1).sum(-1)
+        for part, columns in zip(references[0], actions, strict=True)
+    ]
+    tolerance = {"atol": 1e-3, "rtol": 1e-3} if name == "tanh_gaussian" else {}
+    torch.testing.assert_close(log_prob, sum(log_probs), **tolerance)
+    if name != "tanh_gaussian":  # whose entropy has no closed form
+        entropies = [part.entropy().reshape(BATCH, -1).sum(-1) for part in references[0]]
+        torch.testing.assert_close(entropy, sum(entropies))
+    if name == "gaussian" and spec is VECTOR:
+        assert torch.equal(heads[0].sample(features, None)[0], references[0][0].mean), "the mode"
     for one, other, (p, q) in ((old, new, references), (new, old, references[::-1])):
         expected = [kl_divergence(*pair).reshape(BATCH, -1).sum(-1) for pair in zip(p, q, strict=True)]
         kl = heads[0].kl(one, other)
