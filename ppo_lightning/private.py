@@ -30,7 +30,6 @@ COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, Unsupported
 # PyTorch stores no scan unless told to. The key of a stored graph includes the step of the scan (tested).
 STORE_SCAN = {"unsafe_marked_cacheable_functions": {"torch.ops.higher_order.scan": torch.__version__}}
 ONNX_REGISTRATION = "torch.onnx._internal.exporter._registration"  # logger
-INNER_ENVS = ("_env", "_envs")  # inside of TorchRL's wrapper and of its SerialEnv
 WRAPPER_ATTRIBUTES = {"_elapsed_steps", "_has_reset"}  # counters and flags of Gymnasium's wrappers
 INTERACTIVE = hasattr(sys, "ps1")  # a notebook or a Python prompt
 LOG_EVERY_N_STEPS, MAX_EPOCHS, NUM_SANITY_VAL_STEPS = 50, 1000, 2  # defaults of the Trainer

@@ -19,16 +19,7 @@ NUMBERS = {bool, int, float} | {np.dtype(code).type for code in "?efd" + np.type
 
 
 def check_parts(answer: Any, call: str, count: int) -> Any:
-    """Return what ``reset`` or ``step`` returned, if it is the right number of values.
-
-    Args:
-        answer: The return value.
-        call: ``reset`` or ``step``.
-        count: Number of values.
-
-    Raises:
-        ConfigError: The number is another one.
-    """
+    """Return what ``reset`` or ``step`` returned, or raise a ConfigError if its length is another one."""
     if not isinstance(answer, tuple | list) or len(answer) != count:
         given = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
         raise ConfigError(f"{call}() must {CONTRACT[call]}, and returned {given}.")
@@ -36,14 +27,9 @@ def check_parts(answer: Any, call: str, count: int) -> Any:
 
 
 def check_step(answer: Any, num_envs: int | None = None) -> None:
-    """Check that the return value of ``step`` has five parts: also numbers, flags and a dictionary.
+    """Raise a ConfigError unless ``step`` returned five parts: also numbers, flags and a dictionary.
 
-    Args:
-        answer: Return value of ``step``.
-        num_envs: Number of environments of a vectorized environment. None: a single one.
-
-    Raises:
-        ConfigError: A part has the wrong type or shape. The message names the part.
+    A vectorized environment returns ``num_envs`` numbers and flags.
     """
     _, reward, terminated, truncated, info = check_parts(answer, "step", 5)
     flag = "True or False"

@@ -13,15 +13,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import Bounded, Categorical, TensorSpec
-from torchrl.envs import EnvBase, SerialEnv, Transform
+from torchrl.envs import EnvBase, SerialEnv
 
 from ppo_lightning.envs.batched import BatchedEnv, untransformed
 from ppo_lightning.envs.factory import EnvFactory, specs_of
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.private import INNER_ENVS
 from ppo_lightning.spaces.rows import to_row
-from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns, stored
+from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns, row_spec
 
 LARGE_REWARD = 100.0  # root mean square; the value function would dominate the loss
 REACHED = 10.0  # largest bound that a policy with standard deviation 1 may reach
@@ -30,14 +29,8 @@ SHORT_EPISODE = 10  # steps; shorter tasks often have a fixed length
 AT_LIMIT = 4  # episodes that end at a time limit, at least, and their ratio to those of any other length
 DENSE = 10  # number of lengths from which on the lengths of natural ends are dense
 REPLAYED_STEPS = 100  # steps that are repeated with the same seed, with other actions and another seed
-NORMALIZERS = {  # wrappers and transforms with running statistics -> settings that replace them
-    "NormalizeObservation": "model.agent.norm_obs",
-    "NormalizeReward": "model.norm_reward",
-    "VecNorm": "model.agent.norm_obs",
-    "VecNormV2": "model.agent.norm_obs",
-}
-LAYERS = gymnasium.Env | gymnasium.vector.VectorEnv | EnvBase | Transform
-INNER = ("env", "envs", "samples", "base_env", "transform", "transforms", *INNER_ENVS)
+NORMALIZERS = {"NormalizeObservation", "NormalizeReward", "VecNorm", "VecNormV2"}  # with running statistics
+LAYERS = gymnasium.Env | gymnasium.vector.VectorEnv | nn.Module  # TorchRL's environments are modules
 SEVERITIES = ("error", "warning", "note")
 
 
@@ -94,35 +87,34 @@ def check_environment(
         >>> check_environment(EnvFactory("CartPole-v1"), num_steps=100).findings
         []
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        env = factory.make(num_envs)
 
     def replay(seed: int = 1, action_seed: int = 0) -> TensorDictBase:
         # Closed at once, because some environments need a port or a license.
         with contextlib.closing(factory.make(num_envs, seed)) as twin:
             return random_play(twin, min(REPLAYED_STEPS, rollout.shape[1]), action_seed, seconds / 10)
 
-    try:
-        with warnings.catch_warnings(), contextlib.closing(env):
-            warnings.simplefilter("ignore")
-            rollout = random_play(env, num_steps, 0, seconds)
-            limit = factory.time_limit(env) if rollout.shape[1] == num_steps else math.inf
-            findings = [
-                *check_finite(rollout),
-                *check_space(rollout, env),
-                *check_observations(rollout),
-                *check_resets(rollout),
-                *check_episode_ends(rollout, limit),
-                *check_rollout(rollout, env),
-                *check_replays(rollout, replay),
-                *check_interface(env),
-            ]
-    except (Exception, SystemExit) as error:
-        notes = " ".join(getattr(error, "__notes__", []))
-        what = f"{type(error).__name__}: {first_line(error).rstrip('.')}. {notes}".rstrip()
-        what = str(error) if isinstance(error, ConfigError) else what
-        return Examination([Finding("error", "exception", what, "A run would end there.")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env = factory.make(num_envs)
+        try:
+            with contextlib.closing(env):
+                rollout = random_play(env, num_steps, 0, seconds)
+                limit = factory.time_limit(env) if rollout.shape[1] == num_steps else math.inf
+                findings = [
+                    *check_finite(rollout),
+                    *check_space(rollout, env),
+                    *check_observations(rollout),
+                    *check_resets(rollout),
+                    *check_episode_ends(rollout, limit),
+                    *check_rollout(rollout, env),
+                    *check_replays(rollout, replay),
+                    *check_interface(env),
+                ]
+        except (Exception, SystemExit) as error:
+            notes = " ".join(getattr(error, "__notes__", []))
+            what = f"{type(error).__name__}: {first_line(error).rstrip('.')}. {notes}".rstrip()
+            what = str(error) if isinstance(error, ConfigError) else what
+            return Examination([Finding("error", "exception", what, "A run would end there.")])
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Examination(findings, rollout)
 
@@ -130,27 +122,19 @@ def check_environment(
 def random_play(env: EnvBase, num_steps: int, seed: int = 0, seconds: float = math.inf) -> TensorDictBase:
     """Step environments as the collectors do, with random actions that masks allow.
 
-    Args:
-        env: Environments of batch size [N]. They are reset first.
-        num_steps: T.
-        seed: Seed of the actions.
-        seconds: Time after which the play ends, seconds. TorchRL environments ignore it.
-
-    Returns:
-        A rollout [N, T] with the keys of the collectors.
+    Return a rollout [N, T] with their keys. Environments of TorchRL ignore the ``seconds``.
     """
     if not isinstance(env, BatchedEnv):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return env.rollout(num_steps, break_when_any_done=False)
-    env.spaces[1].seed(seed)
-    generator = np.random.default_rng(seed)
+    policy, generator = random_policy(env, seed), np.random.default_rng(seed)
     end = time.monotonic() + seconds
     observation = env.reset_arrays()
     steps: list[TensorDict] = []
     while len(steps) < num_steps and (time.monotonic() < end or not steps):
         before = torch.tensor(observation)
-        action = random_action(env, observation, generator)
+        action = policy(observation, generator)
         observation, reward, terminated, truncated = env.step_arrays(action)
         done = terminated | truncated
         valid = np.ones_like(done) if env.valid is None else env.valid.copy()
@@ -172,29 +156,33 @@ def random_play(env: EnvBase, num_steps: int, seed: int = 0, seconds: float = ma
     return played
 
 
-def random_action(env: BatchedEnv, observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Draw actions [N, ...] that the masks in the observations [N, ...] allow."""
+def random_policy(env: BatchedEnv, seed: int = 0) -> Callable[[np.ndarray, np.random.Generator], np.ndarray]:
+    """Return a function that draws actions [B, ...] which the masks in observations [B, ...] allow."""
     observation_spec, action_spec = env.agent_specs
-    space = env.spaces[1]
-    actions = np.stack([to_row(space, space.sample()) for _ in observation])
-    mask = mask_columns(observation_spec)
-    if mask is not None:
-        # Of random keys, the highest allowed one of each component wins.
-        allowed = observation[:, mask] > 0
-        keys = np.where(allowed, generator.random(allowed.shape), -1)
-        parts = np.split(keys, np.cumsum(choice_counts(action_spec))[:-1], axis=1)
-        choices = [place for _, part, place in columns(action_spec) if isinstance(part, Categorical)]
-        for column, part in zip(np.r_[tuple(choices)], parts, strict=True):
-            actions[:, column] = part.argmax(axis=1)
-    return actions.reshape(env.num_envs, *env.action_spec_unbatched.shape)
+    space, shape = env.spaces[1], env.action_spec_unbatched.shape
+    space.seed(seed)
+    mask, counts = mask_columns(observation_spec), choice_counts(action_spec)
+    choices = [place for _, part, place in columns(action_spec) if isinstance(part, Categorical)]
+
+    def draw(observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        actions = np.stack([to_row(space, space.sample()) for _ in observation])
+        if counts:
+            # Of random keys, the highest allowed one of each component wins.
+            keys = generator.random((len(observation), sum(counts)))
+            if mask is not None:
+                keys[observation[:, mask] <= 0] = -1
+            parts = np.split(keys, np.cumsum(counts)[:-1], axis=1)
+            for column, part in zip(np.r_[tuple(choices)], parts, strict=True):
+                actions[:, column] = part.argmax(axis=1)
+        return actions.reshape(-1, *shape)
+
+    return draw
 
 
 def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
     """Return the environments, first steps and last steps of the E whole episodes of a rollout, [E] each.
 
-    Args:
-        rollout: Rollout [N, T] of a collector, of :func:`random_play` or of TorchRL, from the first step of
-            the environments on.
+    The rollout [N, T] of a collector, of :func:`random_play` or of TorchRL begins with a reset.
     """
     done = rollout["next", "done"].reshape(rollout.shape)
     over = rollout["next"].get("episode_done", done).reshape(rollout.shape)
@@ -208,12 +196,7 @@ def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_rollout(rollout: TensorDictBase, env: EnvBase) -> Findings:
-    """Run the checks that need no more than the first rollout of a run.
-
-    Args:
-        rollout: The rollout [N, T], whose episodes all begin in it.
-        env: The environments.
-    """
+    """Run the checks that need no more than the first rollout [N, T] of a run, which begins with a reset."""
     yield from check_action_bounds(specs_of(env).action)
     yield from check_rewards(rollout)
     yield from check_normalizers(env)
@@ -235,50 +218,40 @@ def check_interface(env: EnvBase) -> Findings:
     except (Exception, SystemExit) as error:
         said = first_line(error).rstrip(".")
         if isinstance(base, GymnasiumEnv):
-            what = f"Gymnasium's check_env says: {said}."
-            yield Finding("note", "gymnasium", what, "This package needs no more. Other libraries may.")
+            remedy = "This package needs no more. Other libraries may."
+            yield Finding("note", "gymnasium", f"Gymnasium's check_env says: {said}.", remedy)
         else:
-            what = f"TorchRL's check_env_specs says: {said}."
-            yield Finding("warning", "specs", what, "Make the specs agree with what reset and step return.")
+            remedy = "Make the specs agree with what reset and step return."
+            yield Finding("warning", "specs", f"TorchRL's check_env_specs says: {said}.", remedy)
 
 
 def check_finite(rollout: TensorDictBase) -> Findings:
     """Check for NaN and infinity."""
     for name, values in (("observation", rollout["observation"]), ("reward", rollout["next", "reward"])):
-        if not values.isfinite().all():
-            env, step = (~values.isfinite()).nonzero()[0, :2].tolist()
-            what = f"The {name} of environment {env} is not finite at its step {step}."
+        faults = (~values.isfinite()).nonzero()
+        if len(faults):
+            what = f"The {name} of environment {faults[0, 0]} is not finite at its step {faults[0, 1]}."
             remedy = "A run ends there. Find the cause, or restart with data.env_kwargs.max_restarts."
             yield Finding("error", "non-finite", what, remedy)
 
 
 def check_space(rollout: TensorDictBase, env: EnvBase) -> Findings:
-    """Check that observations lie in the declared space of the environments."""
-    parts = specs_of(env).observation
-    spec = stored(parts)
-    observation = rollout["observation"]
-    if not isinstance(spec, Bounded):
-        return
-    outside = (observation < spec.space.low) | (observation > spec.space.high)
-    if not outside.any():
-        return
-    value = observation[outside][0].item()
-    what = f"The observation leaves the bounds of its space, for example with {value:g}."
-    by_column = outside.reshape(-1, spec.shape.numel()).any(dim=0)
-    discrete = [place for _, part, place in columns(parts) if isinstance(part, Categorical)]
-    if any(by_column[place].any() for place in discrete):
-        yield Finding("error", "space", what, "Discrete observations select a weight: correct the space.")
-    else:
-        yield Finding("note", "space", what, "This package ignores these bounds. Other libraries do not.")
+    """Check that discrete observations are elements of their space."""
+    for _, part, place in columns(specs_of(env).observation):
+        if isinstance(part, Categorical):
+            space = row_spec(part).space
+            values = rollout["observation"].flatten(2)[..., place]
+            outside = values[(values < space.low) | (values > space.high)]
+            if len(outside):
+                what = f"A discrete observation leaves its space, for example with {outside[0]:g}."
+                yield Finding("error", "space", what, "It would select a missing weight: correct the space.")
 
 
 def check_observations(rollout: TensorDictBase) -> Findings:
     """Check that observations change within episodes."""
     if (rollout["next", "observation"] == rollout["observation"]).all() and not rollout["next", "done"].all():
         what = "The observation never changes during an episode."
-        yield Finding(
-            "warning", "observation", what, "Check that step() returns the observation of its state."
-        )
+        yield Finding("warning", "observation", what, "Check that step() returns the next observation.")
 
 
 def check_resets(rollout: TensorDictBase) -> Findings:
@@ -293,9 +266,7 @@ def check_resets(rollout: TensorDictBase) -> Findings:
     # The chance of so many repeats, if each episode began in one of these states at random.
     if kinds > 1 and (starts == first).all() and kinds**repeats > 1000:
         what = "All episodes of an environment begin with one observation, and environments differ."
-        remedy = (
-            "reset() seems to seed its generator again. Pass its seed to super().reset(seed=seed) as it is."
-        )
+        remedy = "reset() seems to seed its generator again: pass its seed to super().reset() as it is."
         yield Finding("warning", "seed", what, remedy)
 
 
@@ -304,19 +275,16 @@ def check_normalizers(env: Any) -> Findings:
     layers, seen, found = [env], set(), set()
     while layers:
         layer = layers.pop()
-        if id(layer) in seen or not isinstance(layer, LAYERS):
-            continue
-        seen.add(id(layer))
-        found |= {kind.__name__ for kind in type(layer).__mro__}
-        with contextlib.suppress(Exception):  # an AsyncVectorEnv has its environments in other processes
-            found |= {wrapper.name for wrapper in layer.get_attr("spec")[0].additional_wrappers}
-        for name in INNER:
-            with contextlib.suppress(Exception):  # a user's class may have these names for anything
-                inner = getattr(layer, name)
-                layers += inner if isinstance(inner, list | nn.ModuleList) else [inner]
-    for name in NORMALIZERS.keys() & found:
+        if id(layer) not in seen and isinstance(layer, LAYERS):
+            seen.add(id(layer))
+            found |= {kind.__name__ for kind in type(layer).__mro__}
+            for value in vars(layer).values():
+                layers += value if isinstance(value, list) else [value]
+            layers += layer.children() if isinstance(layer, nn.Module) else []
+    for name in NORMALIZERS & found:
+        setting = "model.norm_reward" if "Reward" in name else "model.agent.norm_obs"
         what = f"{name} normalizes in the environment: evaluation and exports lack its statistics."
-        yield Finding("warning", "normalization", what, f"Remove it, and set {NORMALIZERS[name]} to true.")
+        yield Finding("warning", "normalization", what, f"Remove it, and set {setting} to true.")
 
 
 def check_rewards(rollout: TensorDictBase) -> Findings:
@@ -326,7 +294,6 @@ def check_rewards(rollout: TensorDictBase) -> Findings:
         what = f"All {rewards.numel()} rewards of random play are 0."
         remedy = "An agent learns nothing before it finds a reward. A sparse task may need many steps."
         yield Finding("note", "reward", what, remedy)
-        return
     scale = rewards[rewards != 0].square().mean().sqrt().item()
     if scale > LARGE_REWARD:
         what = f"The rewards are large: their root mean square is {scale:.2g}."
@@ -336,9 +303,8 @@ def check_rewards(rollout: TensorDictBase) -> Findings:
 
 def check_episode_ends(rollout: TensorDictBase, limit: float | None) -> Findings:
     """Check that episodes end, unless their known time limit is longer than the rollout."""
-    num_steps = rollout.shape[1]
-    if not rollout["next", "done"].any() and (limit is None or limit <= num_steps):
-        what = f"No episode ended within {num_steps} steps, and validation plays whole episodes."
+    if not rollout["next", "done"].any() and (limit is None or limit <= rollout.shape[1]):
+        what = f"No episode ended within {rollout.shape[1]} steps, and validation plays whole episodes."
         remedy = "Set data.env_kwargs.max_episode_steps. If episodes are longer, raise --steps."
         yield Finding("warning", "endless", what, remedy)
 
@@ -373,19 +339,14 @@ def check_time_limits(rollout: TensorDictBase) -> Findings:
         return
     what = f"{len(env)} of {len(length)} episodes terminate at exactly step {limit}, and none is longer."
     remedy = (
-        "If this is a time limit, return truncated=True instead of terminated=True: otherwise the update"
-        " takes the value of the final state as 0. If the task ends there, let observations show the time."
+        "If this is a time limit, return truncated=True: otherwise the update takes the value of the final"
+        " state as 0. If the task ends there, let observations show the time."
     )
     yield Finding("warning", "time limit", what, remedy)
 
 
 def check_replays(rollout: TensorDictBase, replay: Callable[..., TensorDictBase]) -> Findings:
-    """Check that the same seed and actions give the same episodes, other actions and other seeds do not.
-
-    Args:
-        rollout: Random play.
-        replay: Plays in new environments with a ``seed`` and an ``action_seed``.
-    """
+    """Check that the same seed and actions give the same episodes in a ``replay``, and others do not."""
     step = first_difference(rollout, replay())
     if step is not None:
         what = f"The same seed and the same actions give other episodes from step {step} on."
@@ -398,8 +359,7 @@ def check_replays(rollout: TensorDictBase, replay: Callable[..., TensorDictBase]
         yield Finding("warning", "action", what, remedy)
     if first_difference(rollout, replay(seed=2)) is None:
         env, start, _ = episodes_of(rollout)
-        starts = rollout["observation"][env, start]
-        is_random = (starts != starts[:1]).any()
+        is_random = len(rollout["observation"][env, start].unique(dim=0)) > 1
         what = "Another seed gives the same episodes."
         remedy = "Draw from self.np_random after super().reset(seed=seed), unless the task is deterministic."
         yield Finding("warning" if is_random else "note", "seed", what, remedy)
@@ -421,11 +381,8 @@ def check_action_bounds(spec: TensorSpec) -> Findings:
         if not (isinstance(part, Bounded) and part.dtype.is_floating_point):
             continue
         low, high = part.space.low, part.space.high
-        wide = max(low.abs().max().item(), high.abs().max().item()) > REACHED
-        if wide or (high - low).min().item() < NARROW_ACTION:
+        if max(-low.min(), high.max()) > REACHED or (high - low).min() < NARROW_ACTION:
             entry = f" of {name}" if name else ""
             what = f"The bounds of the actions{entry} reach from {low.min():g} to {high.max():g}."
-            remedy = (
-                "A policy starts with the standard deviation 1: gymnasium.wrappers.RescaleAction(env, -1, 1)."
-            )
+            remedy = "A policy starts with the standard deviation 1: use RescaleAction(env, -1, 1)."
             yield Finding("warning", "action bounds", what, remedy)

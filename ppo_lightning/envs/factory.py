@@ -6,7 +6,6 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
@@ -201,12 +200,10 @@ class EnvFactory:
 
     def time_limit(self, env: Any) -> int | None:
         """Return the known time limit of environments from :meth:`make`, steps, or None."""
-        single = getattr(env, "envs", env)
+        single = getattr(env, "samples", None) or getattr(env, "envs", env)
         if isinstance(single, list):  # a game has none
             single = next(iter(single), None)
         spec = getattr(single, "spec", None)
-        if spec is None and isinstance(self.env_id, str):  # workers have their own environments
-            spec = gymnasium.registry.get(self.env_id)
         limit = self.env_kwargs.get("max_episode_steps") or getattr(env, "max_episode_steps", None)
         limit = limit or getattr(getattr(spec, "config", spec), "max_episode_steps", None)
         return limit if isinstance(limit, int) and 0 < limit < NO_LIMIT else None
@@ -235,11 +232,6 @@ class EnvFactory:
     def _from_function(
         self, function: Callable[..., Any], env_kwargs: dict[str, Any], batch: Batch
     ) -> EnvBase:
-        if isinstance(function, ModuleType):
-            raise ConfigError(
-                f"data.env_id is the module {function.__name__}: set data.backend to 'pettingzoo' for a game,"
-                " or give the path of a function in the module."
-            )
         if self.backend != "gymnasium":
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."
@@ -313,19 +305,13 @@ def make_env(
 
 
 def require_maker(env_id: Any) -> None:
-    """Check that ``data.env_id`` is an id or a function.
-
-    Raises:
-        ConfigError: It is an environment, or a value of another type.
-    """
-    if isinstance(env_id, gymnasium.Env | gymnasium.vector.VectorEnv | EnvBase):
+    """Raise a ConfigError unless ``data.env_id`` is an id or a function."""
+    is_env = isinstance(env_id, gymnasium.Env | gymnasium.vector.VectorEnv | EnvBase)
+    if is_env or not (isinstance(env_id, str) or callable(env_id)):
+        what = f"an environment ({type(env_id).__name__})" if is_env else repr(env_id)
         raise ConfigError(
-            f"data.env_id is an environment ({type(env_id).__name__}): give a function that makes a new one"
-            " at each call, as in env_id=lambda: gymnasium.make('CartPole-v1')."
-        )
-    if not (isinstance(env_id, str) or callable(env_id)):
-        raise ConfigError(
-            f"data.env_id is {env_id!r}: give an environment's id, or a function that makes an environment."
+            f"data.env_id is {what}: give an environment's id, or a function that makes a new environment at"
+            " each call, as in env_id=lambda: gymnasium.make('CartPole-v1')."
         )
 
 

@@ -1,14 +1,13 @@
 """Workers on a Ray cluster, for simulators that need more cores than one machine has."""
 
+import functools
 import logging
-import math
 import pickle
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
-from ppo_lightning.envs.workers import Host, Members, Reply, Worker
+from ppo_lightning.envs.workers import Host, Reply, Worker
 from ppo_lightning.errors import ConfigError, first_line, import_extra
 
 ray: Any = import_extra("ray", extra="ray")
@@ -21,9 +20,7 @@ class RayWorker(Worker):
     of ``RAY_ADDRESS`` or of this machine, or starts one.
     """
 
-    remedy = "install this package and those of the environment on all nodes, or set data.num_workers to 0"
-
-    def start(self, make: Callable[[], Members]) -> None:
+    def start(self, seeds: list[int]) -> None:
         """Start the actor, on any node."""
         if not ray.is_initialized():
             handler = signal.getsignal(signal.SIGTERM)
@@ -31,7 +28,7 @@ class RayWorker(Worker):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray's own would end the run without a checkpoint
         try:
-            pickled = ray.cloudpickle.dumps(make)
+            pickled = ray.cloudpickle.dumps(functools.partial(self.make, seeds))
         except Exception as error:
             raise ConfigError(f"data.env_id cannot be pickled for Ray: {first_line(error)}.") from error
         # Half a core, because those of an evaluation work while those of the training wait.
@@ -39,22 +36,22 @@ class RayWorker(Worker):
         self._actor = actor.remote(lambda: pickle.loads(pickled)())
 
     def send(self, request: tuple, seconds: float) -> None:
-        """Send a request, whose reply may take a number of seconds; 0: no limit."""
-        self._tick = min(1.0, seconds / 10) or 1.0
-        self._ticks = seconds / self._tick or math.inf
+        """Send a request, whose reply may take a number of seconds."""
+        self._tick = min(1.0, seconds / 10)
+        self._ticks = round(seconds / self._tick)
         self._error: Exception | None = None
         self._reply = self._actor.answer.remote(request)
 
     def receive(self) -> Reply:
-        """Return the reply, or raise ``EOFError``. Time during which this process is stopped is one tick."""
-        while self._ticks > 0:
+        """Return the reply, or raise an error. Time during which this process is stopped is one tick."""
+        for _ in range(self._ticks):
             try:
                 reply = ray.get(self._reply, timeout=self._tick)
                 if self._error is None:
                     return reply
                 break
             except ray.exceptions.GetTimeoutError:
-                self._ticks -= 1
+                continue
             except ray.exceptions.ActorUnavailableError as error:
                 self._error = error
                 # Ray takes some 20 seconds to find that a node is dead, and would place the next actor there.
@@ -62,21 +59,18 @@ class RayWorker(Worker):
             except ray.exceptions.RayError as error:
                 self._error = error
                 break
-        raise EOFError
+        raise EOFError if self._error else BlockingIOError
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the request ``close`` is done."""
-        ray.wait([self._reply], timeout=seconds)
-
-    def end(self, limit: str, seconds: float) -> str:
+    def end(self, late: str, seconds: float) -> str:
         """Return how the actor ended, as a verb."""
-        if self._error is None:
-            return f"hung for {limit}"
+        if late:
+            return f"hung for {late}"
         # Lines without indentation say why, the last one in its first sentence.
         reason = [line for line in str(self._error).splitlines() if line[:1].strip()][-1]
         return f"was lost ({reason.partition('. ')[0]})"
 
-    def kill(self) -> None:
-        """End the actor."""
+    def kill(self, seconds: float = 0.0) -> None:
+        """End the actor, which may need some seconds for the request ``close``."""
         if ray.is_initialized():
+            ray.wait([self._reply], timeout=seconds)
             ray.kill(self._actor)

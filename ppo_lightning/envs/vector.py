@@ -255,24 +255,6 @@ class CartPoleEnv(GymnasiumVectorEnv):
         self.envs.prev_done[:] = False  # disables the autoreset
         return self.envs.step(action)[:4]
 
-    def get_state(self) -> list[dict[str, Any]]:
-        """Return states, step counts and generators."""
-        return [
-            {
-                "state": self.envs.state[:, i].copy(),
-                "steps": int(self.envs.steps[i]),
-                "random": generator.bit_generator.state,
-            }
-            for i, generator in enumerate(self._generators)
-        ]
-
-    def set_state(self, states: list[dict[str, Any]]) -> None:
-        """Restore all copies."""
-        for i, saved in enumerate(states):
-            self.envs.state[:, i] = saved["state"]
-            self.envs.steps[i] = saved["steps"]
-            self._generators[i].bit_generator.state = saved["random"]
-
 
 def make_vectorized(env_id: str, seeds: list[int], /, **env_kwargs: Any) -> GymnasiumVectorEnv:
     """Make the vectorized environment that is registered for an id, for the backend ``vectorized``.

@@ -11,9 +11,9 @@ import torch
 from ppo_lightning.checkpoints.agent import check_same_spaces, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.envs.conformance import random_policy
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
-from ppo_lightning.spaces.specs import choice_counts, mask_columns
 
 # Function of raw observations [B, ...] and a random generator to actions [B, ...].
 Player = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -39,7 +39,7 @@ def make_player(name: str, env_id: str, env: BatchedEnv) -> Player:
     """
     kind, _, depth = name.partition(":")
     if name == "random":
-        return random_player(env)
+        return random_policy(env)
     if kind == "minimax" and depth.isdecimal():
         return minimax_player(env_id, int(depth))
     if not name.endswith(".ckpt"):
@@ -68,27 +68,6 @@ def agent_player(agent: ActorCritic, deterministic: bool = False) -> Player:
             noise = agent.noise((len(observation),), seeded).to(agent.device)
         inputs = agent.normalize(torch.tensor(observation, device=agent.device))
         return agent.head.for_environment(agent.act(inputs, noise)[0]).numpy(force=True)
-
-    return play
-
-
-def random_player(env: BatchedEnv) -> Player:
-    """Return a player who chooses uniformly among the legal actions.
-
-    Raises:
-        ConfigError: The actions of the environment are not one discrete choice.
-    """
-    observation_spec, action_spec = env.agent_specs
-    counts = choice_counts(action_spec)
-    if len(counts) != 1:
-        raise ConfigError("The opponent 'random' needs one discrete action: set model.rating_games to 0.")
-    mask = mask_columns(observation_spec)
-
-    def play(observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        keys = generator.random((len(observation), counts[0]))
-        if mask is not None:
-            keys[observation[:, mask] <= 0] = -1
-        return keys.argmax(1)
 
     return play
 

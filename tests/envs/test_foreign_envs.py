@@ -353,14 +353,6 @@ NORMALIZING = [
     ("NormalizeReward", lambda num_envs: VectorReward(gym.vector.SyncVectorEnv([Plain] * num_envs)), {}),
     ("VecNorm", Plain, {"transforms": (VecNorm(**IN),)}),
     ("VecNormV2", lambda: TransformedEnv(by_torchrl(Plain()), VecNormV2(**IN)), {}),
-    pytest.param(
-        "NormalizeReward",
-        lambda num_envs: gym.make_vec(
-            "CartPole-v1", num_envs, "async", {"context": "fork"}, [gym.wrappers.NormalizeReward]
-        ),
-        {},
-        marks=pytest.mark.integration,
-    ),
 ]
 
 

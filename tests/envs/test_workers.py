@@ -297,18 +297,6 @@ def test_a_lost_worker_is_made_anew(make):
         env.step_arrays(np.zeros(4, int))
 
 
-def test_a_worker_that_is_lost_before_it_restores_a_state_restores_it(make):
-    env, twin = make("CartPole-v1", 2, max_restarts=1), make("CartPole-v1", 0)
-    twin.reset_arrays()
-    for worker in env.workers:
-        worker.process.kill()
-    with pytest.warns(UserWarning, match="restart 1 of 1"):
-        env.set_state(twin.get_state())
-    observation, *_, truncated = env.step_arrays(np.zeros(4, int))
-    assert np.array_equal(observation, twin.step_arrays(np.zeros(4, int))[0])
-    assert env.valid.all() and not truncated.any()
-
-
 def test_an_environment_that_hangs_ends_its_worker_with_its_traceback(make, capfd):
     env = make(Faulty, 2, kind="hangs")
     collector = RolloutCollector(env, MLPAgent(*env.agent_specs), 16, step_timeout=5.0)
