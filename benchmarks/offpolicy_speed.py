@@ -25,7 +25,7 @@ import peers
 WORKLOADS: dict[str, tuple[str, str, int]] = {
     "sac-halfcheetah": ("SAC", "HalfCheetah-v4", 10),
     "td3-halfcheetah": ("TD3", "HalfCheetah-v4", 10),
-    "dqn-cartpole": ("DQN", "CartPole-v1", 10),
+    "dqn-cartpole": ("DQN", "CartPole-v1", 50),
 }
 COMPETITORS = ("ours", "ours, compiled", "stable-baselines3")
 LEARNING_STARTS, WARM_UP, LAP = 500, 1000, 100  # environment steps; a lap is one reading of the clock

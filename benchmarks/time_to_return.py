@@ -51,11 +51,12 @@ WORKLOADS = {
     "cartpole-fast": Workload(
         "CartPole-v1",
         475.0,
-        "--data.num_envs 32 --data.num_steps 32 --model.update_epochs 10 --model.learning_rate 2.5e-3"
-        " --model.gae_lambda 0.8 --model.gamma 0.98 --model.ent_coef 0 --model.anneal_clip_coef true",
+        "--data.num_envs 32 --data.num_steps 32 --model.update_epochs 10 --model.num_minibatches 2"
+        " --model.learning_rate 6e-3 --model.gae_lambda 0.8 --model.gamma 0.98 --model.ent_coef 0"
+        " --model.anneal_clip_coef true",
         150_000,
         {
-            "num_envs": 32, "n_steps": 32, "batch_size": 256, "n_epochs": 10, "learning_rate": 2.5e-3,
+            "num_envs": 32, "n_steps": 32, "batch_size": 512, "n_epochs": 10, "learning_rate": 6e-3,
             "gae_lambda": 0.8, "gamma": 0.98, "ent_coef": 0.0,
             "clip_range": annealed, "clip_range_vf": annealed,
         },

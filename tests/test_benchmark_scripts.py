@@ -57,7 +57,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
     ],
     "mutations": [Command("")],  # a module of attack.py
     "offpolicy_speed": [
-        Command("--workloads dqn-cartpole --repeats 1 --seconds 1", r"\| dqn-cartpole \| 10 \| ours \| \d+ ")
+        Command("--workloads dqn-cartpole --repeats 1 --seconds 1", r"\| dqn-cartpole \| 50 \| ours \| \d+ ")
     ],
     "overlap": [Command(f"--workloads cartpole-64x128 {SHORT}", r"\| cartpole-64x128 \| \d+")],
     "peers": [Command("")],  # a module of speed.py
