@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
@@ -232,6 +233,11 @@ class EnvFactory:
     def _from_function(
         self, function: Callable[..., Any], env_kwargs: dict[str, Any], batch: Batch
     ) -> EnvBase:
+        if isinstance(function, ModuleType):
+            raise ConfigError(
+                f"data.env_id is the module {function.__name__}: set data.backend to 'pettingzoo' for a game,"
+                " or give the path of a function in the module."
+            )
         if self.backend != "gymnasium":
             raise ConfigError(
                 f"data.backend is {self.backend!r} and env_id is a function: set data.backend to 'gymnasium'."

@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from ppo_lightning.envs.batched import BatchedEnv
@@ -16,7 +17,7 @@ from ppo_lightning.errors import ConfigError, first_line
 
 
 def make_games(
-    env_id: str | Callable[..., Any],
+    env_id: str | Callable[..., Any] | ModuleType,
     seeds: list[int],
     render: bool = False,
     **env_kwargs: Any,
@@ -24,9 +25,9 @@ def make_games(
     """Make copies of a game of PettingZoo.
 
     Args:
-        env_id: An id of PettingZoo's registry, such as ``atari/pong_v3`` or ``pong_v3``, the import path of a
-            module with ``parallel_env`` or ``env``, such as ``mpe2.simple_spread_v3``, or a function that
-            makes a new game at each call.
+        env_id: An id of PettingZoo's registry, such as ``atari/pong_v3`` or ``pong_v3``, a module with
+            ``parallel_env`` or ``env`` or its import path, such as ``mpe2.simple_spread_v3``, or a function
+            that makes a new game at each call.
         seeds: One seed per row.
         render: Make the first game able to render.
         **env_kwargs: ``state`` for :class:`~ppo_lightning.envs.pettingzoo.ParallelGamesEnv`,
@@ -41,6 +42,8 @@ def make_games(
         >>> make_games("mpe2/simple_spread_v3", [1, 2, 3], N=3).num_players
         3
     """
+    if isinstance(env_id, ModuleType):
+        env_id = env_id.__name__
     function: Any = env_id
     if isinstance(env_id, str):
         found = registered(env_id)

@@ -124,7 +124,7 @@ ASKED = {
     "is not an option of CartPole-v1 with data.backend 'torch'": (PPO, {}, REWARDS, GYMNASIUM),
     "is a function: set data.backend to 'gymnasium'": (PPO, {}, FUNCTION | {"backend": "envpool"}, GYMNASIUM),
     "must be 0": (PPO, {}, {"backend": "vectorized", "num_workers": 2}, {"data": {"num_workers": 0}}),
-    "give a function that makes a new one": (
+    "or a function that makes a new environment": (
         PPO,
         {},
         {"env_id": gym.make("CartPole-v1")},

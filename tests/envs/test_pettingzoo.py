@@ -262,6 +262,7 @@ def test_continuous_actions_and_options_of_the_game():
         ("pettingzoo.classic.connect_four_v3", TurnBasedGamesEnv),
         ("classic/connect_four-v3", TurnBasedGamesEnv),
         ("connect_four_v3", TurnBasedGamesEnv),
+        (connect_four_v3, TurnBasedGamesEnv),
         ("rps_v2", ParallelGamesEnv),
         ("mpe2.simple_spread_v3", ParallelGamesEnv),
         ("pong_v3", PettingZooAtari),
