@@ -61,7 +61,9 @@ class WorkerEnv(BatchedEnv):
 
     Args:
         num_workers: Number of workers W, a divisor of N.
-        env_id, seeds, first_env, **env_kwargs: As for ``GymnasiumEnv``.
+        env_id: As for ``GymnasiumEnv``.
+        seeds: As for ``GymnasiumEnv``.
+        first_env: As for ``GymnasiumEnv``, and ``env_kwargs``.
         step_timeout: Maximum duration of a step in seconds; None: no limit.
         kind: Class of the workers.
 
