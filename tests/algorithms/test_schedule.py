@@ -84,8 +84,11 @@ def test_a_resumed_run_applies_the_factor_of_its_checkpoint_to_its_own_learning_
     assert resumed.learning_rates == pytest.approx([2e-4 * factor * 1.5**n for n in range(3)])
 
 
-def test_a_second_fit_starts_at_the_learning_rate_again(make_trainer):
-    module = RecordedPPO(**GROWING)
+@pytest.mark.parametrize(("desired_kl", "factor"), [(100.0, 1.5), (1e-12, 1 / 1.5)])
+def test_the_measured_kl_adapts_the_learning_rate_and_a_second_fit_starts_anew(
+    make_trainer, desired_kl, factor
+):
+    module = RecordedPPO(**GROWING | {"desired_kl": desired_kl})
     for _ in range(2):
         make_trainer().fit(module, RolloutDataModule(**DATA))
-        assert module.learning_rates == pytest.approx([1e-4 * 1.5**n for n in range(6)])
+        assert module.learning_rates == pytest.approx([1e-4 * factor**n for n in range(6)])

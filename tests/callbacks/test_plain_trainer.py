@@ -200,28 +200,40 @@ def test_outside_the_main_thread_no_handler_is_registered(fit):
 
 
 class Send(L.Callback):
-    def __init__(self, number):
-        self.number = number
+    def __init__(self, number, rollouts):
+        self.number, self.rollouts = number, rollouts
+
+    def on_train_start(self, trainer, pl_module):
+        if self.rollouts == 1:  # before Preemption registers its handlers
+            signal.raise_signal(self.number)
 
     def on_train_batch_start(self, trainer, pl_module, *args):
-        if pl_module.rollouts_done == 12:  # past the first epoch
+        if pl_module.rollouts_done == self.rollouts == 12:  # past the first epoch
             signal.raise_signal(self.number)
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 143)]
+    ("number", "code", "rollouts"),
+    [
+        (signal.SIGTERM, 143, 1),
+        (signal.SIGTERM, 143, 12),
+        (signal.SIGINT, 130, 12),
+        (signal.SIGUSR1, 143, 12),
+    ],
 )
-def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(fit, tmp_path, monkeypatch, number, code):
+def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(
+    fit, tmp_path, monkeypatch, number, code, rollouts
+):
     """SIGUSR1 is SLURM's, here without Lightning's auto-requeue, as under torchrun."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     data = SMALL | {"total_timesteps": 32 * 24, "eval_episodes": 2}
-    whole = fit(data, MODEL)
+    whole, callbacks = fit(data, MODEL), [Send(number, rollouts), ModelCheckpoint(tmp_path)]
     with pytest.raises(SystemExit) as end:
-        fit(data, MODEL, callbacks=[Send(number), ModelCheckpoint(tmp_path)], enable_checkpointing=True)
+        fit(data, MODEL, callbacks=callbacks, enable_checkpointing=True)
     assert end.value.code == code
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     path = tmp_path / "preempted.ckpt"
-    assert torch.load(path, weights_only=True)["env_steps"] == 32 * 12
+    assert torch.load(path, weights_only=True)["env_steps"] == 32 * rollouts
     require_same(whole, fit(data, MODEL, ckpt_path=path))
 
 

@@ -236,7 +236,7 @@ class Recorded(Recorder, PPO):
 @pytest.mark.parametrize(
     "options", [{}, {"norm_adv": False}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
 )
-def test_the_update_uses_every_valid_step(fit, options):
+def test_the_update_uses_the_valid_steps_alone(fit, options):
     kwargs = {"kind": "raises", "at": 20, "env": Trouble.made + 1, "max_restarts": 2}
     data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
     data |= {"num_envs": 3, "num_steps": 8, "total_timesteps": 24 * 3}
@@ -252,6 +252,9 @@ def test_the_update_uses_every_valid_step(fit, options):
         for advantage in (batch["advantage"] for batch in valid if options.get("norm_adv", True)):
             assert abs(advantage.mean()) < 1e-5
             assert abs(advantage.std() - 1) < 1e-3
+        for batch, alone in zip(epoch, valid, strict=True):  # the loss and its parts
+            del alone["valid"]
+            torch.testing.assert_close(module.total_loss(batch), module.total_loss(alone))
 
 
 @pytest.mark.parametrize("number", [-1, 0.5, "often"])
