@@ -8,7 +8,7 @@ from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.rollouts.make_collector import make_collector
-from tests.helpers import Forked, Recorder, finish, weights
+from tests.helpers import Recorder, weights
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
 EVERY_2 = {
@@ -27,28 +27,6 @@ def saved(fit, tmp_path):
     paths = sorted((tmp_path / "saved").iterdir(), key=lambda path: int(path.stem.split("=")[1]))
     assert [path.name for path in paths] == ["step=128.ckpt", "step=256.ckpt", "step=384.ckpt"]
     return module, paths
-
-
-@pytest.mark.integration
-def test_loading_needs_no_environment_and_gives_the_same_actions(saved, tmp_path):
-    """Another process, which cannot make environments, gives the same actions, to the bit."""
-    module, paths = saved
-    observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    code = f"""
-import gymnasium
-gymnasium.make = None
-import torch
-from ppo_lightning import PPO
-model = PPO.load_from_checkpoint({str(paths[-1])!r})
-observation = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-action = model.predict(observation)
-torch.save((action, tuple(model.agent.evaluate(observation, action)[:4])), "out")
-"""
-    assert finish(Forked(tmp_path, exec, code, {})) == (0, "")
-    action, evaluated = torch.load(tmp_path / "out")
-    assert torch.equal(action, module.predict(observation))
-    for a, b in zip(evaluated, module.agent.evaluate(observation, action)[:4], strict=True):
-        assert torch.equal(a, b)
 
 
 def test_a_resumed_run_continues_all_counts(saved, fit):
