@@ -8,7 +8,7 @@ from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
 from ppo_lightning.rollouts.make_collector import make_collector
-from tests.helpers import Recorder, weights
+from tests.helpers import RecordedPPO, weights
 
 SMALL = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * 6, "eval_episodes": 2}
 EVERY_2 = {
@@ -97,14 +97,10 @@ def test_an_evaluation_episode_that_never_ends_is_cut_and_counted(monkeypatch):
     assert episodes["episode_reward"].tolist() == [256, 256]
 
 
-class Recorded(Recorder, PPO):
-    pass
-
-
 @pytest.mark.parametrize(("anneal_lr", "first"), [(True, 0.5 * 4 / 6), (False, 0.5)])
 def test_a_resumed_run_uses_the_new_learning_rate_and_epsilon(saved, fit, anneal_lr, first):
     model = {"learning_rate": 0.5, "adam_eps": 1e-3, "anneal_lr": anneal_lr}
-    module = fit(SMALL, model, ppo=Recorded, ckpt_path=saved[1][0])
+    module = fit(SMALL, model, ppo=RecordedPPO, ckpt_path=saved[1][0])
     assert module.learning_rates[0] == pytest.approx(first)
     assert len(module.learning_rates) == 4
     assert module.trainer.optimizers[0].param_groups[0]["eps"] == 1e-3
@@ -135,7 +131,7 @@ def test_a_loaded_agent_is_checked_against_new_environments_and_starts_a_new_cou
     module = PPO.load_from_checkpoint(saved[1][-1])
     with pytest.raises(ConfigError, match=r"data\.env_id has"):
         make_trainer().fit(module, RolloutDataModule(**{**SMALL, "env_id": "Acrobot-v1"}))
-    module = Recorded.load_from_checkpoint(saved[1][-1])
+    module = RecordedPPO.load_from_checkpoint(saved[1][-1])
     assert module.env_steps == 384
     make_trainer().fit(module, RolloutDataModule(**SMALL))
     assert module.env_steps == 384, "not 768"

@@ -9,11 +9,11 @@ import torch
 from torchrl.data import Bounded, Categorical
 from torchrl.envs import RewardClipping
 
-from ppo_lightning import PPO, CNNAgent, ConfigError, make_env
+from ppo_lightning import CNNAgent, ConfigError, make_env
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.utils.processors import processors
-from tests.helpers import Recorder
+from tests.helpers import RecordedPPO
 
 BACKENDS = ["envpool", "gymnasium"]
 NOTHING_RANDOM = {"noop_max": 0, "episodic_life": False}
@@ -254,10 +254,6 @@ class Watched(CNNAgent):
             self.seen["acting" if torch.is_inference_mode_enabled() else "learning"].add((name, out.dtype))
 
 
-class Recorded(Recorder, PPO):
-    """PPO with recorded metrics."""
-
-
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.integration)])
 def test_bf16_is_for_the_body_alone_and_the_same_in_acting_and_learning(fit, compile):
     data = {
@@ -268,7 +264,7 @@ def test_bf16_is_for_the_body_alone_and_the_same_in_acting_and_learning(fit, com
         "total_timesteps": 96,
     }
     model = {"agent": Watched, "num_minibatches": 2, "update_epochs": 1, "compile": compile}
-    module = fit(data, model, ppo=Recorded, precision="bf16-mixed")
+    module = fit(data, model, ppo=RecordedPPO, precision="bf16-mixed")
     expected = {("body", torch.bfloat16), ("head", torch.float32), ("critic", torch.float32)}
     assert module.agent.seen["acting"] == expected
     assert compile or module.agent.seen["learning"] == expected

@@ -27,7 +27,7 @@ from ppo_lightning.export.onnx import largest_difference, random_observations
 from ppo_lightning.models import foreign
 from ppo_lightning.models.foreign import PAIR
 from tests.documented import blocks
-from tests.helpers import ROOT, Recorder, SaveAfter, difference, require_same, run, weights
+from tests.helpers import ROOT, RecordedPPO, SaveAfter, difference, require_same, run, weights
 
 SHORT = {"env_id": "Match-v0", "num_envs": 8, "num_steps": 16, "total_timesteps": 8 * 16 * 3}
 LONG = SHORT | {"total_timesteps": 8 * 16 * 60, "eval_episodes": 2}
@@ -122,10 +122,6 @@ AGENTS = {
 }
 
 
-class Recorded(Recorder, PPO):
-    pass
-
-
 def modules_of(name):
     torch.manual_seed(0)
     return AGENTS[name][0]()
@@ -138,8 +134,8 @@ def trained(request, fit_once, tmp_path_factory):
     data = LONG | {"env_kwargs": AGENTS[name][1]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "KNOWN", ("tests.environments",))  # Match hides no state
-        whole = fit_once(data, EAGER | modules_of(name), ppo=Recorded, callbacks=[SaveAfter(path, 57)])
-        resumed = fit_once(data, EAGER | modules_of(name), ppo=Recorded, ckpt_path=path)
+        whole = fit_once(data, EAGER | modules_of(name), ppo=RecordedPPO, callbacks=[SaveAfter(path, 57)])
+        resumed = fit_once(data, EAGER | modules_of(name), ppo=RecordedPPO, ckpt_path=path)
     return name, whole, resumed, path
 
 

@@ -19,7 +19,7 @@ from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from tests.environments import Trouble
-from tests.helpers import Forked, Recorder, finish, start
+from tests.helpers import Forked, RecordedPPO, finish, start
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
 
@@ -229,10 +229,6 @@ def test_a_run_ends_with_the_error_of_an_environment_that_fails_more_than_max_re
     collector.shutdown()
 
 
-class Recorded(Recorder, PPO):
-    pass
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"norm_adv": False}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
 )
@@ -241,7 +237,7 @@ def test_the_update_uses_the_valid_steps_alone(fit, options):
     data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
     data |= {"num_envs": 3, "num_steps": 8, "total_timesteps": 24 * 3}
     with pytest.warns(UserWarning, match="restart 1 of 2"):
-        module = fit(data, {"update_epochs": 2, "num_minibatches": 2} | options, ppo=Recorded)
+        module = fit(data, {"update_epochs": 2, "num_minibatches": 2} | options, ppo=RecordedPPO)
     rollout = module.rollouts[-1]
     kept = rollout["observation"][rollout["valid"]].flatten().sort().values
     assert len(kept) == 24 - 1

@@ -12,10 +12,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torchrl.envs import StepCounter
 
-from ppo_lightning import PPO, ConfigError
+from ppo_lightning import ConfigError
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from tests.documented import blocks
-from tests.helpers import ROOT, Recorder, SaveAfter, require_same
+from tests.helpers import ROOT, RecordedPPO, SaveAfter, require_same
 
 
 class Pushes(gymnasium.Env):
@@ -65,14 +65,10 @@ WITH = {
 NAMES = [pytest.param(name, marks=[pytest.mark.integration] * (name == "workers")) for name in WITH]
 
 
-class Recorded(Recorder, PPO):
-    """PPO with recorded rollouts."""
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_metrics_are_means_over_the_episodes_of_a_rollout(name, fit):
     names = ["pushes", "rare", "name", "none"]
-    run = {"ppo": Recorded, "limit_val_batches": 1.0}
+    run = {"ppo": RecordedPPO, "limit_val_batches": 1.0}
     module = fit(SMALL | WITH[name] | {"log_info": ["is_success", *names]}, {"num_minibatches": 2}, **run)
     following = module.rollouts[-1]["next"]
     ended = following["episode_done"][..., 0]
@@ -144,7 +140,7 @@ class Worth(L.Callback):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_attribute_holds_from_the_next_rollout_on_also_in_new_environments(name, fit):
     late = name == "overlap"
-    module = fit(SMALL | WITH[name], {"num_minibatches": 2}, ppo=Recorded, callbacks=[Worth()])
+    module = fit(SMALL | WITH[name], {"num_minibatches": 2}, ppo=RecordedPPO, callbacks=[Worth()])
     for number, rollout in enumerate(module.rollouts):
         rewards, pushed = rollout["next", "reward"], rollout["action"].unsqueeze(-1) == 1
         counted = rollout.get("valid", torch.ones(4, 16, dtype=torch.bool)).unsqueeze(-1)
@@ -199,6 +195,6 @@ def test_a_resumed_run_sets_an_attribute_that_no_callback_sets_again(fit, tmp_pa
 
     data = SMALL | {"num_envs": 1}
     fit(data, {"num_minibatches": 2}, callbacks=[Once("worth", lambda rollouts: np.float32(7))])
-    module = fit(data, {"num_minibatches": 2}, ppo=Recorded, ckpt_path=tmp_path / "one.ckpt")
+    module = fit(data, {"num_minibatches": 2}, ppo=RecordedPPO, ckpt_path=tmp_path / "one.ckpt")
     rewards = torch.cat([rollout["next", "reward"] for rollout in module.rollouts])
     assert len(module.rollouts) == 2 and set(rewards.unique().tolist()) == {0, 7}

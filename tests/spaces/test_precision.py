@@ -14,7 +14,7 @@ from ppo_lightning import PPO, MLPAgent, RolloutDataModule, evaluate
 from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
 from ppo_lightning.export.onnx import largest_difference, random_observations
 from tests.environments import Counter
-from tests.helpers import Recorder, SaveAfter
+from tests.helpers import RecordedPPO, SaveAfter
 
 START = 1.7e9  # seconds since 1970
 DATA = {"num_envs": 2, "num_steps": 32, "total_timesteps": 256}
@@ -81,10 +81,6 @@ class TensorClock(TensorEnv):
         return TensorStep(self.time + START, action.float(), self.time[:, 0] > 1e9, self.time[:, 0] == 50)
 
 
-class Recorded(Recorder, PPO):
-    pass
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -100,7 +96,7 @@ class Recorded(Recorder, PPO):
     ],
 )
 def test_statistics_see_the_exact_values(fit, data):
-    module = fit(DATA | data, NORMALIZED, ppo=Recorded)
+    module = fit(DATA | data, NORMALIZED, ppo=RecordedPPO)
     seen = module.rollouts[-1]["observation"]
     assert max(len(column.unique()) for column in seen[0].T) == 32, "every second is another number"
     assert seen.dtype == torch.float32

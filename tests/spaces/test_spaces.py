@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from torchrl.data import Binary, Composite, MultiCategorical
 from torchrl.envs import StepCounter
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO, evaluate, make_env
+from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, evaluate, make_env
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
 from ppo_lightning.commands import cli
@@ -32,7 +32,7 @@ from ppo_lightning.spaces.specs import (
     spec_from_space,
     spec_to_plain,
 )
-from tests.helpers import Recorder
+from tests.helpers import RecordedPPO, Recorder
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
@@ -154,10 +154,6 @@ def build(env, memory=None, **options):
     return agent
 
 
-class Recorded(Recorder, PPO):
-    pass
-
-
 class RecordedRecurrent(Recorder, RecurrentPPO):
     pass
 
@@ -166,7 +162,7 @@ class RecordedRecurrent(Recorder, RecurrentPPO):
 def train(fit):
     """Return a function that trains, and returns the module and the first divergence of each rollout."""
 
-    def run(agent=MLPAgent, ppo=Recorded, callbacks=(), compile=False, **data):
+    def run(agent=MLPAgent, ppo=RecordedPPO, callbacks=(), compile=False, **data):
         model = {"agent": agent, "num_minibatches": 2, "update_epochs": 2, "compile": compile}
         data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 96} | data
         module = fit(data, model, ppo=ppo, callbacks=[*callbacks])
@@ -184,7 +180,7 @@ def test_the_first_ratio_is_1_for_every_head_mask_and_memory(train, do, masked, 
         pytest.skip("nothing to mask")
     agent = functools.partial(MLPAgent, shared=True, memory=memory, memory_size=8)
     kwargs = {"do": do, "masked": masked, "see": "tuple"}
-    _, kl = train(agent, RecordedRecurrent if memory else Recorded, env_id="Any-v0", env_kwargs=kwargs)
+    _, kl = train(agent, RecordedRecurrent if memory else RecordedPPO, env_id="Any-v0", env_kwargs=kwargs)
     assert len(kl) == 3
     assert max(kl) < 1e-6
 
