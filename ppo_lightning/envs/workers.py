@@ -266,7 +266,7 @@ class Worker:
         if late:
             return f"did not answer for {late}, nor react to SIGALRM, as a process that is stopped (SIGSTOP)"
         if code is None or code >= 0:
-            return f"ended with exit code {code}"
+            return "closed its pipe" if code is None else f"ended with exit code {code}"
         name = signal.Signals(-code).name
         return f"was ended by {name}" + ", as Linux does when memory runs out" * (name == "SIGKILL")
 
