@@ -1,6 +1,7 @@
 """Checks of environments: what in their random play would break or bias training."""
 
 import contextlib
+import copy
 import math
 import time
 import warnings
@@ -159,7 +160,8 @@ def random_play(env: EnvBase, num_steps: int, seed: int = 0, seconds: float = ma
 def random_policy(env: BatchedEnv, seed: int = 0) -> Callable[[np.ndarray, np.random.Generator], np.ndarray]:
     """Return a function that draws actions [B, ...] which the masks in observations [B, ...] allow."""
     observation_spec, action_spec = env.agent_specs
-    space, shape = env.spaces[1], env.action_spec_unbatched.shape
+    # A copy, because the environment may sample from its space.
+    space, shape = copy.deepcopy(env.spaces[1]), env.action_spec_unbatched.shape
     space.seed(seed)
     mask, counts = mask_columns(observation_spec), choice_counts(action_spec)
     choices = [place for _, part, place in columns(action_spec) if isinstance(part, Categorical)]

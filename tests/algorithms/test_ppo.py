@@ -12,6 +12,7 @@ from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.algorithms import losses, run_log
+from ppo_lightning.algorithms.minibatches import split_epoch
 from ppo_lightning.callbacks import Threads
 from ppo_lightning.envs import EnvFactory
 from tests.helpers import Recorder, weights
@@ -121,6 +122,14 @@ def test_the_advantages_of_each_minibatch_are_normalized(fit):
     module = fit(SMALL, {"num_minibatches": 2, "norm_adv": False}, ppo=RecordedPPO)
     advantage = torch.cat([minibatch["advantage"] for minibatch in module.epochs[0]])
     assert advantage.std() != pytest.approx(1, abs=0.01)
+
+
+def test_minibatches_with_fewer_than_two_valid_steps_are_skipped():
+    valid = torch.tensor([[True, False], [False, False], [True, True]])
+    epoch = {"advantage": torch.tensor([5.0, 1, 2, 3, 4, 6]), "valid": valid.flatten()}
+    (kept,) = split_epoch(epoch, count=3, norm_adv=True)
+    torch.testing.assert_close(kept["advantage"], torch.tensor([-1.0, 1.0]) / 2**0.5)
+    assert kept["valid"].tolist() == [1, 1]
 
 
 @pytest.mark.detail("8")

@@ -150,6 +150,16 @@ def test_the_total_loss_is_that_of_ppo_and_two_more_and_the_intrinsic_value_is_n
     torch.testing.assert_close(far, torch.nn.functional.mse_loss(value, target) / 2)
 
 
+def test_the_losses_of_a_minibatch_with_weights_are_those_of_its_valid_rows(module):
+    minibatch = module.epochs[-1][0]
+    valid = torch.arange(len(minibatch["action"])) % 4 > 0
+    alone = {key: rows[valid] for key, rows in minibatch.items()}
+    weighted = minibatch | {"valid": valid * 4 / 3}
+    expected, found = (module.loss(rows, module.evaluate(rows)) for rows in (alone, weighted))
+    torch.testing.assert_close(found, expected)
+    assert expected[1]["fwd_loss"] > 0 and expected[1]["int_value_loss"] > 0
+
+
 # Intrinsic rewards
 
 

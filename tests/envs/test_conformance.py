@@ -1,5 +1,6 @@
 """The checks of environments: each fault is named, and correct environments have none."""
 
+import copy
 import functools
 import random
 import time
@@ -53,13 +54,16 @@ def test_a_deterministic_environment_and_sparse_rewards_are_notes():
     assert [(finding.severity, finding.check) for finding in findings] == [("note", "reward")]
 
 
-def test_random_play_obeys_masks():
+def test_random_play_obeys_masks_and_leaves_the_space_alone():
     env = EnvFactory("ppo_lightning.envs.tasks:Locks-v0").make(3)
     mask = env.reset_arrays()[0, mask_columns(env.agent_specs[0])]
     actions = []
     step = env.step_arrays
     env.step_arrays = lambda action: actions.append(action) or step(action)
+    env.spaces[1].seed(1)
+    next_sample = copy.deepcopy(env.spaces[1]).sample()
     random_play(env, 200)
+    assert np.array_equal(env.spaces[1].sample(), next_sample), "an environment may draw from its space"
     left, right = np.split(mask, 2)
     actions = np.stack(actions)
     assert set(actions[..., 0].ravel()) == set(np.flatnonzero(left))
