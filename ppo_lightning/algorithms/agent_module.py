@@ -338,10 +338,9 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def to_onnx(self, file_path: str | Path) -> Path:  # type: ignore[override]
         """Export the agent for any batch size, see :func:`ppo_lightning.export.onnx.to_onnx`."""
-        from ppo_lightning.export.actor import deployed_actor
         from ppo_lightning.export.onnx import to_onnx
 
-        return to_onnx(deployed_actor(self.agent, self.observation_spec), file_path)
+        return to_onnx(self.agent, self.observation_spec, file_path)
 
     # Training
 

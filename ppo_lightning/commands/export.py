@@ -8,9 +8,9 @@ from ppo_lightning.checkpoints.file import read_checkpoint, run_folder
 from ppo_lightning.commands.checkpoint_settings import agent_of
 from ppo_lightning.commands.options import FLAGS, TRUST
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.hub import write_folder
-from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
+from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
+from ppo_lightning.spaces.entries import describe
 from ppo_lightning.spaces.specs import spec_from_plain
 
 
@@ -36,13 +36,13 @@ def main(args: Sequence[str]) -> None:
     agent = agent_of(checkpoint, args)
     if options.onnx is not None:
         spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
-        actor = deployed_actor(agent, spec)
-        path = to_onnx(actor, options.onnx)
+        path = to_onnx(agent, spec, options.onnx)
         print(f"onnx: {path.resolve()}")
-        if actor.columns is not None:
-            print(f"input: {actor.inputs}")
+        columns = Deployed(agent, spec).columns
+        if columns is not None and agent.entries is not None:
+            print(f"input: {describe(agent.entries.actor)}")
         observations = random_observations(spec, normalizer=agent.normalizer)
-        difference = largest_difference(agent, path, observations, actor.columns)
+        difference = largest_difference(agent, path, observations, columns)
         print(f"largest difference to PyTorch, random observations: {difference:.2g}")
     if options.hub is not None:
         write_folder(checkpoint, options.hub, run_folder(options.ckpt_path), "OWNER/NAME")

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torchrl.data import Categorical, TensorSpec
 
 from ppo_lightning.errors import import_extra
-from ppo_lightning.export.actor import DeployedActor
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.private import ONNX_REGISTRATION
-from ppo_lightning.spaces.entries import take_columns
-from ppo_lightning.spaces.specs import columns, mask_columns, stored
+from ppo_lightning.spaces.entries import entry_columns, take_columns
+from ppo_lightning.spaces.specs import columns, is_mask, mask_columns, stored
 
 NUM_CHECKS = 256  # observations per comparison
 
@@ -27,33 +26,53 @@ class Deployed(nn.Module):
     """The exported module, which maps raw observations [B, ...] to actions [B, ...] and values [B].
 
     The actions are the most probable ones. A memory adds the hidden state [B, M] as an input and an output.
+    Of an observation with entries, the module takes those of the actor and the action mask. It returns no
+    values if the value function reads others, too.
 
     Args:
         agent: The agent, whose statistics become part of the file.
-        has_value: Return values.
+        observation_spec: Spec of the full observations of one environment.
+
+    Attributes:
+        columns: Columns of the full row of observations that the module takes. None: the full row.
+        has_value: Whether the module returns values.
 
     Example:
-        >>> from torchrl.data import Unbounded
-        >>> from ppo_lightning.models import MLPAgent
-        >>> agent = MLPAgent(Unbounded((4,)), Categorical(2, shape=()))
-        >>> [tuple(output.shape) for output in Deployed(agent)(torch.zeros(3, 4))]
-        [(3,), (3,)]
+        >>> from ppo_lightning import MLPAgent, make_env
+        >>> specs = make_env("Go1JoystickFlatTerrain-v1", backend="envpool").agent_specs
+        >>> actor = Deployed(MLPAgent(*specs), specs[0])
+        >>> actor.columns, actor.has_value, actor(torch.zeros(3, 48))[0].shape
+        ([slice(123, 171, None)], False, torch.Size([3, 12]))
     """
 
-    def __init__(self, agent: ActorCritic, has_value: bool = True) -> None:
+    index: Tensor  # of each column of the full row in the taken ones, which a zero follows
+
+    def __init__(self, agent: ActorCritic, observation_spec: TensorSpec) -> None:
         super().__init__()
         self.agent = agent
-        self.has_value = has_value
+        self.has_value = agent.has_value
+        self.columns: list[slice] | None = None
+        entries = agent.entries
+        if entries is not None and entries.actor.keys() != entry_columns(observation_spec).keys():
+            self.has_value = agent.has_value and entries.critic.keys() <= entries.actor.keys()
+            named = columns(observation_spec)
+            self.columns = [place for name, _, place in named if name in entries.actor or is_mask(name)]
+            taken = torch.cat([torch.arange(place.start, place.stop) for place in self.columns])
+            index = torch.full((stored(observation_spec).shape.numel(),), len(taken))
+            index[taken] = torch.arange(len(taken))
+            self.register_buffer("index", index)
 
     def forward(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return ``action`` (within bounds), maybe ``state_value`` and, with a memory, ``next_memory``."""
+        if self.columns is not None:  # a full row, with zeros where only the critic reads
+            observation = nn.functional.pad(observation, (0, 1))[:, self.index]
         action, value, next_memory = self.agent.play(observation, memory)
         outputs = (action, value) if self.has_value else (action,)
         return outputs if next_memory is None else (*outputs, next_memory)
 
 
-def to_onnx(actor: DeployedActor, path: str | Path) -> Path:
-    """Export an agent to ONNX for any batch size B.
+def to_onnx(agent: ActorCritic, observation_spec: TensorSpec, path: str | Path) -> Path:
+    """Export an agent to ONNX for any batch size B, see :class:`Deployed`.
 
     The input is ``observation`` [B, ...], the outputs are ``action`` [B, ...] and ``state_value`` [B]. With a
     memory, the file also has the input ``memory`` [B, M], zero at episode starts, and the output
@@ -61,31 +80,33 @@ def to_onnx(actor: DeployedActor, path: str | Path) -> Path:
     If float32 would round raw observations, such as seconds since 1970, the input is float64.
 
     Args:
-        actor: From :func:`~ppo_lightning.export.actor.deployed_actor`.
+        agent: The agent.
+        observation_spec: Spec of the full observations of one environment.
         path: Output file.
 
     Returns:
         The path.
 
     Example:
-        >>> to_onnx(deployed_actor(module.agent, module.observation_spec), "agent.onnx")
+        >>> to_onnx(module.agent, module.observation_spec, "agent.onnx")
     """
     import_extra("onnxscript", extra="export")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    agent = copy.deepcopy(actor.agent).cpu()
-    spec = stored(actor.observation_spec)
-    memory = agent.initial_memory(2)
-    inputs = {"observation": torch.zeros(2, *spec.shape, dtype=_input_dtype(spec, agent.normalizer))}
-    if memory is not None:
-        inputs["memory"] = memory
-    names = ["action", *["state_value"] * actor.has_value, *["next_memory"] * (memory is not None)]
+    deployed = Deployed(copy.deepcopy(agent).cpu(), observation_spec).eval()
+    spec = stored(observation_spec)
+    observation = torch.zeros(2, *spec.shape, dtype=_input_dtype(spec, agent.normalizer))
+    if deployed.columns is not None:
+        observation = take_columns(observation, deployed.columns)
+    memory = deployed.agent.initial_memory(2)
+    inputs = {"observation": observation} | ({} if memory is None else {"memory": memory})
+    names = ["action", *["state_value"] * deployed.has_value, *["next_memory"] * (memory is not None)]
     # Messages about torchvision.
     logging.getLogger(ONNX_REGISTRATION).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
-            Deployed(agent, actor.has_value).eval(),
+            deployed,
             tuple(inputs.values()),
             input_names=list(inputs),
             output_names=names,
@@ -120,18 +141,18 @@ def largest_difference(
     memory = agent.initial_memory(len(observation))
     if memory is not None:
         inputs["memory"] = memory.normal_(generator=torch.Generator().manual_seed(0)).tanh()
-    names = [output.name for output in session.get_outputs()]
-    expected = [output.numpy() for output in Deployed(agent, "state_value" in names).eval()(*inputs.values())]
+    played = zip(("action", "state_value", "next_memory"), agent.play(*inputs.values()), strict=True)
+    outputs: dict[str, Any] = dict(played)
+    expected = [outputs[output.name].numpy() for output in session.get_outputs()]
     arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
     if columns is not None:
         arrays["observation"] = take_columns(observation, columns)
     if observation.dtype.kind == "f":
         double = session.get_inputs()[0].type == "tensor(double)"
         arrays["observation"] = arrays["observation"].astype(np.float64 if double else np.float32)
-    outputs = session.run(None, arrays)
     return max(
         float((np.abs(actual - reference) / (1 + np.abs(reference))).max())
-        for actual, reference in zip(outputs, expected, strict=True)
+        for actual, reference in zip(session.run(None, arrays), expected, strict=True)
     )
 
 

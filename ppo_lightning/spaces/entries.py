@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.pictures import describe_picture, is_picture
@@ -131,18 +131,3 @@ def take_columns(rows: Rows, places: Sequence[slice]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts, dim=-1) if isinstance(rows, Tensor) else np.concatenate(parts, axis=-1)
-
-
-def restricted_spec(spec: TensorSpec, names: Collection[str]) -> tuple[TensorSpec, list[slice]]:
-    """Return the spec of an observation that has some of its entries only, and its columns in the full row.
-
-    An action mask is kept.
-    """
-    parts = [(name, part, place) for name, part, place in columns(spec) if name in names or is_mask(name)]
-    places = [place for *_, place in parts]
-    if isinstance(spec, Composite):
-        return Composite({tuple(name.split(".")): part for name, part, _ in parts}), places
-    sizes = {name: part.shape.numel() for name, part, _ in parts}
-    joined = Unbounded((sum(sizes.values()),), dtype=spec.dtype)
-    joined.entry_sizes = sizes
-    return joined, places

@@ -12,7 +12,6 @@ from torchrl.data import Categorical, Unbounded
 from ppo_lightning import PPG, PPO, CNNAgent, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.algorithms.ppg import POLICY
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, to_onnx
 from ppo_lightning.models.init import normed
 from ppo_lightning.spaces.specs import spec_from_plain
@@ -341,5 +340,5 @@ def test_a_checkpoint_and_an_exported_agent_act_as_the_trained_one(fit, tmp_path
     assert torch.equal(state(loaded), state(module))
     checkpoint = read_checkpoint(str(path))
     spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
-    onnx = to_onnx(deployed_actor(loaded.agent, spec), tmp_path / "agent.onnx")
+    onnx = to_onnx(loaded.agent, spec, tmp_path / "agent.onnx")
     assert largest_difference(loaded.agent, onnx, observation.numpy()) < 1e-5

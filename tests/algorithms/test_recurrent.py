@@ -11,7 +11,6 @@ from torchrl.envs import Compose, InitTracker, TransformedEnv
 from ppo_lightning import CNNAgent, ConfigError, MLPAgent, RecurrentPPO, make_env
 from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate
 from ppo_lightning.envs import EnvFactory
-from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
@@ -235,7 +234,7 @@ def test_an_interrupted_run_resumes_to_the_bit(kind, fit_and_resume):
 def test_onnx_and_a_video_carry_the_memory(kind, tmp_path):
     env = make_env("CartPole-v1", 1)
     agent = agent_of(env, kind)
-    path = to_onnx(deployed_actor(agent, env.agent_specs[0]), tmp_path / "agent.onnx")
+    path = to_onnx(agent, env.agent_specs[0], tmp_path / "agent.onnx")
     assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-5
     assert record_video(agent, EnvFactory("CartPole-v1"), tmp_path / "video.gif", overlay=True)[0] > 5
     with pytest.raises(ConfigError, match="has a memory"):

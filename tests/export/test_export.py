@@ -11,7 +11,6 @@ import ppo_lightning
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent
 from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.spaces.specs import spec_from_plain
 from tests.helpers import SaveAfter
@@ -50,7 +49,7 @@ def test_onnx_gives_what_pytorch_gives(kind, checkpoint, tmp_path):
     _, path = checkpoint(kind)
     read = read_checkpoint(str(path))
     agent, spec = trained_agent(read), spec_from_plain(read["agent"]["observation_spec"])
-    onnx = to_onnx(deployed_actor(agent, spec), tmp_path / "out" / "agent.onnx")
+    onnx = to_onnx(agent, spec, tmp_path / "out" / "agent.onnx")
     for folder in (Path(ppo_lightning.__file__).parent, Path(torch.__file__).parent, Path.home()):
         assert str(folder).encode() not in onnx.read_bytes(), "no paths of this machine"
     observation = random_observations(spec)

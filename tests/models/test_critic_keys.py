@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torchrl.data import Categorical, Unbounded
+from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import CatFrames, StepCounter
 
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, RecurrentPPO
@@ -17,10 +17,10 @@ from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, ch
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.factory import specs_of
-from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.memory import MEMORIES
+from ppo_lightning.offpolicy import SACAgent
 from ppo_lightning.spaces.entries import entry_columns, take_columns
 from ppo_lightning.spaces.specs import join_vectors, spec_from_plain, spec_from_space, spec_to_plain
 from tests.environments import Reach
@@ -316,23 +316,25 @@ def test_the_deployed_actor_takes_its_entries_only(spec, keys, width, has_value,
     agent.normalizer.mean.copy_(torch.rand_like(agent.normalizer.mean))
     agent.normalizer.m2.copy_(torch.rand_like(agent.normalizer.m2) + 1)
     state = agent.initial_memory(len(rows))
-    before = torch.get_rng_state()
-    actor = deployed_actor(agent, spec)
-    assert torch.equal(torch.get_rng_state(), before)
+    actor = Deployed(agent, spec)
     inputs = rows if actor.columns is None else take_columns(rows, actor.columns)
     assert inputs.shape[1] == width
     assert actor.has_value == has_value
-    action, value, next_state = actor.agent.play(inputs, state)
-    expected, expected_value, expected_state = agent.play(rows, state)
-    assert torch.equal(action, expected)
-    assert torch.equal(value, expected_value if has_value else torch.zeros(len(rows)))
-    assert memory is None or torch.equal(next_state, expected_state)
-    assert actor.agent.normalizer.mean.shape == (width,)
+    action, value, next_state = agent.play(rows, state)
+    expected = [action, *[value] * has_value, *([] if memory is None else [next_state])]
+    torch.testing.assert_close(list(actor(inputs, state)), expected, rtol=0, atol=0)
     if memory is None:
-        program = torch.export.export(Deployed(actor.agent, has_value), (inputs,))
-        torch.testing.assert_close(program.module()(inputs)[0], expected)
-        traced = torch.jit.trace(Deployed(actor.agent, has_value), (inputs,))
-        torch.testing.assert_close(traced(inputs)[0], expected)
+        program = torch.export.export(actor, (inputs,))
+        torch.testing.assert_close(program.module()(inputs)[0], action)
+        traced = torch.jit.trace(actor, (inputs,))
+        torch.testing.assert_close(traced(inputs)[0], action)
+
+
+def test_the_policy_of_an_off_policy_algorithm_is_deployed():
+    agent = SACAgent(GO1, Bounded(-1, 1, (2,)))
+    actor, rows = Deployed(agent, GO1), torch.from_numpy(random_observations(GO1)).float()
+    (action,) = actor(take_columns(rows, actor.columns))
+    assert torch.equal(action, agent.play(rows)[0])
 
 
 @pytest.mark.integration
@@ -343,12 +345,17 @@ def test_onnx_holds_the_actor_alone(checkpoint, tmp_path, memory):
     _, path = checkpoint(ppo=RecurrentPPO if memory else PPO, **BLIND, **options)
     read = read_checkpoint(str(path))
     agent, spec = trained_agent(read), spec_from_plain(read["agent"]["observation_spec"])
-    file = to_onnx(deployed_actor(agent, spec), tmp_path / "agent.onnx")
+    file = to_onnx(agent, spec, tmp_path / "agent.onnx")
+    held = [
+        layer.weight.detach().numpy().tobytes() in file.read_bytes()
+        for layer in (agent.head.linear, agent.critic)
+    ]
+    assert held == [True, False]
     session = onnxruntime.InferenceSession(str(file))
     assert session.get_inputs()[0].shape[1] == 3
     memories = ["next_memory"] if memory else []
     assert [output.name for output in session.get_outputs()] == ["action", *memories]
-    columns = deployed_actor(agent, spec).columns
+    columns = Deployed(agent, spec).columns
     assert largest_difference(agent, file, random_observations(spec), columns) < 1e-5
 
 

@@ -17,7 +17,6 @@ from ppo_lightning.callbacks import Doctor
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
 from ppo_lightning.commands import cli
 from ppo_lightning.envs.minigrid import cells_as_choices
-from ppo_lightning.export.actor import deployed_actor
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.models.encoders import make_encoder
 from ppo_lightning.models.memory import MEMORIES
@@ -416,7 +415,7 @@ def test_evaluation_and_onnx(do, memory, tmp_path):
     env = make_env("Any-v0", 2, env_kwargs=kwargs)
     agent = build(env, memory)
     assert (evaluate(agent, make_env("Any-v0", 2, env_kwargs=kwargs))["step_count"] == 7).all()
-    path = to_onnx(deployed_actor(agent, env.agent_specs[0]), tmp_path / "agent.onnx")
+    path = to_onnx(agent, env.agent_specs[0], tmp_path / "agent.onnx")
     assert largest_difference(agent, path, random_observations(env.agent_specs[0])) < 1e-4
 
 
