@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING
 from ppo_lightning.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from ppo_lightning.algorithms import PPG, PPO, RND, RPO, AgentModule, RecurrentPPO
+    from ppo_lightning.algorithms.agent_module import AgentModule
+    from ppo_lightning.algorithms.ppg import PPG
+    from ppo_lightning.algorithms.ppo import PPO
+    from ppo_lightning.algorithms.recurrent import RecurrentPPO
+    from ppo_lightning.algorithms.rnd import RND
+    from ppo_lightning.algorithms.rpo import RPO
     from ppo_lightning.checkpoints.resume import last_checkpoint
     from ppo_lightning.envs import make_env
     from ppo_lightning.errors import ConfigError
-    from ppo_lightning.games import SelfPlay
+    from ppo_lightning.games.selfplay import SelfPlay
     from ppo_lightning.models import ActorCritic, CNNAgent, MLPAgent
     from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3, DiscreteSAC
-    from ppo_lightning.rollouts import RolloutCollector, RolloutDataModule, evaluate
+    from ppo_lightning.rollouts.collector import RolloutCollector
+    from ppo_lightning.rollouts.datamodule import RolloutDataModule
+    from ppo_lightning.rollouts.evaluation import evaluate
 
 # Lightning itself triggers this deprecation warning of PyTorch.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_lightning import algorithms, games, models
+from ppo_lightning import PPO, AgentModule, algorithms, games, models
 from ppo_lightning.commands import cli, options
 from ppo_lightning.errors import SYNONYMS
 
@@ -58,7 +58,7 @@ ACCEPTED = [
 ]
 
 
-class Mine(algorithms.PPO):
+class Mine(PPO):
     def __init__(self, foo: int = 1, **hyperparameters):
         super().__init__(**hyperparameters)
 
@@ -94,9 +94,7 @@ def subclasses(cls):
     return set(cls.__subclasses__()).union(*map(subclasses, cls.__subclasses__()))
 
 
-@pytest.mark.parametrize(
-    ("group", "base"), [("model", algorithms.AgentModule), ("model.agent", models.ActorCritic)]
-)
+@pytest.mark.parametrize(("group", "base"), [("model", AgentModule), ("model.agent", models.ActorCritic)])
 def test_the_options_of_every_class_of_the_package_are_known(group, base):
     """Fails for a new algorithm or agent that the package does not export."""
     for room in (algorithms, games, models):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, make_env
+from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, RolloutCollector, make_env
 from ppo_lightning.algorithms import losses
 from ppo_lightning.envs import EnvFactory
-from ppo_lightning.rollouts import RolloutCollector
 from ppo_lightning.utils.seeding import Shard
 
 GAMES = [
