@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ppo_lightning.commands.jobs import Job, jobs_of
+from ppo_lightning.commands.options import parser_of
 from ppo_lightning.commands.report import write_report
 from ppo_lightning.commands.runner import Runner
+from ppo_lightning.errors import ConfigError
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
@@ -21,12 +23,11 @@ def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:
 
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning benchmark``."""
-    parser = argparse.ArgumentParser(
-        "ppo-lightning benchmark",
-        description="Train recipes with several seeds, each run in a separate process. Write runs.csv,"
-        " curves.csv, report.md and learning curves. The same command resumes an interrupted benchmark.",
-        epilog="All other arguments are passed to fit: --model.compile true ...",
-        allow_abbrev=False,
+    parser = parser_of(
+        "benchmark",
+        "Each run has a process of its own. The command writes runs.csv, curves.csv, report.md and learning"
+        " curves, and, given again, resumes an interrupted benchmark. All other arguments are passed to fit:"
+        " --model.compile true ...",
     )
     parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="YAML files")
     parser.add_argument(
@@ -43,9 +44,11 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
     """Train, write the report, which has the command line, and print the table.
 
     Raises:
-        ConfigError: The folder has runs with other settings.
+        ConfigError: The folder has runs with other settings, or a number is below 1.
         SystemExit: With code 1 if a run failed.
     """
+    if min(options.workers, options.threads) < 1:
+        raise ConfigError("--workers and --threads must be at least 1.")
     runner = Runner(options.output, options.workers, options.threads)
     runner.require_same_settings(jobs)
     exit_on_signals()

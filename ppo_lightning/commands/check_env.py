@@ -17,7 +17,6 @@ def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning check-env``.
 
     Raises:
-        ConfigError: The environment cannot be made.
         SystemExit: With code 1 if the environment would break training.
     """
     parser = ArgumentParser(

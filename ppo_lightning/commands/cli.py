@@ -50,7 +50,6 @@ from ppo_lightning.commands.recipes import (
     read_yaml,
     split_configs,
     with_configs_first,
-    with_recipe_paths,
 )
 from ppo_lightning.errors import ConfigError, NonFiniteError, first_line, nearest
 from ppo_lightning.models import ActorCritic, MLPAgent
@@ -168,7 +167,6 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
     try:
-        args = with_recipe_paths(args)
         if args and args[0] in OTHER_COMMANDS:
             module = args[0].replace("-", "_")
             return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
@@ -185,7 +183,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True) -> None:
     """Run a subcommand of Lightning's CLI, with callbacks beside those that flags add."""
     is_help = bool(HELP & set(args))
-    args = args if is_help else with_configs_first(args)
+    args = with_configs_first(args)
     algorithm = _read_recipes(args)
     helped = getattr(ppo_lightning, algorithm.rpartition(".")[2], PPO)
     common = {"exit_on_error": False, "allow_abbrev": False}  # an abbreviation may be another flag

@@ -1,6 +1,5 @@
 """``ppo-lightning compare``: test whether one set of runs is worse than another."""
 
-import argparse
 import csv
 import math
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ppo_lightning.commands.options import parser_of
 from ppo_lightning.commands.report import interval, read_csv
 from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.utils.rounding import decimals
@@ -102,13 +102,10 @@ def read_runs(path: Path, by: str = "recipe") -> Runs:
 
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning compare``."""
-    parser = argparse.ArgumentParser(
-        "ppo-lightning compare",
-        description="Test, recipe by recipe, whether the runs of the second benchmark are worse than"
-        " those of the first.",
-        epilog="Exit codes: 0 no recipe is worse; 1 a recipe is worse or has fewer runs in the second;"
-        " 2 invalid input; 3 too few runs for a test.",
-        allow_abbrev=False,
+    parser = parser_of(
+        "compare",
+        "Each recipe has a test of its own. Exit codes: 0 no recipe is worse; 1 a recipe is worse or has"
+        " fewer runs in the second; 2 invalid input; 3 too few runs for a test.",
     )
     parser.add_argument("before", type=Path, help="folder of a benchmark, or its runs.csv")
     parser.add_argument("after", type=Path, help="folder of another benchmark, or its runs.csv")

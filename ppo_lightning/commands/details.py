@@ -1,6 +1,5 @@
 """``ppo-lightning details``: list the implementation details of a run and their places in the code."""
 
-import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import lightning as L
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.commands.checkpoint_settings import with_checkpoint_settings
-from ppo_lightning.commands.options import QUIET
+from ppo_lightning.commands.options import QUIET, parser_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
 
@@ -53,11 +52,7 @@ def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning details``."""
     from ppo_lightning.commands import cli
 
-    parser = argparse.ArgumentParser(
-        "ppo-lightning details",
-        description="List the implementation details of PPO in a run, and their places in the code.",
-        epilog="Arguments are passed to fit: --config RECIPE --model.norm_adv false, or --ckpt_path FILE.",
-        allow_abbrev=False,
-    )
+    arguments = "--config RECIPE --model.norm_adv false, or --ckpt_path FILE"
+    parser = parser_of("details", f"Arguments are passed to fit: {arguments}.")
     flags = with_checkpoint_settings(["fit", *parser.parse_known_args(args)[1]])
     cli.run([DetailsTable()], [*flags, "--ckpt_path", "null", *QUIET], save_config=False)

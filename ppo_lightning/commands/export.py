@@ -1,12 +1,11 @@
 """``ppo-lightning export``: write a trained agent as ONNX or as a folder for the Hugging Face Hub."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from ppo_lightning.checkpoints.file import read_checkpoint, run_folder
 from ppo_lightning.commands.checkpoint_settings import agent_of
-from ppo_lightning.commands.options import FLAGS, TRUST
+from ppo_lightning.commands.options import FLAGS, TRUST, parser_of
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.hub import write_folder
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
@@ -15,16 +14,8 @@ from ppo_lightning.spaces.specs import spec_from_plain
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning export``.
-
-    Raises:
-        ConfigError: The arguments are incomplete, or the checkpoint cannot be read or exported.
-    """
-    parser = argparse.ArgumentParser(
-        "ppo-lightning export",
-        description="Write a trained agent as ONNX or as a folder for the Hugging Face Hub.",
-        allow_abbrev=False,
-    )
+    """Run ``ppo-lightning export``."""
+    parser = parser_of("export")
     parser.add_argument("--ckpt_path", required=True, help="checkpoint of the agent")
     parser.add_argument("--onnx", type=Path, help="file to write: observations in, actions and values out")
     parser.add_argument("--hub", type=Path, help="folder to write: checkpoint and model card")

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ppo_lightning.commands.recipes import read_yaml
+from ppo_lightning.commands.recipes import read_yaml, recipe_path
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
@@ -53,9 +53,7 @@ def jobs_of(
         if flag.partition("=")[0] in FIXED:
             raise ConfigError(f"{flag}: a benchmark sets the seeds (--seeds) and resumes by itself.")
     labelled: dict[str, tuple[Path, tuple[str, ...]]] = {}
-    for recipe in recipes:
-        if not recipe.is_file():
-            raise ConfigError(f"--recipes: there is no file {recipe}.")
+    for recipe in map(Path, map(recipe_path, map(str, recipes))):
         content = read_yaml(str(recipe), "--recipes")
         if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):
             raise ConfigError(f"--recipes {recipe} is no recipe: see ppo-lightning recipes.")

@@ -1,5 +1,6 @@
 """Commands and flags of the command line, without importing PyTorch or Lightning."""
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,13 @@ QUIET = [
     for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     for part in (f"--trainer.{name}", "false")
 ]
+
+
+def parser_of(command: str, epilog: str = "") -> argparse.ArgumentParser:
+    """Return the parser of a command of this package, whose description is that of the list of commands."""
+    text = DESCRIPTIONS[command]
+    name, description = f"ppo-lightning {command}", f"{text[0].upper()}{text[1:]}."
+    return argparse.ArgumentParser(name, description=description, epilog=epilog, allow_abbrev=False)
 
 
 def answer(args: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
-from ppo_lightning.commands.options import FLAGS, TRUST
+from ppo_lightning.commands.options import FLAGS, TRUST, parser_of
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.factory import RENDERED_BY, Backend, EnvFactory
@@ -17,16 +17,8 @@ from ppo_lightning.video.record import open_video, picture_of, record_video
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning play``.
-
-    Raises:
-        ConfigError: The checkpoint cannot be read, or the environment cannot be recorded.
-    """
-    parser = argparse.ArgumentParser(
-        prog="ppo-lightning play",
-        description="Record a video of a trained agent.",
-        allow_abbrev=False,
-    )
+    """Run ``ppo-lightning play``."""
+    parser = parser_of("play")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "agent",

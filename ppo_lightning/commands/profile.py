@@ -1,6 +1,5 @@
 """``ppo-lightning profile``: measure the time of each stage of a run and try faster settings."""
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
-from ppo_lightning.commands.options import QUIET
+from ppo_lightning.commands.options import QUIET, parser_of
 from ppo_lightning.envs.factory import largest_divisor
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.errors import first_line
@@ -156,12 +155,8 @@ def profile(args: Sequence[str], seconds: float) -> StageClock:
 
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning profile``: print the time of each stage and the speed with other settings."""
-    parser = argparse.ArgumentParser(
-        "ppo-lightning profile",
-        description="Measure the time of each stage of a recipe on this machine, and try faster settings.",
-        epilog="All other arguments are passed to fit: --config RECIPE.yaml --model.compile true ...",
-        allow_abbrev=False,
-    )
+    arguments = "--config RECIPE.yaml --model.compile true ..."
+    parser = parser_of("profile", f"All other arguments are passed to fit: {arguments}")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
     options, flags = parser.parse_known_args(args)
     clock = profile(flags, options.seconds)

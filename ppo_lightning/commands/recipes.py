@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ppo_lightning.commands.options import parser_of
 from ppo_lightning.errors import ConfigError, nearest
 from ppo_lightning.utils.bundled import DATA, ZOO
 
@@ -40,20 +41,6 @@ def recipe_path(value: str) -> str:
     guess = nearest(name, {recipe: recipe for recipe in recipes} | ends)
     guess = guess or "; ppo-lightning recipes lists all names."
     raise ConfigError(f"There is neither a file nor a bundled recipe {value!r}{guess}")
-
-
-def with_recipe_paths(args: Sequence[str]) -> list[str]:
-    """Replace the names of bundled recipes after ``--config`` and ``--recipes`` by their files."""
-    replaced = []
-    flag = ""
-    for arg in args:
-        if arg.startswith("-"):
-            flag, equals, value = arg.partition("=")
-            replaced.append(f"{flag}={recipe_path(value)}" if equals and flag == "--config" else arg)
-        else:
-            replaced.append(recipe_path(arg) if flag in ("-c", "--config", "--recipes") else arg)
-            flag = flag if flag == "--recipes" else ""
-    return replaced
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -144,12 +131,12 @@ def table() -> Iterator[tuple[str, ...]]:
 
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning recipes``: print the table of the bundled recipes."""
-    parser = argparse.ArgumentParser(
-        "ppo-lightning recipes",
-        description="List the bundled recipes. ppo-lightning fit --config NAME trains one of them.",
-        epilog="The measured return is the mean ± standard deviation over seeds of the return of the last 100"
-        " training episodes. It is empty for a recipe without such runs. The documentation has other"
-        " results. Where the last column says so, ppo-lightning play NAME shows a trained agent.",
+    parser = parser_of(
+        "recipes",
+        "ppo-lightning fit --config NAME trains one of them. The measured return is the mean ± standard"
+        " deviation over seeds of the return of the last 100 training episodes. It is empty for a recipe"
+        " without such runs. The documentation has other results. Where the last column says so,"
+        " ppo-lightning play NAME shows a trained agent.",
     )
     parser.parse_args(args)
     rows = [HEADER, *table()]

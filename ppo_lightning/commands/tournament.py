@@ -1,13 +1,12 @@
 """``ppo-lightning tournament``: a round robin of checkpoints and scripted players."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppo_lightning.checkpoints.agent import check_same_spaces
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.checkpoint_settings import agent_of, environment_of
-from ppo_lightning.commands.options import FLAGS, TRUST
+from ppo_lightning.commands.options import FLAGS, TRUST, parser_of
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.players import Player, agent_player, make_player
@@ -15,17 +14,8 @@ from ppo_lightning.games.tournament import Outcomes, Rating, probe_game, rate, r
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``ppo-lightning tournament``.
-
-    Raises:
-        ConfigError: There are fewer than two players, a checkpoint cannot be read, or the checkpoints are of
-            different games.
-    """
-    parser = argparse.ArgumentParser(
-        prog="ppo-lightning tournament",
-        description="Let checkpoints and scripted players play each other, and rate them.",
-        allow_abbrev=False,
-    )
+    """Run ``ppo-lightning tournament``."""
+    parser = parser_of("tournament")
     parser.add_argument("players", nargs="+", help="checkpoints (.ckpt), random, or minimax:2 (the depth)")
     parser.add_argument("--games", type=int, default=100, help="games of each pair (default: 100)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the games (default: 1)")

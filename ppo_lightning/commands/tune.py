@@ -4,9 +4,8 @@ Optuna keeps the study in a database, chooses the parameters and prunes. A proce
 time: it trains every recipe with every seed, and reports the mean score after each quarter of a seed.
 
 Takeover: a trial has a heartbeat every 30 seconds. If its process is killed, the trial is stale 60 seconds
-after the last heartbeat; a process that waits for the last trials adds one heartbeat to each. Another process
-then queues it again: before its next trial, or within five seconds if it waits for the last trials. The runs
-resume from their checkpoints.
+after the last heartbeat. Another process then queues it again: before its next trial, or within five seconds
+if it waits for the last trials. The runs resume from their checkpoints.
 """
 
 import argparse
@@ -26,6 +25,7 @@ from typing import Any
 from ppo_lightning.commands import benchmark
 from ppo_lightning.commands.compare import compare
 from ppo_lightning.commands.jobs import Job, jobs_of
+from ppo_lightning.commands.options import parser_of
 from ppo_lightning.commands.recipes import read_yaml
 from ppo_lightning.commands.runner import Runner, metrics_of
 from ppo_lightning.errors import ConfigError, import_extra
@@ -99,7 +99,6 @@ class Tuner:
         url = options.storage or f"sqlite:///{options.output}/study.db"
         engine = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # for its lock
         retry = self.optuna.storages.RetryHeartbeatStaleTrialCallback()
-        self.known: set[int] = set()
         try:
             self.storage = self.optuna.storages.RDBStorage(
                 url, engine, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry
@@ -132,28 +131,14 @@ class Tuner:
             if missing <= 0:
                 return
             if not counts["WAITING"] and counts["RUNNING"] >= missing:
-                self.wait()
+                self.optuna.storages.fail_stale_trials(self.study)  # queues those of killed processes again
+                time.sleep(HEARTBEAT / 6)
                 continue
             try:
                 self.study.optimize(self.objective, n_trials=1)
             except Unfinished as end:
                 if isinstance(end.__cause__, ConfigError):
                     raise end.__cause__ from None
-
-    def wait(self) -> None:
-        """Wait for the last trials, which other processes train, and queue those of killed processes again.
-
-        Without any heartbeat, Optuna never counts a trial as stale. A process may be killed before the first
-        one, so this process adds one heartbeat to every trial.
-        """
-        self.optuna.storages.fail_stale_trials(self.study)
-        study_id = self.storage.get_study_id_from_name(self.options.study)
-        running = self.study.get_trials(states=[self.optuna.trial.TrialState.RUNNING])
-        for number in {trial.number for trial in running} - self.known:
-            self.known.add(number)
-            trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
-            self.storage.record_heartbeat(trial_id)
-        time.sleep(HEARTBEAT / 6)
 
     def objective(self, trial: Any) -> float:
         """Train the runs of a trial and return its score. If interrupted, the trial gets stale."""
@@ -250,12 +235,10 @@ class Tuner:
 
 def main(args: Sequence[str]) -> None:
     """Run ``ppo-lightning tune``; unknown arguments are passed to ``fit``."""
-    parser = argparse.ArgumentParser(
-        "ppo-lightning tune",
-        description="Search hyperparameters with Optuna. Each trial trains all recipes with several seeds."
-        " The same command resumes the study, and a second one joins it.",
-        epilog="All other arguments are passed to fit: --data.total_timesteps 100000 ...",
-        allow_abbrev=False,
+    parser = parser_of(
+        "tune",
+        "Each trial trains all recipes with several seeds. The same command resumes the study, and a second"
+        " one joins it. All other arguments are passed to fit: --data.total_timesteps 100000 ...",
     )
     parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="YAML files")
     parser.add_argument("--space", type=Path, required=True, help="search space, a YAML file")
@@ -271,7 +254,9 @@ def main(args: Sequence[str]) -> None:
     for flag in [*flags, *(f"--{name}" for name in space)]:
         if flag.startswith("--") and not flag.startswith(("--model.", "--data.", "--trainer.")):
             raise ConfigError(f"{flag}: only flags --model.*, --data.* and --trainer.* may be tuned or set.")
-    env_ids = {str(job.settings["env_id"]) for job in jobs_of(options.recipes, [1], [], tuple(flags))}
+    jobs = jobs_of(options.recipes, [1], [], tuple(flags))
+    options.recipes = [job.recipe for job in jobs]
+    env_ids = {str(job.settings["env_id"]) for job in jobs}
     if len(env_ids) > 1 and (missing := sorted(env_ids - set(targets))):
         raise ConfigError(f"--space {options.space}: several environments need targets; add {missing[0]}.")
     for name, entry in space.items():  # before trials fail one by one

@@ -186,12 +186,16 @@ def test_a_run_that_fails_is_named_and_the_others_are_reported(tmp_path):
 
 
 def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no file .*nothing.yaml"):
+    with pytest.raises(ConfigError, match=r"neither a file nor a bundled recipe .*nothing.yaml"):
         jobs_of([tmp_path / "nothing.yaml"], [1], [], ())
     other = tmp_path / "cartpole.yaml"
     other.write_text(RECIPE.read_text())
     with pytest.raises(ConfigError, match="two are called cartpole"):
         jobs_of([RECIPE, other], [1], [], ())
+
+
+def test_a_benchmark_without_workers_is_refused(refusal_of):
+    assert "at least 1" in refusal_of("benchmark", "--recipes", RECIPE, "--workers", "0")
 
 
 @pytest.mark.parametrize(

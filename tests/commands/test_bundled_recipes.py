@@ -2,15 +2,12 @@
 
 import statistics
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from ppo_lightning.commands.recipes import (
-    bundled_recipes,
-    recipe_path,
-    table,
-    with_recipe_paths,
-)
+from ppo_lightning.commands.jobs import jobs_of
+from ppo_lightning.commands.recipes import bundled_recipes, recipe_path, table, with_configs_first
 from ppo_lightning.commands.report import read_csv
 from tests.helpers import RECIPE as CARTPOLE
 from tests.helpers import ROOT
@@ -18,12 +15,12 @@ from tests.helpers import ROOT
 
 def test_a_recipe_is_found_by_name():
     assert recipe_path("classic/cartpole") == CARTPOLE
-    assert with_recipe_paths(["fit", "--config", "classic/cartpole", "--name", "classic/cartpole"]) == [
-        *("fit", "--config", CARTPOLE, "--name", "classic/cartpole")
+    flags = ["--name", "classic/cartpole"]
+    assert with_configs_first(["fit", *flags, "--config", "classic/cartpole"]) == [
+        *("fit", f"--config={CARTPOLE}", *flags)
     ]
-    assert with_recipe_paths(["fit", "--config=classic/cartpole"])[1] == f"--config={CARTPOLE}"
-    recipes = with_recipe_paths(["benchmark", "--recipes", "classic/cartpole", CARTPOLE, "--seeds", "1"])
-    assert recipes[2:4] == [CARTPOLE, CARTPOLE]
+    (job,) = jobs_of([Path("classic/cartpole")], [1], [], ())
+    assert str(job.recipe) == CARTPOLE
 
 
 def test_a_file_has_precedence(tmp_path, monkeypatch):

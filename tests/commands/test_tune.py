@@ -191,7 +191,7 @@ def test_a_run_that_fails_prunes_its_trial_and_the_start_ends_the_study(tmp_path
         tuner.run()
 
 
-def hold_a_trial(folder, pipe, has_heartbeat):
+def hold_a_trial(folder, pipe):
     def hold(trial):
         trial.set_user_attr("runs", trial.number)
         time.sleep(1)  # the first heartbeat is written
@@ -200,18 +200,13 @@ def hold_a_trial(folder, pipe, has_heartbeat):
 
     tuner = tuner_of(folder)
     tuner.study.enqueue_trial({}, user_attrs={"start": True})
-    if has_heartbeat:
-        tuner.study.optimize(hold, n_trials=1)
-    hold(tuner.study.ask())
+    tuner.study.optimize(hold, n_trials=1)
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("has_heartbeat", [True, False])
-def test_the_trial_of_a_killed_process_is_retried_after_its_heartbeats_end(
-    has_heartbeat, tmp_path, space_file, monkeypatch
-):
+def test_the_trial_of_a_killed_process_is_retried_after_its_heartbeats_end(tmp_path, space_file, monkeypatch):
     receive, send = forks().Pipe(False)
-    process = forks().Process(target=hold_a_trial, args=(tmp_path, send, has_heartbeat), daemon=True)
+    process = forks().Process(target=hold_a_trial, args=(tmp_path, send), daemon=True)
     process.start()
     assert receive.poll(60) and receive.recv() == 0
     process.kill()
