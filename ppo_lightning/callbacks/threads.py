@@ -1,16 +1,15 @@
 """Number of PyTorch threads during training."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 import torch
 
 from ppo_lightning.callbacks.guards import Guard
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
+from ppo_lightning.utils.arguments import Range, check_arguments
 
 LARGE_LAYER = 250_000_000  # multiply-adds for the rows differentiated at once: several milliseconds
-MAX_THREADS = 1024
 
 
 class Threads(Guard):
@@ -28,11 +27,8 @@ class Threads(Guard):
         >>> trainer = L.Trainer(callbacks=[Threads()])
     """
 
-    def __init__(self, num_threads: int | None = None) -> None:
-        if num_threads is not None and not 1 <= num_threads <= MAX_THREADS:
-            raise ConfigError(
-                f"num_threads is {num_threads}: it must be between 1 and {MAX_THREADS}, or null."
-            )
+    def __init__(self, num_threads: Annotated[int | None, Range(1, 1024)] = None) -> None:
+        check_arguments(Threads.__init__, locals(), "Threads")
         self.num_threads = num_threads
         self._previous: int | None = None
 

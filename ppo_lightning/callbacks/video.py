@@ -1,13 +1,13 @@
 """Videos of episodes during training."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 
-from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.learner import Learner
+from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.video.record import record_video
 
 
@@ -28,9 +28,13 @@ class CaptureVideo(L.Callback):
         >>> trainer = L.Trainer(callbacks=[CaptureVideo(every=100)])
     """
 
-    def __init__(self, every: int = 100, max_frames: int = 1000, overlay: bool = True) -> None:
-        if every < 1:
-            raise ConfigError(f"CaptureVideo's every is {every}: it must be at least 1.")
+    def __init__(
+        self,
+        every: Annotated[int, Range(1)] = 100,
+        max_frames: Annotated[int, Range(1)] = 1000,
+        overlay: bool = True,
+    ) -> None:
+        check_arguments(CaptureVideo.__init__, locals(), "CaptureVideo")
         self.every = every
         self.max_frames = max_frames
         self.overlay = overlay

@@ -55,6 +55,22 @@ def record_video(
             " data.transforms."
         )
     check_same_spaces(agent, env)
+
+    def frame() -> np.ndarray:  # [H, W, 3] uint8; its value becomes part of the curve
+        picture = picture_of(env)
+        if not overlay:
+            return picture
+        explained = agent.explain(torch.tensor(observation, device=agent.device), memory)
+        value, numbers, lengths = (output[0].numpy(force=True) for output in explained)
+        names = env.action_names or [f"action {index}" for index in range(len(numbers))]
+        chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
+        texts = [f"{number:.2f}" for number in numbers]
+        lines = [f"return  {total:g}"]
+        if agent.has_value:
+            values.append(float(value))
+            lines.insert(0, f"value   {values[-1]:.2f}")
+        return draw(picture, lines, names, lengths, texts, chosen, values)
+
     try:
         returns = []
         observation = env.reset_arrays()
@@ -67,13 +83,13 @@ def record_video(
                 memory = agent.initial_memory(env.num_envs)
                 values: list[float] = []  # of the running episode
                 total = 0.0
-                video.append_data(_frame(env, agent, observation, memory, total, overlay, values))
+                video.append_data(frame())
                 for _ in range(max_frames):
                     inputs = torch.tensor(observation, device=agent.device)
                     action, _, memory = agent.play(inputs, memory)
                     observation, reward, terminated, truncated = env.step_arrays(action.numpy(force=True))
                     total += float(reward[0])
-                    video.append_data(_frame(env, agent, observation, memory, total, overlay, values))
+                    video.append_data(frame())
                     done = terminated | truncated
                     if env.episodes_over(done)[0]:
                         break
@@ -84,33 +100,6 @@ def record_video(
     finally:
         env.close()
     return returns
-
-
-def _frame(
-    env: BatchedEnv,
-    agent: ActorCritic,
-    observation: np.ndarray,
-    memory: torch.Tensor | None,
-    total: float,
-    overlay: bool,
-    values: list[float],
-) -> np.ndarray:
-    """Return one frame, [H, W, 3] uint8, and append the value that it shows."""
-    picture = picture_of(env)
-    if not overlay:
-        return picture
-    value, numbers, lengths = (
-        output[0].numpy(force=True)
-        for output in agent.explain(torch.tensor(observation, device=agent.device), memory)
-    )
-    names = env.action_names or [f"action {index}" for index in range(len(numbers))]
-    chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
-    texts = [f"{number:.2f}" for number in numbers]
-    lines = [f"return  {total:g}"]
-    if agent.has_value:
-        values.append(float(value))
-        lines.insert(0, f"value   {values[-1]:.2f}")
-    return draw(picture, lines, names, lengths, texts, chosen, values)
 
 
 def picture_of(env: BatchedEnv) -> np.ndarray:
