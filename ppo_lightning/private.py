@@ -176,6 +176,8 @@ def convert_integers(convert: Callable[[Any], Any]) -> None:
 
     @functools.wraps(check_type)
     def check_integer(option: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if value == "None":  # the null of a setting of the agent, which jsonargparse writes as text
+            value = None
         integer = convert(value)
         if integer is not value:
             kinds = set(re.findall(r"\w+", str(option._typehint)))

@@ -48,6 +48,7 @@ ACCEPTED = [
     "--model.rpo_alpha 0.3 --model RPO",
     "--model.agent.body impala --model.agent=CNNAgent --model.rpo_alpha 0.3 --model=RPO",
     "-cclassic/cartpole --ckpt_path null",
+    "-cclassic/cartpole --model.agent.memory null --model.agent.actor_keys null",
     "--model ppo_lightning.RecurrentPPO --model.agent.memory lstm",
     "--model.dict_kwargs.gamma 0.5",
     "--trainer.callbacks+=Doctor --trainer.callbacks+=ppo_lightning.callbacks.CaptureVideo",
