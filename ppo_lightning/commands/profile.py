@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from ppo_lightning.commands.options import QUIET, parser_of
-from ppo_lightning.envs.factory import largest_divisor
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.errors import first_line
 from ppo_lightning.rollouts.collector import RolloutCollector
@@ -111,7 +110,7 @@ def changes(module: Any, environment_share: float) -> list[tuple[str, ...]]:
     takes_bf16 = module.trainer.precision != "bf16-mixed" in module.precisions
     if takes_bf16 and data.specs.observation.dtype == torch.uint8:
         candidates.append(("--trainer.precision", "bf16-mixed"))
-    num_workers = largest_divisor(data.num_envs // module.trainer.world_size, cores)
+    num_workers = min(data.shard.count, cores)
     # Only the backend 'gymnasium' has workers.
     in_process = ("--data.num_workers", "0") if data.factory.num_workers else ()
     registered = gymnasium.registry.get(data.env_id)

@@ -66,8 +66,8 @@ class EnvFactory:
             options of :class:`~ppo_lightning.envs.atari.AtariEnv`. For a function, its arguments, which take
             precedence.
         transforms: TorchRL transforms, copied for each batch of environments.
-        num_workers: Number of workers that step the environments, 0 for this process. Training environments
-            need a number that divides theirs. Evaluation uses the largest divisor that does not exceed it.
+        num_workers: Number of workers that step the environments, 0 for this process. There are at most as
+            many as environments.
         step_timeout: Maximum duration of a step in these workers in seconds; None: no limit.
         log_info: Names of numbers in the infos at episode ends; the first one may be missing.
         worker_backend: A key of ``WORKERS``.
@@ -113,14 +113,7 @@ class EnvFactory:
             ConfigError: The environment or an extra does not exist, the function returns another type or
                 number of environments, or ``num_workers`` does not fit.
         """
-        if stream == "train" and self.num_workers and num_envs % self.num_workers:
-            raise ConfigError(
-                f"data.num_workers ({self.num_workers}) must divide the number of environments of each rank"
-                f" ({num_envs})."
-            )
-        num_workers = 0 if render or not self.num_workers else largest_divisor(num_envs, self.num_workers)
-        if stream == "eval" and num_workers == 1:
-            num_workers = 0
+        num_workers = 0 if render else min(self.num_workers, num_envs)
         env_kwargs = dict(self.env_kwargs)
         if stream == "eval":  # matches begin at the first position
             env_kwargs.pop("opening_moves", None)
@@ -193,7 +186,7 @@ class EnvFactory:
         Raises:
             ConfigError: As for :meth:`make`, or a part of the specs would be ignored.
         """
-        env = self.make(stream="eval")
+        env = replace(self, num_workers=0).make(stream="eval")
         try:
             return specs_of(env)
         finally:
@@ -333,16 +326,6 @@ def copy_of(transform: Transform) -> Transform:
     for name, buffer in transform.named_buffers(recurse=False):
         setattr(copied, name, make(dtype=buffer.dtype) if is_lazy(buffer) else buffer.clone())
     return copied
-
-
-def largest_divisor(number: int, limit: int) -> int:
-    """Return the largest divisor of a number that does not exceed a limit.
-
-    Example:
-        >>> largest_divisor(10, 4)
-        2
-    """
-    return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)
 
 
 def begin_with(first: Any, make: Callable[[], Any]) -> Callable[[], Any]:

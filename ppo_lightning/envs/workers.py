@@ -52,7 +52,7 @@ class Reply(NamedTuple):
 class WorkerEnv(BatchedEnv):
     """N copies of a Gymnasium environment in W workers: processes, or actors on a Ray cluster.
 
-    Each worker steps N / W copies as :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv` does. For each
+    Each worker steps about N / W copies as :class:`~ppo_lightning.envs.gymnasium.GymnasiumEnv` does. For each
     request, the name of a method and its arguments, it returns one :class:`Reply`. The episodes are the same
     as in one process, to the bit, for any number and place of workers.
 
@@ -60,7 +60,7 @@ class WorkerEnv(BatchedEnv):
     after the failure of an environment, a step of its rows is truncated and not ``valid``.
 
     Args:
-        num_workers: Number of workers W, a divisor of N.
+        num_workers: Number of workers W, at most N.
         env_id: As for ``GymnasiumEnv``.
         seeds: As for ``GymnasiumEnv``.
         first_env: As for ``GymnasiumEnv``, and ``env_kwargs``.
@@ -102,13 +102,13 @@ class WorkerEnv(BatchedEnv):
         self._seeds = seeds
         self._max_restarts = env_kwargs.get("max_restarts", 0)
         self.valid = np.ones(self.num_envs, bool) if self._max_restarts else None
-        size = self.num_envs // num_workers
+        bounds = [number * self.num_envs // num_workers for number in range(num_workers + 1)]
         self._waiting: list[Worker] = []  # for replies, also after an exchange that was interrupted
         self.workers: list[Worker] = []
         self._lost: set[Worker] = set()  # made anew since the last step, so that their episodes must end
         try:
             for number in range(num_workers):
-                rows = slice(number * size, (number + 1) * size)
+                rows = slice(*bounds[number : number + 2])
                 numbers = range(first_env, first_env + self.num_envs)[rows]
                 name = f"Worker {number} of {num_workers} (environments {', '.join(map(str, numbers))})"
                 make = functools.partial(make_envs, env_id, numbers[0], self._attributes, **env_kwargs)

@@ -112,7 +112,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             None: never. Time during which the process is stopped does not count. A step that holds the
             interpreter lock (GIL) terminates the process after ten times this time.
         num_workers: Number of workers of each rank that step the environments of ``backend: gymnasium``; 0:
-            this process. The number must divide the environments of a rank. The episodes do not depend on it.
+            this process. The episodes do not depend on it.
         worker_backend: ``process``: workers are processes of this machine. ``ray``: they are actors on a Ray
             cluster, for slow simulators.
         overlap: Collect the next rollout in a thread during the update, with the weights before this update.

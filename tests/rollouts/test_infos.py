@@ -58,7 +58,7 @@ WITH = {
     "transforms": {"transforms": [StepCounter(50)]},
     "disabled": {"env_id": vector(AutoresetMode.DISABLED)},
     "next step": {"env_id": vector(AutoresetMode.NEXT_STEP)},
-    "workers": {"num_workers": 2},
+    "workers": {"num_workers": 3},
 }
 
 
