@@ -199,6 +199,8 @@ class Trouble(Counter):
                 time.sleep(1)
             if self.kind == "nan":
                 reward = float("nan")
+            if self.kind == "nan observation":
+                observation = observation * np.nan
         return observation, reward, *rest
 
 

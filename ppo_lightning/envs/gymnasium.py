@@ -18,6 +18,7 @@ from ppo_lightning.envs.answers import NUMBERS, check_parts, check_step, describ
 from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of, require_distinct, set_attribute
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts, spec_from_space
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.utils.seeding import derive_seed
@@ -241,7 +242,8 @@ class GymnasiumEnv(BatchedEnv):
             return self.envs[i].step(action)
         try:
             step = self.envs[i].step(action)
-            if _is_finite(step[0]) and _is_finite(step[1]):
+            row = to_row(self.envs[i].observation_space, step[0])
+            if np.isfinite(row).all() and np.isfinite(step[1]):
                 return step
             fault = "returned a non-finite observation or reward"
         except (Exception, SystemExit) as error:
@@ -275,16 +277,6 @@ class GymnasiumEnv(BatchedEnv):
         self._pending_resets.clear()
         for env, state in zip(self.envs, states, strict=True):
             restore_state(env, state)
-
-
-def _is_finite(value: Any) -> bool:
-    """Return whether all numbers of an observation or a reward are finite."""
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, tuple | list):
-        return all(map(_is_finite, value))
-    array = np.asarray(value)
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:

@@ -166,7 +166,7 @@ class TensorCollector(Collector):
     def _require_finite(self, rollout: TensorDictBase, fresh: Tensor) -> None:
         """Check a raw rollout [N, T] and the observations after it. A failure is located step by step."""
         keys = ("observation", ("next", "observation"), ("next", "reward"))
-        if all(_is_finite(values) for values in (*(rollout[key] for key in keys), fresh)):
+        if all(values.isfinite().all() for values in (*(rollout[key] for key in keys), fresh)):
             return
         step = self.rollouts_done * self.num_steps
         for t in range(rollout.shape[1]):
@@ -219,10 +219,6 @@ class TensorCollector(Collector):
                 "data.transforms are other than in the run of the checkpoint (ckpt_path), whose state does"
                 " not fit: keep them, or start a new run."
             ) from error
-
-
-def _is_finite(values: Tensor) -> bool:
-    return not values.is_floating_point() or bool(values.isfinite().all())
 
 
 def _stacked(steps: list[TensorDictBase]) -> TensorDictBase:

@@ -175,6 +175,7 @@ def test_an_update_that_gives_nan_ends_the_run_by_default(fit):
         ("raises", "RuntimeError .the simulator is broken"),
         ("exits", r"SystemExit \(0\)"),
         ("nan", "non-finite"),
+        ("nan observation", "non-finite"),
     ],
 )
 def test_an_environment_that_fails_is_made_anew_and_the_failed_step_does_not_count(kind, said):
