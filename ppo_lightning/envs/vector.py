@@ -156,28 +156,23 @@ class GymnasiumVectorEnv(BatchedEnv):
         Raises:
             ConfigError: The observations are invalid, or a mask allows no action.
         """
-        if check:
+        try:
+            if self._to_row is None:
+                rows = np.asarray(observation)
+            else:
+                rows = to_row(self.unjoined_space, observation, (self.num_envs,))
+            if check or rows.shape != self._observation.shape or rows.dtype.kind not in "biuf":
+                check_observation(observation, self._batched_space, BATCH)
+            self._observation[:] = rows.reshape(self._observation.shape)
+        except Exception:
             check_observation(observation, self._batched_space, BATCH)
-        self._observation[:] = self._rows(observation)
+            raise
         if self._mask is not None:
             useless = self._forbids_all(self._observation)
             if useless.any() and (done is None or (useless & ~done).any()):
                 raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
             if self.resets_late:  # the policy acts once more, on the final observation
                 self._observation[:, self._mask][useless] = 1
-
-    def _rows(self, observation: Any) -> np.ndarray:
-        """Return observations of all environments as rows [N, ...]."""
-        try:
-            if self._to_row is not None:
-                return to_row(self.unjoined_space, observation, (self.num_envs,))
-            rows = np.asarray(observation)
-            if rows.shape != self._observation.shape or rows.dtype.kind not in "biuf":
-                check_observation(observation, self._batched_space, BATCH)
-            return rows.reshape(self._observation.shape)
-        except Exception:
-            check_observation(observation, self._batched_space, BATCH)
-            raise
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment."""

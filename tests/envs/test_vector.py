@@ -338,11 +338,8 @@ NO_MASK = {"action_mask": np.zeros((3, 5), np.int8)}
 @pytest.mark.parametrize(
     ("change", "said", "env_id"),
     [
-        (
-            lambda answer: (answer[0].T[:2], *answer[1:]),
-            r"the batch of observations has shape \(2, 3\)",
-            SCRIPT,
-        ),
+        (lambda answer: (answer[0].ravel(), *answer[1:]), r"the batch of .* has shape \(9,\) and", SCRIPT),
+        (lambda answer: ([[0], [1, 2]], *answer[1:]), r"the batch of observations is \[\[0\], \[1", SCRIPT),
         (
             lambda answer: (answer[0], answer[1][:, None], *answer[2:]),
             r"the reward is .* \(3, 1\): .* 3 num",
