@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Bounded, Categorical, Composite, TensorSpec, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 
 from ppo_lightning.envs.answers import check_observation, numbers_of
@@ -92,6 +92,8 @@ class BatchedEnv(EnvBase):
         self.is_closed = False
         self.num_envs = len(seeds)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        # What agents are built from, part by part. Arrays hold all parts in one row, see `columns`.
+        self.agent_specs = spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
         observation_spec, action_spec = self.agent_specs
         row = stored(observation_spec)
         # Whether float32 would round numbers of the space, which the environment returns with more digits.
@@ -102,11 +104,11 @@ class BatchedEnv(EnvBase):
         )
         if row.dtype.is_floating_point:  # without bounds, because many environments declare rough ones
             row = Unbounded(row.shape, dtype=row.dtype)
-        self.observation_spec_unbatched = Composite(observation=row)
+        self.observation_spec_unbatched = Composite(observation=row.clone())
         if not list(columns(action_spec)):
             raise ConfigError(f"The actions {action_space} have no numbers.")
         self.action_spec_unbatched = (
-            row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec
+            row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec.clone()
         )
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
         space: Any = self.spaces[1]
@@ -128,14 +130,6 @@ class BatchedEnv(EnvBase):
         # Columns of the masks in a row, and where the masks of the components of an action begin.
         self._mask = mask_columns(observation_spec)
         self._component_starts = np.cumsum([0, *choice_counts(action_spec)])[:-1]
-
-    @property
-    def agent_specs(self) -> tuple[TensorSpec, TensorSpec]:
-        """Observation and action spec of one environment, part by part, from which an agent is built.
-
-        Arrays hold all parts in one row, see :func:`~ppo_lightning.spaces.specs.columns`.
-        """
-        return spec_from_space(self.spaces[0]), spec_from_space(self.spaces[1])
 
     @property
     def turn_based(self) -> bool:
