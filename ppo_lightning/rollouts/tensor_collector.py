@@ -103,8 +103,8 @@ class TensorCollector(Collector):
         outputs: list[dict[Any, Tensor]] = []
         if self.observation is None:
             self._carrier = self.env.reset()
-            first = self._carrier["observation"]
-            (self.observation,) = self._update_and_normalize(moments, [first])
+            first = self._carrier["observation"].to(agent.device)
+            self.observation = agent.normalize(first) if moments is None else moments.normalize([first])[0]
         noise = None if self.deterministic else self.draw_noise().to(agent.device)
         for t in range(self.num_steps):
             self._watch.step_begins()
@@ -136,7 +136,7 @@ class TensorCollector(Collector):
                 # `RolloutCollector`.
                 raw = step["next", "observation"]
                 batches = [raw, fresh[done]] if done.any() else [raw]
-                following, *begun = self._update_and_normalize(moments, batches)
+                following, *begun = moments.normalize([batch.to(agent.device) for batch in batches])
                 output["next", "observation"] = self.observation = following
                 if begun:
                     self.observation = following.clone()
@@ -149,12 +149,6 @@ class TensorCollector(Collector):
         """Return what the agent stores of its outputs [N], by key."""
         acted = {"action": action, "action_log_prob": log_prob, "state_value": value.unsqueeze(-1)}
         return {key: values for key, values in acted.items() if key in self._keys}
-
-    def _update_and_normalize(self, moments: CollectorMoments | None, batches: list[Tensor]) -> list[Tensor]:
-        """Merge batches into the statistics, if there are some, and normalize them on the agent's device."""
-        if moments is None:
-            return [self._normalize(batch) for batch in batches]
-        return moments.normalize([batch.to(self.agent.device) for batch in batches])
 
     def _normalize(self, observation: Tensor) -> Tensor:
         return self.agent.normalize(observation.to(self.agent.device))
