@@ -1,6 +1,5 @@
 """Base class of the collectors."""
 
-import dataclasses
 import math
 import warnings
 from abc import abstractmethod
@@ -75,7 +74,7 @@ class Collector(BaseCollector):
         self.rollouts_done = 0
         self._watch = StepWatch(step_timeout)
         self.observation: Any = None  # normalized, of the running episodes
-        self._memory: Any = self._initial_memory()
+        self._memory: Any = agent.initial_memory(self.shard.count)
         self._rounding_known = deterministic  # an evaluation repeats what training said
         base = untransformed(env)
         self._informed = base if isinstance(base, BatchedEnv) and base.info_names else None
@@ -143,13 +142,7 @@ class Collector(BaseCollector):
             following["info"] = info.to(following["done"].device)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Begin the run again with another seed; return the next free seed."""
-        self.shard = dataclasses.replace(self.shard, seed=seed)
-        self.rollouts_done = 0
-        self.observation = None
-        self._memory = self._initial_memory()
-        for sums in self._sums.values():
-            sums[:] = 0
+        """Set the seed of the environments' next reset; return the next free seed."""
         return self.env.set_seed(seed, static_seed=static_seed)
 
     def running(self) -> list[Row] | None:
@@ -180,9 +173,6 @@ class Collector(BaseCollector):
         """Close the environments."""
         if close_env and not self.env.is_closed:
             self.env.close()
-
-    def _initial_memory(self) -> Any:
-        return self.agent.initial_memory(self.shard.count)
 
     def _states(self) -> list[Row] | None:
         """Return the states of the N running episodes without the sums, or None."""

@@ -82,6 +82,8 @@ class RolloutCollector(Collector):
                 "model.agent has a memory, which the players of a turn-based game would share: set"
                 " model.agent.memory to null."
             )
+        if self._memory is not None:
+            self._memory = self._memory.numpy(force=True)
         env.step_timeout = self._watch.timeout
         self._raw: np.ndarray | None = None  # last observations of environments with steps that do not count
         self._evaluated = True  # whether the policy gave values and log-probabilities, too
@@ -259,10 +261,6 @@ class RolloutCollector(Collector):
             require_finite("observation", fresh, step, self.shard.first, done)
             batches.append(fresh)
         return batches if moments is None else moments.normalize(batches, not self.deterministic, counted)
-
-    def _initial_memory(self) -> np.ndarray | None:
-        memory = super()._initial_memory()
-        return None if memory is None else memory.numpy(force=True)
 
     def _states(self) -> list[Row] | None:
         states = self.env.get_state()
