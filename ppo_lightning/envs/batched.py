@@ -3,8 +3,7 @@
 import copy
 import functools
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -192,8 +191,11 @@ class BatchedEnv(EnvBase):
 
     @functools.cached_property
     def render_fps(self) -> float:
-        """Frame rate of a video in real time, frames per second, read only for a video."""
-        return frame_rate(self.envs[0] if isinstance(self.envs, list) else self.envs)
+        """Frame rate of a video in real time, 60 frames per second at most, read only for a video."""
+        env = self.envs[0] if isinstance(self.envs, list) else self.envs
+        # Seconds per step. The metadata of dm_control environments is wrong.
+        dt = getattr(env.unwrapped, "dt", None)
+        return min(float(1 / dt if dt else env.metadata.get("render_fps") or 30), 60.0)
 
     def episodes_over(self, done: np.ndarray) -> np.ndarray:
         """Return where the last step ended the episode, [N] bool.
@@ -358,26 +360,9 @@ def set_attribute(env: Any, name: str, value: Any) -> None:
 
 def name_of(env: Any) -> str:
     """Return the id or name of an environment of Gymnasium or PettingZoo, or the name of its class."""
-    name = getattr(getattr(env, "spec", None), "id", None) or metadata_of(env).get("name")
+    metadata = getattr(env, "metadata", None) or {}
+    name = getattr(getattr(env, "spec", None), "id", None) or metadata.get("name")
     return name if isinstance(name, str) else type(env.unwrapped).__name__
-
-
-def frame_rate(env: Any) -> float:
-    """Return the frames per second of a video of an environment in real time, 60 at most."""
-    # Seconds per step. The metadata of dm_control environments is wrong.
-    dt: Any = getattr(getattr(env, "unwrapped", env), "dt", None)
-    fps: Any = 1 / dt if _is_positive(dt) else metadata_of(env).get("render_fps")
-    return min(float(fps), 60.0) if _is_positive(fps) else 30.0
-
-
-def metadata_of(env: Any) -> Mapping[str, Any]:
-    """Return the metadata of an environment, which may be of any kind."""
-    metadata = getattr(env, "metadata", None)
-    return metadata if isinstance(metadata, Mapping) else {}
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, Real) and 0 < float(value) < float("inf")
 
 
 def require_distinct(envs: Iterable[Any], name: str) -> None:

@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv, actions_of, metadata_of, name_of
+from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import MASK, choice_counts
@@ -190,7 +190,7 @@ class GymnasiumVectorEnv(BatchedEnv):
 
 def _resets_late(envs: VectorEnv, name: str) -> bool:
     """Return whether finished environments reset at their next step, instead of by mask."""
-    mode = metadata_of(envs).get(MODE)
+    mode = envs.metadata.get(MODE)
     try:
         mode = AutoresetMode(mode)
     except ValueError:

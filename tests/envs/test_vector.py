@@ -320,7 +320,6 @@ def ends_twice(self, actions):
     ("make", "said"),
     [
         (changed(metadata={}), r"Changed has the metadata\['autoreset_mode'\] None: .*NEXT_STEP"),
-        (changed(metadata=None), r"Changed has the metadata\['autoreset_mode'\] None: .*NEXT_STEP"),
         (changed(reset=reset_all), "Changed: reset.*reset_mask.* changed observations outside of the mask"),
         (vectorized(SyncVectorEnv, AutoresetMode.SAME_STEP), "AutoresetMode.SAME_STEP: make it with"),
         (changed(AutoresetMode.NEXT_STEP, step=ends_twice), "Changed, step 2: an episode ended at the step"),
