@@ -21,14 +21,12 @@ from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
     MASK,
     choice_counts,
-    columns,
     join_vectors,
     mask_columns,
     row_spec,
     spec_from_space,
     stored,
     with_axis,
-    without_text,
 )
 from ppo_lightning.utils.seeding import derive_seed
 
@@ -78,11 +76,6 @@ class BatchedEnv(EnvBase):
     valid: np.ndarray | None = None
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, seeds: list[int]) -> None:
-        if not without_text(action_space):
-            raise ConfigError(
-                f"The actions {action_space} have text, for which there is no distribution: remove the text"
-                " by a wrapper."
-            )
         super().__init__(device="cpu", batch_size=[len(seeds)])
         # Space of an observation as the environment returns it, and spaces of its row and of the actions.
         self.unjoined_space: Any = cells_as_choices(observation_space)
@@ -104,8 +97,6 @@ class BatchedEnv(EnvBase):
         if row.dtype.is_floating_point:  # without bounds, because many environments declare rough ones
             row = Unbounded(row.shape, dtype=row.dtype)
         self.observation_spec_unbatched = Composite(observation=row.clone())
-        if not list(columns(action_spec)):
-            raise ConfigError(f"The actions {action_space} have no numbers.")
         self.action_spec_unbatched = (
             row_spec(action_spec) if isinstance(action_spec, Composite) else action_spec.clone()
         )

@@ -243,7 +243,6 @@ def test_a_video_has_the_frame_rate_of_the_environment(attributes, fps):
 
 
 BOX = spaces.Box(-1, 1, (2,))
-DEEP_TEXT = spaces.Tuple([spaces.Discrete(2), spaces.Dict(note=spaces.Text(3))])
 SEQUENCE = spaces.Tuple([spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2))])
 # Unusual observations or actions -> the sentence, or None if they train; test_spaces.py has more.
 ODD_OBSERVATIONS = [
@@ -257,11 +256,8 @@ ODD_ACTIONS = [
     (spaces.Box(-1, 1, ()), None),
     (spaces.Discrete(1), None),
     (spaces.MultiDiscrete([3], start=[1]), "does not start at 0"),
-    (spaces.Dict(), "no numbers"),
     (spaces.Dict({0: BOX, 1: spaces.Discrete(2)}), None),
     (spaces.Text(3), "not supported"),
-    (spaces.Dict(a=spaces.Discrete(2), note=spaces.Text(3)), "no distribution"),
-    (DEEP_TEXT, "no distribution"),
     (SEQUENCE, "not supported"),
     (spaces.Graph(BOX, spaces.Discrete(2)), "not supported"),
     (None, "not supported"),
