@@ -112,6 +112,7 @@ class EnvFactory:
         Raises:
             ConfigError: The environment or an extra does not exist, the function returns another type or
                 number of environments, or ``num_workers`` does not fit.
+            RuntimeError: An environment raised ``SystemExit``.
         """
         num_workers = 0 if render else min(self.num_workers, num_envs)
         env_kwargs = dict(self.env_kwargs)
@@ -119,13 +120,16 @@ class EnvFactory:
             env_kwargs.pop("opening_moves", None)
         seeds = [derive_seed(seed, stream, index) for index in range(first_env, first_env + num_envs)]
         batch = Batch(seeds, first_env, render, num_workers)
-        if self.backend == "pettingzoo":
-            make_games = _import_class("games:make_games")
-            env: EnvBase = make_games(self.env_id, seeds, render, **env_kwargs)
-        elif isinstance(self.env_id, str):
-            env = self._from_id(self.env_id, env_kwargs, batch)
-        else:
-            env = self._from_function(self.env_id, env_kwargs, batch)
+        try:
+            if self.backend == "pettingzoo":
+                make_games = _import_class("games:make_games")
+                env: EnvBase = make_games(self.env_id, seeds, render, **env_kwargs)
+            elif isinstance(self.env_id, str):
+                env = self._from_id(self.env_id, env_kwargs, batch)
+            else:
+                env = self._from_function(self.env_id, env_kwargs, batch)
+        except SystemExit as error:  # would end the process with exit code 0, like a complete run
+            raise RuntimeError(f"An environment of data.env_id raised {error!r} when it was made.") from error
         players = getattr(env, "rows_per_game", 1)
         must_fit = stream == "train" or (render and players == 1)
         if must_fit and env.batch_size != torch.Size([num_envs]):
@@ -370,8 +374,6 @@ def _call(function: Callable[..., Any], env_kwargs: dict[str, Any]) -> Any:
         pass
     try:
         return function(**env_kwargs)
-    except SystemExit as error:
-        raise RuntimeError(f"env_id, which makes the environment, raised {error!r}.") from error
     except Exception as error:
         error.add_note("env_id, which makes the environment, raised this.")
         raise

@@ -288,8 +288,6 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
 
     Raises:
         ConfigError: The id is not registered, or the environment cannot be created.
-        RuntimeError: The environment raised ``SystemExit``, which would end the process with exit code 0,
-            like a complete run.
     """
     if env_id.startswith("dm_control/"):
         if "quadruped-escape" in env_id and sys.platform == "linux" and "DISPLAY" not in os.environ:
@@ -305,8 +303,6 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
         ) from error
     except (TypeError, ValueError, AssertionError, OSError) as error:
         raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
-    except SystemExit as error:
-        raise RuntimeError(f"The environment {env_id!r} raised {error!r} while it was made.") from error
     except gymnasium.error.Error as error:
         if re.fullmatch(r"\w+(\.[\w<>]+)+", env_id):
             raise ConfigError(
