@@ -125,7 +125,7 @@ def to_columns(rows: Sequence[Row]) -> dict[str, Any]:
         >>> to_columns([{"steps": 1}, {"steps": 5}])
         {'steps': [1, 5]}
     """
-    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in next(iter(rows), ())}
     for name, values in columns.items():
         if all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):
             columns[name] = torch.stack(values)

@@ -46,7 +46,7 @@ class Collector(BaseCollector):
             tracebacks of all threads; None: never.
     """
 
-    can_resume = False  # whether `resume` continues the running episodes
+    can_resume = False  # whether `state_dict` may have the running episodes
 
     def __init__(
         self,
@@ -145,27 +145,20 @@ class Collector(BaseCollector):
         """Set the seed of the environments' next reset; return the next free seed."""
         return self.env.set_seed(seed, static_seed=static_seed)
 
-    def running(self) -> list[Row] | None:
-        """Return the states of the N running episodes; None if unknown, or before the first rollout."""
-        states = None if self.observation is None else self._states()
-        if states is None:
-            return None
-        sums = {name: values.tolist() for name, values in self._sums.items()}
-        return [state | {name: sums[name][i] for name in sums} for i, state in enumerate(states)]
-
-    def resume(self, rows: list[Row]) -> None:
-        """Resume the episodes that :meth:`running` returned."""
-        self._restore(rows)
-        for name, sums in self._sums.items():
-            sums[:] = torch.tensor([row[name] for row in rows], dtype=torch.float64)
-
     def state_dict(self) -> OrderedDict:
-        """Return the number of rollouts, without the running episodes."""
-        return OrderedDict(rollouts=self.rollouts_done)
+        """Return copies: the number of rollouts, and the N ``running`` episodes, none if they are unknown."""
+        states = [] if self.observation is None else self._states()
+        sums = {name: values.tolist() for name, values in self._sums.items()}
+        running = [state | {name: sums[name][i] for name in sums} for i, state in enumerate(states)]
+        return OrderedDict(rollouts=self.rollouts_done, running=running)
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.rollouts_done = state_dict["rollouts"]
+        if rows := state_dict["running"]:
+            self._restore(rows)
+            for name, sums in self._sums.items():
+                sums[:] = torch.tensor([row[name] for row in rows], dtype=torch.float64)
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
@@ -174,9 +167,9 @@ class Collector(BaseCollector):
         if close_env and not self.env.is_closed:
             self.env.close()
 
-    def _states(self) -> list[Row] | None:
-        """Return the states of the N running episodes without the sums, or None."""
-        return None
+    def _states(self) -> list[Row]:
+        """Return the states of the N running episodes without the sums, or none."""
+        return []
 
     def _restore(self, rows: list[Row]) -> None:
         """Restore the states of the N running episodes without the sums."""

@@ -262,10 +262,8 @@ class RolloutCollector(Collector):
             batches.append(fresh)
         return batches if moments is None else moments.normalize(batches, not self.deterministic, counted)
 
-    def _states(self) -> list[Row] | None:
-        states = self.env.get_state()
-        if states is None:
-            return None
+    def _states(self) -> list[Row]:
+        states = self.env.get_state() or []
         arrays = {"observation": self.observation}
         if self._memory is not None:
             arrays["memory"] = self._memory

@@ -329,14 +329,14 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             self.collector.wait()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the collector and the running episodes, if known. This is a collective."""
+        """Return the state of the collector, with the running episodes of all ranks. This is a collective."""
         state: dict[str, Any] = {"backend": self.backend, "rollouts_per_epoch": self._rollouts_per_epoch}
         state["attributes"] = dict(self._attributes)
         if self.collector is None:  # before or after a fit
-            return state | {"collector": None, "running": None}
-        rows = collectives.chain(self.collector.running() or [])
-        running = to_columns(rows) if rows else None
-        return state | {"collector": self.collector.state_dict(), "running": running}
+            return state | {"collector": None}
+        collector = self.collector.state_dict()
+        collector["running"] = to_columns(collectives.chain(collector["running"]))
+        return state | {"collector": collector}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the length of epochs, and the state for the collector, which does not exist yet."""
@@ -348,16 +348,14 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         assert self.collector is not None
         saved = self._saved
         self._saved = {}
-        if saved.get("collector") is not None:
-            self.collector.load_state_dict(saved["collector"])
-        self._attributes |= saved.get("attributes", {})
-        running = saved.get("running") if saved.get("backend") == self.backend else None
-        rows = [] if running is None else to_rows(running)
-        if self.collector.can_resume and len(rows) == self.num_envs:
-            self.collector.resume(rows[self.shard.rows])
-            outcome = "each environment resumes its episode, to the bit."
-        else:
+        state: Any = saved.get("collector") or {"rollouts": 0}
+        rows = to_rows(state.get("running", {})) if saved.get("backend") == self.backend else []
+        outcome = "each environment resumes its episode, to the bit."
+        if not (self.collector.can_resume and len(rows) == self.num_envs):
+            rows = []
             outcome = "the environments start fresh episodes: the checkpoint does not hold the running ones."
+        self.collector.load_state_dict(state | {"running": rows[self.shard.rows]})
+        self._attributes |= saved.get("attributes", {})
         self._set_attributes()
         if self.trainer.is_global_zero:
             print(f"Resumed from {self.trainer.ckpt_path}: {outcome}")

@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from ppo_lightning.envs.state import Row
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.normalizers import Moments, RewardScaler
 from ppo_lightning.rollouts.base import Collector
@@ -66,7 +65,7 @@ class OverlappedCollector:
         self._rollouts = iter(collector)
         self.observation: Any = None  # after the rollout that was handed out
         self._pending: Future[TensorDictBase | None] | None = None
-        self._before: tuple[OrderedDict, list[Row] | None] | None = None  # state before the pending rollout
+        self._before: OrderedDict | None = None  # state before the pending rollout
         # PyTorch's number of threads and the process group belong to a thread.
         num_threads, group = torch.get_num_threads(), collectives.new_group()
         self._thread = ThreadPoolExecutor(1, "rollouts")
@@ -94,7 +93,7 @@ class OverlappedCollector:
 
     def _collect(self) -> TensorDictBase | None:
         """Collect one rollout, in the thread. Return None after the last one."""
-        self._before = copy.deepcopy(self.collector.state_dict()), self.collector.running()
+        self._before = self.collector.state_dict()
         rollout = next(self._rollouts, None)
         return None if rollout is None else rollout.clone()  # the collector reuses its storage
 
@@ -109,19 +108,10 @@ class OverlappedCollector:
         if self._pending is not None:
             wait([self._pending])
 
-    def running(self) -> list[Row] | None:
-        """Return the episodes that ran before the pending rollout."""
-        self.wait()
-        return self.collector.running() if self._before is None else self._before[1]
-
-    def resume(self, rows: list[Row]) -> None:
-        """Resume the episodes that :meth:`running` returned."""
-        self.collector.resume(rows)
-
     def state_dict(self) -> OrderedDict:
         """Return the collector's state before the pending rollout, and the behavior weights."""
         self.wait()
-        state = self.collector.state_dict() if self._before is None else self._before[0]
+        state = self._before or self.collector.state_dict()
         return OrderedDict(state, behavior=dict(self.collector.agent.state_dict()))
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:

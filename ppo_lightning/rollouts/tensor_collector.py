@@ -1,5 +1,6 @@
 """The rollout collector for TorchRL environments and for environments with TorchRL transforms."""
 
+import copy
 from collections import OrderedDict
 from typing import Any
 
@@ -191,7 +192,7 @@ class TensorCollector(Collector):
             for key, value in self.env.state_dict(keep_vars=True).items()
             if not is_lazy(value)  # a buffer without a shape yet has no data
         }
-        return OrderedDict(super().state_dict(), env=state)
+        return OrderedDict(super().state_dict(), env=copy.deepcopy(state))
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.

@@ -109,6 +109,20 @@ def test_another_backend_starts_fresh_episodes_and_other_transforms_are_refused(
     assert resumed.rollouts_done == 4
 
 
+def test_a_checkpoint_of_the_form_before_starts_fresh_episodes(fit, tmp_path, capsys):
+    """It had the episodes beside the collector's state."""
+    data = {"num_envs": 3, "num_steps": 20, "total_timesteps": 240}
+    path = tmp_path / "middle.ckpt"
+    fit(data, {"num_minibatches": 2}, callbacks=[SaveAfter(path, 2)])
+    checkpoint = torch.load(path, weights_only=True)
+    state = checkpoint["RolloutDataModule"]
+    state["running"] = state["collector"].pop("running")
+    torch.save(checkpoint, path)
+    resumed = fit(data, {"num_minibatches": 2}, ckpt_path=path)
+    assert "the environments start fresh episodes" in capsys.readouterr().out
+    assert resumed.rollouts_done == 4
+
+
 def same(a, b):
     return all(torch.equal(value, b["state_dict"][key]) for key, value in a["state_dict"].items())
 
