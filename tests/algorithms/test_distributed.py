@@ -197,7 +197,7 @@ FAST, SLOW = list(GROUPS)[:2], list(GROUPS)[2:]
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_ranks_on_a_group_of_recipes_save_and_resume(tmp_path, alone, name):
-    options = GROUPS[name] | {"rollouts": 12, "check_every": 1}
+    options = {"rollouts": 12, "check_every": 1} | GROUPS[name]
     one, two = alone(options), run(tmp_path / "two", 2, **options, save_after=6)
     assert difference(two, one, "first") < 0.001
     if name != "atari":  # where the rounding of convolutions changes an action within twelve rollouts
