@@ -73,14 +73,6 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
     takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (
-        Threads,
-        Preemption,
-        RunSummary,
-        RolloutGuard,
-        NonFiniteGuard,
-        EqualRanksGuard,
-    )
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
@@ -129,7 +121,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     # Construction
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Add the guards and, for ``fit``, ``fit_callbacks``, unless the Trainer has one of that class.
+        """Add the guards and, for ``fit``, its callbacks, unless the Trainer has one of that class.
 
         Unsupported options and callbacks of the Trainer are refused here, before Lightning's own checks.
         """
@@ -137,7 +129,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         kinds: list[type[L.Callback]] = [LoggerGuard, ExceptionGuard]
         if self.fitting:
             check_callbacks(self.trainer, self.steps_per_rollout)
-            kinds += self.fit_callbacks
+            kinds += [Threads, Preemption, RunSummary, RolloutGuard, NonFiniteGuard, EqualRanksGuard]
         present = self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in kinds if not any(isinstance(callback, kind) for callback in present)]
 
