@@ -35,7 +35,7 @@ from ppo_lightning.checkpoints.agent import (
     known_class,
     trained_agent,
 )
-from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, require_resumable, run_folder
+from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, run_folder
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.settings import MAKERS, module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
@@ -249,7 +249,11 @@ class AgentModule(NamedArguments, L.LightningModule):
             changes = f"The checkpoint is of {writer.__name__} and the module of {type(self).__name__}"
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict(), changes=changes)
         if self.fitting:
-            require_resumable(checkpoint)
+            if "optimizer_states" not in checkpoint:
+                raise ConfigError(
+                    "The checkpoint (ckpt_path) cannot resume a run, because it has no optimizer_states: give"
+                    " a checkpoint that was saved without save_weights_only."
+                )
             self.data.require_same_rollouts(checkpoint)
             self.data.seed = checkpoint["seed"]  # the random numbers continue
         self.loaded = {}, Path()

@@ -29,7 +29,6 @@ CHECKPOINT = {
     "episode_returns": list,
 }
 ACTING = (*CHECKPOINT, "ppo_lightning", "evaluation", "extra_steps", "episode_lengths")
-RESUME = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step")  # that `fit` needs, too
 
 
 def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -> dict[str, Any]:
@@ -71,16 +70,6 @@ def require_intact(file: str | Path | IO[bytes]) -> None:
             raise _DefectError("it is compressed, as no checkpoint is")
         if (damaged := archive.testzip()) is not None:
             raise _DefectError(f"it is damaged: the checksum of {damaged} is wrong")
-
-
-def require_resumable(checkpoint: dict[str, Any]) -> None:
-    """Raise a ConfigError if a part of the state of the run is missing, as with ``save_weights_only``."""
-    missing = [key for key in RESUME if key not in checkpoint]
-    if missing:
-        raise ConfigError(
-            f"The checkpoint (ckpt_path) cannot resume a run, because it has no {', '.join(missing)}:"
-            " give a checkpoint that was saved without save_weights_only."
-        )
 
 
 def acting_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
