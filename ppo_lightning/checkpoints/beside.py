@@ -43,7 +43,7 @@ def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
     """Return the large state of a checkpoint, None if it has none.
 
     Raises:
-        ConfigError: The file is missing, damaged, or belongs to another checkpoint.
+        ConfigError: The file is missing or damaged.
     """
     state = checkpoint.get(BESIDE)
     if isinstance(state, str):
@@ -58,9 +58,4 @@ def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
                 f"ckpt_path {str(path)!r} cannot resume its run: {file.name} {reason}. Copy this file beside"
                 " the checkpoint, or choose another checkpoint."
             ) from error
-    if state is not None and state["env_steps"] != checkpoint["env_steps"]:
-        raise ConfigError(
-            f"ckpt_path {str(path)!r} is of step {checkpoint['env_steps']}, and the buffer beside it of"
-            f" step {state['env_steps']}: choose another checkpoint."
-        )
     return state

@@ -294,8 +294,7 @@ class OffPolicyModule(AgentModule):
         preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
         if self.hparams.save_buffer or collectives.largest(preempted):
             buffers = collectives.chain([self.buffer.state_dict()])
-            steps = {"env_steps": self.env_steps, "refilled_at": self._refilled_at}
-            checkpoint[BESIDE] = steps | {"buffers": buffers}
+            checkpoint[BESIDE] = {"refilled_at": self._refilled_at, "buffers": buffers}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
