@@ -19,7 +19,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.guards import EqualRanksGuard, ExceptionGuard, NonFiniteGuard, RolloutGuard
+from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
@@ -126,7 +126,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         Unsupported options and callbacks of the Trainer are refused here, before Lightning's own checks.
         """
         check_trainer(self.trainer, self)
-        kinds: list[type[L.Callback]] = [LoggerGuard, ExceptionGuard]
+        kinds: list[type[L.Callback]] = [LoggerGuard]
         if self.fitting:
             check_callbacks(self.trainer, self.steps_per_rollout)
             kinds += [Threads, Preemption, RunSummary, RolloutGuard, NonFiniteGuard, EqualRanksGuard]
@@ -390,10 +390,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Stop a resumed run that is already complete."""
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Release what an interrupted run holds."""
-        self.on_train_end()
 
     def on_fit_end(self) -> None:
         """Explain why a run ended early.
