@@ -32,12 +32,7 @@ def attacker(tmp_path, monkeypatch):
 
 WEIGHT = "agent.critic.weight"
 STRUCTURE = {f"no {key}": (key, MISSING) for key in CHECKPOINT}
-STRUCTURE |= {f"{key} of another type": (key, 1.5) for key in CHECKPOINT}
 STRUCTURE |= {
-    "agent without a class": ("agent", "class_path", MISSING),
-    "agent's arguments are a list": ("agent", "init_args", [1]),
-    "agent's arguments have no names": ("agent", "init_args", {1: 2}),
-    "no data settings": (DATA, {}),
     "not finite": ("state_dict", WEIGHT, torch.full((1, 64), torch.nan)),
     "not finite, too": ("optimizer_states", 0, "state", 0, "exp_avg", torch.tensor([torch.inf])),
 }
