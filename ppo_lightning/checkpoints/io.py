@@ -1,7 +1,5 @@
 """Checkpoint plugin with atomic writing and safe reading."""
 
-import contextlib
-import fcntl
 import io
 import os
 import sys
@@ -68,27 +66,17 @@ class CheckedCheckpointIO(TorchCheckpointIO):
             remove_beside(Path(path))
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove the file of a killed writer; a running writer holds a lock on its file."""
-    path = folder / UNFINISHED
-    with contextlib.suppress(OSError), open(path, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-
-
 def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write to a temporary name in the same folder and rename, before the lock is released."""
+    """Write to a temporary name in the same folder, of which a killed writer leaves one file, and rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
     unfinished = path.with_name(UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
-            with contextlib.suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-            os.replace(unfinished, path)
+        os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
