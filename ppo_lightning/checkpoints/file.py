@@ -1,5 +1,6 @@
-"""Safe reading of checkpoints: intact files, plain types, valid content."""
+"""Checkpoint files: atomic writing, and safe reading of intact files with plain types and valid content."""
 
+import os
 import pickle
 import zipfile
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from ppo_lightning.checkpoints.settings import require_known_classes
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.finite import first_nonfinite
 
+UNFINISHED = ".unfinished.part"
 CHECKPOINT = (
     "pytorch-lightning_version",
     "agent",
@@ -25,6 +27,28 @@ CHECKPOINT = (
     "episode_returns",
 )
 ACTING = (*CHECKPOINT, "ppo_lightning", "evaluation", "extra_steps", "episode_lengths")
+
+
+def write_atomically(content: Any, path: Path) -> None:
+    """Write to a temporary name in the same folder, of which a killed writer leaves one file, and rename.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(UNFINISHED)
+    try:
+        with open(unfinished, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except RuntimeError as error:  # PyTorch raises it after an OSError of the file
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -> dict[str, Any]:

@@ -1,18 +1,13 @@
 """Checkpoint plugin with atomic writing and safe reading."""
 
-import io
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from ppo_lightning.checkpoints.beside import BESIDE, remove_beside, write_beside
-from ppo_lightning.checkpoints.file import read_checkpoint
-
-UNFINISHED = ".unfinished.part"
+from ppo_lightning.checkpoints.file import read_checkpoint, write_atomically
 
 
 class CheckedCheckpointIO(TorchCheckpointIO):
@@ -64,19 +59,3 @@ class CheckedCheckpointIO(TorchCheckpointIO):
         if not self._failed:
             super().remove_checkpoint(path)
             remove_beside(Path(path))
-
-
-def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write to a temporary name in the same folder, of which a killed writer leaves one file, and rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
-    unfinished = path.with_name(UNFINISHED)
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

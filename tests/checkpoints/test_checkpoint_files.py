@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule, last_checkpoint
-from ppo_lightning.checkpoints.file import CHECKPOINT, read_checkpoint
-from ppo_lightning.checkpoints.io import UNFINISHED, CheckedCheckpointIO
+from ppo_lightning.checkpoints.file import CHECKPOINT, UNFINISHED, read_checkpoint
+from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from tests.checkpoints.conftest import DATA, MISSING, SMALL
 from tests.helpers import RECIPE, Forked
 
