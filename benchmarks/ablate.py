@@ -83,13 +83,12 @@ def jobs_without(
     Raises:
         ConfigError: A detail is unknown, already off in the recipe, or cannot be switched off.
     """
-    titles = {detail.number: detail.title for detail in DETAILS}
     values = recipe_manifest(["--config", str(recipe), *flags])
     variants = {FULL: flags}
     for number in numbers:
-        if number not in titles:
+        if number not in DETAILS:
             raise ConfigError(f"--details {number}: there is no such detail (see ppo-lightning details).")
-        switch, title = SWITCHES.get(number), titles[number]
+        switch, (title, _) = SWITCHES.get(number), DETAILS[number]
         if switch is None or values[number] in (None, False):
             reason = f"is {format_value(values[number])} in this recipe" if switch else "has no switch"
             reason = reason.replace("is - in", "does not apply to")

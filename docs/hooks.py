@@ -106,9 +106,9 @@ their auxiliary details (A) and two of Procgen (P).
 """
     lines = [about, "| | detail | code |\n|---|---|---|"]
     line_of = places()
-    for detail in DETAILS:
-        path, line = line_of[detail.number].rsplit(":", 1)
+    for number, (title, _) in DETAILS.items():
+        path, line = line_of[number].rsplit(":", 1)
         # HTML, because MkDocs does not know the anchors of lines, which a plugin creates, and would warn.
         link = f'<a href="../source/{path}/#__codelineno-0-{line}">{path}:{line}</a>'
-        lines.append(f"| {detail.number} | {detail.title} | {link} |")
+        lines.append(f"| {number} | {title} | {link} |")
     return "\n".join(lines) + "\n"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 # `data.total_timesteps` ends a run.
 warnings.filterwarnings("ignore", message=".*max_epochs. was not set")
-# The module moves rollouts, and the data module has no such method of its own.
-warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 # Advertisements for litlogger and litmodels.
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "Tip: For seamless cloud" not in record.getMessage()

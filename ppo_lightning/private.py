@@ -77,6 +77,7 @@ def starts_processes(trainer: "Trainer") -> bool:
 def counted_step(optimizer: Any) -> Iterator[None]:
     """Count an optimizer step in ``trainer.global_step`` without calling ``LightningOptimizer.step``."""
     optimizer._on_before_step()
+    optimizer.optimizer._opt_called = True  # otherwise the first step of a schedule warns
     yield
     optimizer._on_after_step()
 

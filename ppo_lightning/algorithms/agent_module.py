@@ -19,7 +19,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.guards import EqualRanksGuard, ExceptionGuard, NonFiniteGuard, RolloutGuard
+from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.loggers import LoggerGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
@@ -35,7 +35,7 @@ from ppo_lightning.checkpoints.agent import (
     known_class,
     trained_agent,
 )
-from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, require_resumable, run_folder
+from ppo_lightning.checkpoints.file import acting_part, read_checkpoint, run_folder
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.checkpoints.settings import MAKERS, module_from_checkpoint, require_known_settings
 from ppo_lightning.envs.specs import Specs
@@ -73,14 +73,6 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
     takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
-    fit_callbacks: ClassVar[tuple[type[L.Callback], ...]] = (
-        Threads,
-        Preemption,
-        RunSummary,
-        RolloutGuard,
-        NonFiniteGuard,
-        EqualRanksGuard,
-    )
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict
@@ -129,15 +121,15 @@ class AgentModule(NamedArguments, L.LightningModule):
     # Construction
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Add the guards and, for ``fit``, ``fit_callbacks``, unless the Trainer has one of that class.
+        """Add the guards and, for ``fit``, its callbacks, unless the Trainer has one of that class.
 
         Unsupported options and callbacks of the Trainer are refused here, before Lightning's own checks.
         """
         check_trainer(self.trainer, self)
-        kinds: list[type[L.Callback]] = [LoggerGuard, ExceptionGuard]
+        kinds: list[type[L.Callback]] = [LoggerGuard]
         if self.fitting:
             check_callbacks(self.trainer, self.steps_per_rollout)
-            kinds += self.fit_callbacks
+            kinds += [Threads, Preemption, RunSummary, RolloutGuard, NonFiniteGuard, EqualRanksGuard]
         present = self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in kinds if not any(isinstance(callback, kind) for callback in present)]
 
@@ -257,7 +249,11 @@ class AgentModule(NamedArguments, L.LightningModule):
             changes = f"The checkpoint is of {writer.__name__} and the module of {type(self).__name__}"
         check_same_state(saved=checkpoint["state_dict"], current=self.state_dict(), changes=changes)
         if self.fitting:
-            require_resumable(checkpoint)
+            if "optimizer_states" not in checkpoint:
+                raise ConfigError(
+                    "The checkpoint (ckpt_path) cannot resume a run, because it has no optimizer_states: give"
+                    " a checkpoint that was saved without save_weights_only."
+                )
             self.data.require_same_rollouts(checkpoint)
             self.data.seed = checkpoint["seed"]  # the random numbers continue
         self.loaded = {}, Path()
@@ -394,16 +390,6 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Stop a resumed run that is already complete."""
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a rollout, in a fifth of the time of Lightning's own method if it is there already."""
-        if isinstance(batch, TensorDictBase) and batch.device == device:
-            return batch
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Release what an interrupted run holds."""
-        self.on_train_end()
 
     def on_fit_end(self) -> None:
         """Explain why a run ended early.

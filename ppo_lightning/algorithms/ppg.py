@@ -112,7 +112,7 @@ class PPG(PPO):
     def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the policy phase, see :meth:`PPO.loss`."""
         loss, parts = super().loss(minibatch, evaluation)
-        # Data parallel training and the compiled update expect a gradient for each parameter.
+        # Data parallel training expects a gradient for each parameter, and without one, Adam would skip it.
         return loss + 0 * self.auxiliary_critic(evaluation.features.detach()).sum(), parts
 
     def auxiliary_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:

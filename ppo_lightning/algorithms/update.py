@@ -1,6 +1,5 @@
 """Eager and compiled updates with minibatches."""
 
-import functools
 import itertools
 import math
 import warnings
@@ -75,9 +74,8 @@ class CompiledUpdate:
     about 150 operations per minibatch. Lightning's hooks around backward and the optimizer's step do not run,
     and no parameter has a ``grad``.
 
-    The first iteration of a run is eager, because Adam creates its state in its first step. Once in about a
-    thousand compiled updates, the loss of a minibatch is also computed without the compiler. If the two
-    losses differ, the run continues eagerly, with a warning.
+    Once in about a thousand updates, the loss of a minibatch is also computed without the compiler. If the
+    two losses differ, the run continues eagerly, with a warning.
 
     Args:
         module: The module to update.
@@ -101,13 +99,13 @@ class CompiledUpdate:
         self._optimizer = optimizer
         self._max_grad_norm = module.hparams.max_grad_norm
         self._holder = _Holder(module, eager.loss)
-        self._params = [parameter for parameter in group["params"] if parameter.requires_grad]
-        names = {parameter: name for name, parameter in self._holder.named_parameters()}
+        self._params, *moments, self._steps = adam_state(optimizer)
+        self._tensors = [[parameter.detach() for parameter in self._params], *moments]
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._holder.named_parameters()}
         self._names = [names[parameter] for parameter in self._params]
         self._constants = (*group["betas"], group["eps"])
         self._calls = 0
         self._drift = 0.0
-        self._warned = False
         self._length: int | None = None  # number of minibatches for which the scan is compiled
         # The loop of two runs with RND compiles for 140 s in C++, and for 57 s in Python.
         cpp_loop = self._params[0].device.type == "cpu" and len(self._params) <= CPP_PARAMETERS
@@ -117,17 +115,8 @@ class CompiledUpdate:
 
     def __call__(self, minibatches: Iterable[Minibatch]) -> list[Metrics]:
         """Update the weights, see :meth:`EagerUpdate.__call__`."""
-        if self._without_state() or self._drift > self.module.tolerance:
-            metrics = self.eager(minibatches)
-            self._optimizer.zero_grad()
-            if metrics and (names := self._without_state()) and not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"model.compile has no effect while the loss has no gradient for {names[0]}: let the loss"
-                    " use it, or freeze it with requires_grad_(False) where the agent is made.",
-                    stacklevel=2,
-                )
-            return metrics
+        if self._drift > self.module.tolerance:
+            return self.eager(minibatches)
         self._done = torch.stack(self._steps).tolist()
         remaining = iter(minibatches)
         first = next(remaining, None)
@@ -139,12 +128,6 @@ class CompiledUpdate:
             # Several minibatches may not fit into memory.
             return [self._compiled([minibatch])[0] for minibatch in itertools.chain([first], remaining)]
         return self._compiled([first, *remaining])
-
-    def _without_state(self) -> list[str]:
-        """Return the names of the parameters for which Adam has no state, as before the first step."""
-        state = self._optimizer.state
-        pairs = zip(self._params, self._names, strict=True)
-        return [name.removeprefix("module.") for p, name in pairs if p not in state]
 
     def _compiled(self, minibatches: Sequence[Minibatch]) -> list[Metrics]:
         expected = None
@@ -203,18 +186,6 @@ class CompiledUpdate:
         with counted_step(self.module.optimizers()):
             self._step(self._tensors, self._rates(1, self._done)[0], grads)
         return dict(zip(metrics, sums, strict=True))
-
-    @functools.cached_property
-    def _tensors(self) -> list[Tensors]:
-        """Parameters and Adam's two moments, one tensor per parameter each."""
-        states = [self._optimizer.state[parameter] for parameter in self._params]
-        moments = [[state[key] for state in states] for key in ("exp_avg", "exp_avg_sq")]
-        return [[parameter.detach() for parameter in self._params], *moments]
-
-    @functools.cached_property
-    def _steps(self) -> Tensors:
-        """Number of Adam's steps, one tensor per parameter."""
-        return [self._optimizer.state[parameter]["step"] for parameter in self._params]
 
     def _rates(self, count: int, done: list[float]) -> Tensor:
         """Count steps of Adam, and return step size and correction of the second moment.
@@ -279,6 +250,19 @@ class CompiledUpdate:
             mean.lerp_(clipped, 1 - beta1)
             square.mul_(beta2).addcmul_(clipped, clipped, value=1 - beta2)
             param.sub_(size * mean / (square.sqrt() / root + eps))
+
+
+def adam_state(optimizer: torch.optim.Adam) -> list[Tensors]:
+    """Return parameters, moments, squares and step counts of an Adam, whose state may not exist yet."""
+    group = optimizer.param_groups[0]
+    parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
+    for parameter in parameters:
+        if parameter not in optimizer.state:
+            device = parameter.device if group["fused"] or group["capturable"] else "cpu"
+            moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.zeros((), device=device)} | moments
+    states = [optimizer.state[parameter] for parameter in parameters]
+    return [parameters, *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))]
 
 
 def make_update(module: Learner, loss: Loss) -> EagerUpdate | CompiledUpdate:

@@ -37,14 +37,6 @@ class Guard(L.Callback):
     on_before_optimizer_step = None  # type: ignore[assignment]
 
 
-class ExceptionGuard(Guard):
-    """Callback that forwards an exception that ends the run to the module, which Lightning does not do."""
-
-    def on_exception(self, trainer: L.Trainer, pl_module: Learner, exception: BaseException) -> None:
-        """Call the module's own ``on_exception``."""
-        pl_module.on_exception(exception)
-
-
 class RolloutGuard(Guard):
     """Callback that warns about faulty rollouts.
 

@@ -1,13 +1,12 @@
 """Large state of a run, such as a replay buffer, in a file of its own beside a checkpoint."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ppo_lightning.checkpoints.file import require_intact
+from ppo_lightning.checkpoints.file import require_intact, write_atomically
 from ppo_lightning.errors import ConfigError
 
 BESIDE = "beside"  # entry of a checkpoint: the large state until it is written, then the name of its file
@@ -21,20 +20,14 @@ def write_beside(checkpoint: dict[str, Any], path: Path) -> None:
     if BESIDE not in checkpoint:
         return
     name = f"{path.stem}.{checkpoint['env_steps']}.replay"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{name}.part")
-    with open(unfinished, "wb") as file:
-        torch.save(checkpoint[BESIDE], file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path.with_name(name))
+    write_atomically(checkpoint[BESIDE], path.with_name(name))
     checkpoint[BESIDE] = name
 
 
 def remove_beside(path: Path, keep: Any = None) -> None:
-    """Remove the files beside a checkpoint except one, also those of killed writers."""
-    pattern = re.compile(re.escape(path.stem) + r"\.\d+\.replay(\.part)?")
-    for file in path.parent.glob("*.replay*"):
+    """Remove the files beside a checkpoint except one."""
+    pattern = re.compile(re.escape(path.stem) + r"\.\d+\.replay")
+    for file in path.parent.glob("*.replay"):
         if pattern.fullmatch(file.name) and file.name != keep:
             file.unlink(missing_ok=True)
 
@@ -43,7 +36,7 @@ def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
     """Return the large state of a checkpoint, None if it has none.
 
     Raises:
-        ConfigError: The file is missing, damaged, or belongs to another checkpoint.
+        ConfigError: The file is missing or damaged.
     """
     state = checkpoint.get(BESIDE)
     if isinstance(state, str):
@@ -58,9 +51,4 @@ def read_beside(checkpoint: dict[str, Any], path: str | Path) -> Any:
                 f"ckpt_path {str(path)!r} cannot resume its run: {file.name} {reason}. Copy this file beside"
                 " the checkpoint, or choose another checkpoint."
             ) from error
-    if state is not None and state["env_steps"] != checkpoint["env_steps"]:
-        raise ConfigError(
-            f"ckpt_path {str(path)!r} is of step {checkpoint['env_steps']}, and the buffer beside it of"
-            f" step {state['env_steps']}: choose another checkpoint."
-        )
     return state

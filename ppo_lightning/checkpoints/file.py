@@ -1,9 +1,9 @@
-"""Safe reading of checkpoints: intact files, plain types, valid content."""
+"""Checkpoint files: atomic writing, and safe reading of intact files with plain types and valid content."""
 
-import contextlib
+import os
 import pickle
 import zipfile
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,25 +11,44 @@ import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 
 from ppo_lightning.checkpoints.settings import require_known_classes
-from ppo_lightning.errors import ConfigError
+from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.finite import first_nonfinite
 
-# Entries of checkpoints and their types.
-AGENT = {"class_path": str, "init_args": dict, "observation_spec": dict, "action_spec": dict}
-DATA = {"env_id": object, "backend": str, "env_kwargs": dict | None}
-CHECKPOINT = {
-    "pytorch-lightning_version": str,
-    "agent": dict,
-    "state_dict": dict,
-    "hyper_parameters": dict,
-    "datamodule_hyper_parameters": dict,
-    "seed": int,
-    "env_steps": int,
-    "frames_per_rollout": int,
-    "episode_returns": list,
-}
+UNFINISHED = ".unfinished.part"
+CHECKPOINT = (
+    "pytorch-lightning_version",
+    "agent",
+    "state_dict",
+    "hyper_parameters",
+    "datamodule_hyper_parameters",
+    "seed",
+    "env_steps",
+    "frames_per_rollout",
+    "episode_returns",
+)
 ACTING = (*CHECKPOINT, "ppo_lightning", "evaluation", "extra_steps", "episode_lengths")
-RESUME = ("optimizer_states", "lr_schedulers", "loops", "epoch", "global_step")  # that `fit` needs, too
+
+
+def write_atomically(content: Any, path: Path) -> None:
+    """Write to a temporary name in the same folder, of which a killed writer leaves one file, and rename.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(UNFINISHED)
+    try:
+        with open(unfinished, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except RuntimeError as error:  # PyTorch raises it after an OSError of the file
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -> dict[str, Any]:
@@ -43,7 +62,7 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
         map_location: Device of the tensors, as in ``torch.load``.
 
     Returns:
-        The checkpoint, which has the entries of ``CHECKPOINT`` with their types.
+        The checkpoint, which has the entries of ``CHECKPOINT``.
 
     Raises:
         ConfigError: The file is missing, damaged or of another kind, has non-finite tensors, or names a
@@ -51,16 +70,30 @@ def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -
     """
     if isinstance(source, str | Path) and "://" not in str(source) and not Path(source).is_file():
         raise ConfigError(f"ckpt_path {str(source)!r} is not a file: give the path of a checkpoint.")
-    with _one_sentence(f"ckpt_path {str(source)!r} cannot be read as a checkpoint"), _opened(source) as file:
-        require_intact(file)
-        file.seek(0)
-        checkpoint = torch.load(file, map_location, weights_only=True)
-        _require(checkpoint, CHECKPOINT)
-        _require(checkpoint["agent"], AGENT)
-        _require(checkpoint["datamodule_hyper_parameters"], DATA)
-        if name := first_nonfinite(checkpoint):
-            raise _DefectError(f"{name} is NaN or infinite")
-        require_known_classes(checkpoint)
+    subject = f"ckpt_path {str(source)!r} cannot be read as a checkpoint"
+    try:
+        opened: Any = nullcontext(source)
+        if isinstance(source, str | Path):  # once for all reads, as another process may replace the file
+            opened = get_filesystem(source).open(str(source), "rb")
+        with opened as file:
+            require_intact(file)
+            file.seek(0)
+            checkpoint = torch.load(file, map_location, weights_only=True)
+    except OSError as error:
+        raise ConfigError(f"{subject}: {error.strerror or error}.") from error
+    except pickle.UnpicklingError as error:  # PyTorch's message explains how to execute the file
+        raise ConfigError(
+            f"{subject}: it holds more than tensors and plain types, and would execute code."
+        ) from error
+    except Exception as error:  # a damaged file may raise anything
+        raise ConfigError(
+            f"{subject}: it is damaged, or not a checkpoint of ppo_lightning ({first_line(error)})."
+        ) from error
+    if missing := [key for key in CHECKPOINT if not isinstance(checkpoint, dict) or key not in checkpoint]:
+        raise ConfigError(f"{subject}: ppo_lightning did not write it (no {', '.join(missing)}).")
+    if name := first_nonfinite(checkpoint):
+        raise ConfigError(f"{subject}: {name} is NaN or infinite.")
+    require_known_classes(checkpoint)
     return checkpoint
 
 
@@ -68,19 +101,9 @@ def require_intact(file: str | Path | IO[bytes]) -> None:
     """Raise an exception if a checksum in a file of ``torch.save`` is wrong."""
     with zipfile.ZipFile(file) as archive:
         if any(member.compress_type for member in archive.infolist()):  # of any size in memory
-            raise _DefectError("it is compressed, as no checkpoint is")
+            raise zipfile.BadZipFile("it is compressed, as no checkpoint is")
         if (damaged := archive.testzip()) is not None:
-            raise _DefectError(f"it is damaged: the checksum of {damaged} is wrong")
-
-
-def require_resumable(checkpoint: dict[str, Any]) -> None:
-    """Raise a ConfigError if a part of the state of the run is missing, as with ``save_weights_only``."""
-    missing = [key for key in RESUME if key not in checkpoint]
-    if missing:
-        raise ConfigError(
-            f"The checkpoint (ckpt_path) cannot resume a run, because it has no {', '.join(missing)}:"
-            " give a checkpoint that was saved without save_weights_only."
-        )
+            raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
 
 
 def acting_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -92,41 +115,3 @@ def run_folder(ckpt_path: Any) -> Path:
     """Return the folder of the run that wrote a checkpoint, otherwise the folder of the checkpoint."""
     folder = Path(str(ckpt_path)).parent
     return folder.parent if folder.name == "checkpoints" else folder
-
-
-class _DefectError(Exception):
-    """Description of a defect of a file."""
-
-
-@contextlib.contextmanager
-def _one_sentence(subject: str) -> Iterator[None]:
-    """Convert any error while reading a file to a ConfigError of one sentence about the subject."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except OSError as error:
-        raise ConfigError(f"{subject}: {error.strerror or error}.") from error
-    except pickle.UnpicklingError as error:  # PyTorch's message explains how to execute the file
-        raise ConfigError(
-            f"{subject}: it holds more than tensors and plain types, and would execute code."
-        ) from error
-    except Exception as error:
-        unknown = f"it is damaged, or not a checkpoint of ppo_lightning ({type(error).__name__})"
-        raise ConfigError(f"{subject}: {error if isinstance(error, _DefectError) else unknown}.") from error
-
-
-@contextlib.contextmanager
-def _opened(source: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open a path or URL once for all reads, as its file may be replaced; keep an open file open."""
-    if not isinstance(source, str | Path):
-        yield source
-    else:
-        with get_filesystem(str(source)).open(str(source), "rb") as file:
-            yield file
-
-
-def _require(entries: Any, types: dict[str, Any]) -> None:
-    wrong = [key for key in types if key not in entries or not isinstance(entries[key], types[key])]
-    if wrong:
-        raise _DefectError(f"ppo_lightning did not write it (no {', '.join(wrong)})")

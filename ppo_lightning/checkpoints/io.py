@@ -1,20 +1,13 @@
 """Checkpoint plugin with atomic writing and safe reading."""
 
-import contextlib
-import fcntl
-import io
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from ppo_lightning.checkpoints.beside import BESIDE, remove_beside, write_beside
-from ppo_lightning.checkpoints.file import read_checkpoint
-
-UNFINISHED = ".unfinished.part"
+from ppo_lightning.checkpoints.file import read_checkpoint, write_atomically
 
 
 class CheckedCheckpointIO(TorchCheckpointIO):
@@ -66,29 +59,3 @@ class CheckedCheckpointIO(TorchCheckpointIO):
         if not self._failed:
             super().remove_checkpoint(path)
             remove_beside(Path(path))
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove the file of a killed writer; a running writer holds a lock on its file."""
-    path = folder / UNFINISHED
-    with contextlib.suppress(OSError), open(path, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-
-
-def write_atomically(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write to a temporary name in the same folder and rename, before the lock is released."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
-    unfinished = path.with_name(UNFINISHED)
-    try:
-        with open(unfinished, "wb") as file:
-            with contextlib.suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ppo_lightning.checkpoints.beside import read_beside
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.io import UNFINISHED, remove_unfinished
 from ppo_lightning.errors import ConfigError
 
 
@@ -27,11 +26,7 @@ def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) 
     Example:
         >>> trainer.fit(PPO(), data, ckpt_path=ppo_lightning.last_checkpoint("lightning_logs"))
     """
-    paths: list[Path] = []
-    for folder in folders or ("lightning_logs",):
-        for unfinished in Path(folder).rglob(UNFINISHED):
-            remove_unfinished(unfinished.parent)
-        paths += Path(folder).rglob("*.ckpt")
+    paths = [path for folder in folders or ("lightning_logs",) for path in Path(folder).rglob("*.ckpt")]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             checkpoint = read_checkpoint(str(path))

@@ -42,9 +42,8 @@ class DetailsTable(L.Callback):
         code = places()
         values = manifest(pl_module)
         print("| detail | | this run | code |\n|---|---|---|---|")
-        for detail in DETAILS:
-            cells = [detail.number, detail.title, format_value(values[detail.number]), code[detail.number]]
-            print(f"| {' | '.join(cells)} |")
+        for number, (title, _) in DETAILS.items():
+            print(f"| {number} | {title} | {format_value(values[number])} | {code[number]} |")
         raise SystemExit(0)
 
 

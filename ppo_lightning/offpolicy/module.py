@@ -19,6 +19,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
+from ppo_lightning.algorithms.update import adam_state
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.checkpoints.beside import BESIDE, read_beside
 from ppo_lightning.errors import ConfigError
@@ -258,9 +259,7 @@ class OffPolicyModule(AgentModule):
         for name, parameters in self.trained().items():
             lr = self.hparams[self.learning_rates[name]]
             optimizers.append(torch.optim.Adam(parameters, lr=lr, eps=self.adam_eps, fused=True))
-            for x in parameters:
-                state = {"step": torch.zeros((), device=x.device), "exp_avg": torch.zeros_like(x)}
-                optimizers[-1].state[x] = state | {"exp_avg_sq": torch.zeros_like(x)}
+            adam_state(optimizers[-1])
         return optimizers
 
     def on_train_start(self) -> None:
@@ -273,7 +272,7 @@ class OffPolicyModule(AgentModule):
                 f"{type(self).__name__}.configure_optimizers must return the Adams of OffPolicyModule and no"
                 " schedule: leave it out. The learning rates of off-policy algorithms are constants."
             )
-        self._adams = dict(zip(self.trained(), map(adam_state, optimizers), strict=True))
+        self._adams = dict(zip(self.trained(), map(state_and_settings, optimizers), strict=True))
         if self.hparams.compile and self.trainer.world_size == 1:
             trace_gradients()
             vectors = all(parameter.ndim < 3 for parameter in self.trainable_parameters())
@@ -294,8 +293,7 @@ class OffPolicyModule(AgentModule):
         preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)
         if self.hparams.save_buffer or collectives.largest(preempted):
             buffers = collectives.chain([self.buffer.state_dict()])
-            steps = {"env_steps": self.env_steps, "refilled_at": self._refilled_at}
-            checkpoint[BESIDE] = steps | {"buffers": buffers}
+            checkpoint[BESIDE] = {"refilled_at": self._refilled_at, "buffers": buffers}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
@@ -332,14 +330,11 @@ def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: flo
     return reward + gamma * (1 - terminated) * next_value
 
 
-def adam_state(optimizer: torch.optim.Adam) -> tuple[Any, ...]:
-    """Return parameters, moments, squares, steps and the settings of this run for :meth:`minimize`."""
-    parameters = optimizer.param_groups[0]["params"]
-    keys = ("exp_avg", "exp_avg_sq", "step")
-    state = [[optimizer.state[parameter][key] for parameter in parameters] for key in keys]
+def state_and_settings(optimizer: torch.optim.Adam) -> tuple[Any, ...]:
+    """Return :func:`adam_state` and the settings of this run for :meth:`minimize`."""
     settings = {key: optimizer.defaults[key] for key in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
     beta1, beta2 = optimizer.defaults["betas"]
-    return parameters, *state, settings | {"beta1": beta1, "beta2": beta2}
+    return *adam_state(optimizer), settings | {"beta1": beta1, "beta2": beta2}
 
 
 def frozen(network: nn.Module) -> Any:

@@ -396,10 +396,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the training environments when a run is interrupted."""
+        """Let the module release what it holds, and close the training environments, after an error."""
+        self.trainer.lightning_module.on_train_end()  # Lightning calls no `on_exception` of the module
         self._close()
         # Lightning calls this hook after those of all callbacks, and then `sys.exit(1)` for an interrupt.
-        if isinstance(exception, KeyboardInterrupt) and self.trainer is not None:
+        if isinstance(exception, KeyboardInterrupt):
             end = exception if private.INTERACTIVE else SystemExit(128 + signal.SIGINT)
             private.end_interrupted(self.trainer, end)
 

@@ -78,10 +78,10 @@ def require_drawn(module, fresh):
 
 
 def optimizer_state(module):
-    states = module.trainer.optimizers[0].state_dict()["state"]
-    return torch.cat(
-        [states[i][key].flatten() for i in sorted(states) for key in ("exp_avg", "exp_avg_sq", "step")]
-    )
+    """Return Adam's state for the agent."""
+    state = module.trainer.optimizers[0].state
+    states = [state[parameter] for parameter in module.agent.parameters() if parameter in state]
+    return torch.cat([part[key].flatten() for part in states for key in ("exp_avg", "exp_avg_sq", "step")])
 
 
 @pytest.mark.integration
@@ -98,12 +98,13 @@ def optimizer_state(module):
         ),
     ],
 )
-def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls):
+def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls, recwarn):
     """The compiled update draws all minibatches of an iteration before its first step."""
     eager, compiled = (fit(data, MODEL | model | {"compile": on}, ppo=ppo) for on in (False, True))
     assert eager.steps == compiled.steps
     assert eager.steps.ready == eager.steps.completed == 3 * 2 * 2
-    assert [len(call) for call in calls] == [4, 4], "all iterations but the first, which makes Adam's state"
+    assert [len(call) for call in calls] == [4, 4, 4]
+    assert not any("lr_scheduler" in str(warning.message) for warning in recwarn)
     assert all(parameter.grad is None for parameter in compiled.agent.parameters())
     assert eager.learning_rates == compiled.learning_rates
     require_same_updates(eager, compiled)
@@ -114,21 +115,38 @@ def test_eager_and_compiled_updates_agree(fit, data, model, ppo, calls):
     assert list(eager.state_dict()) == list(compiled.state_dict())
 
 
+class Unused(PPO):
+    """PPO with parameters that the optimizer updates and the loss does not use."""
+
+    def add_networks(self, specs):
+        self.unused = torch.nn.Linear(1, 1)
+
+    def trainable_parameters(self):
+        return [*super().trainable_parameters(), *self.unused.parameters()]
+
+
 @pytest.mark.integration
-def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(fit, tmp_path, calls):
+@pytest.mark.parametrize(("algorithm", "lengths"), [(PPO, [4, 4]), (Unused, [1, 1, 1, 1, 4])])
+def test_a_run_changes_between_eager_and_compiled_at_a_checkpoint(algorithm, lengths, fit, tmp_path, calls):
+    """Eager Adam has no state for a parameter without a gradient, whose step count then differs."""
+
     def half(compile, ckpt_path=None, rollouts=1):
         model = MODEL | {"anneal_clip_coef": False, "anneal_lr": False, "compile": compile}
-        module = fit(REACH | {"total_timesteps": 64 * rollouts}, model, ckpt_path=ckpt_path, max_epochs=-1)
+        data = REACH | {"total_timesteps": 64 * rollouts}
+        module = fit(data, model, ppo=algorithm, ckpt_path=ckpt_path, max_epochs=-1)
         path = tmp_path / f"{len(list(tmp_path.glob('*.ckpt')))}.ckpt"
         module.trainer.save_checkpoint(path)
         return module, path
 
-    ends = []
+    ends, unmoved = [], []
     for first, second in ((False, False), (False, True), (True, False)):
         _, path = half(first)
         module, _ = half(second, ckpt_path=path, rollouts=2)
         ends.append((weights(module), optimizer_state(module), module.trainer.global_step))
-    assert len(calls) == 1, "a resumed run has Adam's state already"
+        still = [*module.unused.parameters()] if algorithm is Unused else []
+        assert all(map(torch.equal, still, unmoved or still))
+        unmoved = still
+    assert [len(call) for call in calls] == lengths
     for end in ends[1:]:
         assert end[2] == ends[0][2] == 2 * 2 * 2
         torch.testing.assert_close(end[:2], ends[0][:2], atol=1e-5, rtol=1e-3)
@@ -168,9 +186,9 @@ class Irregular(Tracing):
 def test_a_scan_takes_equal_minibatches_and_the_rest_go_one_by_one(fit, calls):
     data = CARTPOLE | {"total_timesteps": 64 * 5}
     eager, compiled = (fit(data, MODEL | {"compile": on}, ppo=Irregular) for on in (False, True))
-    # Of five iterations, the first is eager. The fourth has no minibatch.
-    assert [len(call) for call in calls] == [4, 1, 1, 1, 1, 1, 1]
-    assert [len(call[0]["action"]) for call in calls] == [32, 32, 32, 32, 16, 32, 16]
+    # The fourth of five iterations has no minibatch.
+    assert [len(call) for call in calls] == [4, 4, 1, 1, 1, 1, 1, 1]
+    assert [len(call[0]["action"]) for call in calls] == [32, 32, 32, 32, 32, 16, 32, 16]
     assert eager.steps == compiled.steps
     require_same_updates(eager, compiled)
 
@@ -187,7 +205,7 @@ def test_the_compiled_loss_is_checked_about_every_thousandth_update(fit, monkeyp
 
     monkeypatch.setattr(PPO, "loss", record)
     monkeypatch.setattr("ppo_lightning.algorithms.update.CHECK_EVERY", 5)
-    fit(REACH | {"total_timesteps": 64 * 6}, MODEL | {"compile": True})
+    fit(REACH | {"total_timesteps": 64 * 5}, MODEL | {"compile": True})
     assert checked == [0, 4, 8, 12], "20 updates, four by four, with a check at each multiple of 5"
 
 
@@ -196,7 +214,7 @@ def test_the_compiled_loss_is_checked_about_every_thousandth_update(fit, monkeyp
 def test_a_scan_is_shorter_for_different_numbers_of_steps_and_a_target_kl(fit, calls, ppo, model, length):
     """Such parameters are not one vector. The divergence may end the iteration after each epoch."""
     ends = [fit(CARTPOLE, MODEL | {"compile": on} | model, ppo=ppo) for on in (False, True)]
-    assert {len(call) for call in calls} == {length}
+    assert {len(call) for call in calls[1:]} == {length}
     assert (len(ends[0].metrics) < 3 * 2 * 2) == ("target_kl" in model), "an iteration ended early"
     require_same_updates(*ends)
 
@@ -229,7 +247,7 @@ def test_a_second_run_in_the_process_compiles_for_images_of_another_size(fit, ca
         games = {"env_id": "ALE/Breakout-v5", "env_kwargs": {"screen_size": size}}
         data = games | {"num_envs": 2, "num_steps": 8, "total_timesteps": 2 * 8 * 2}
         assert fit(data, model).env_steps == 32
-    assert [len(call) for call in calls] == [1] * 4, "convolutions are not scanned"
+    assert [len(call) for call in calls] == [1] * 8, "convolutions are not scanned"
 
 
 @pytest.mark.integration
@@ -328,25 +346,6 @@ def test_an_optimizer_that_the_graph_does_not_support_is_refused(fit, optimizer)
     configure = {"configure_optimizers": lambda self: optimizer(self.agent.parameters())}
     with pytest.raises(ConfigError, match=r"model.compile takes torch.optim.Adam without"):
         fit(CARTPOLE, MODEL | {"compile": True}, ppo=type("Own", (PPO,), configure))
-
-
-class Unused(PPO):
-    """PPO with parameters that the optimizer updates and the loss does not use."""
-
-    def add_networks(self, specs):
-        self.unused = torch.nn.Linear(1, 1)
-
-    def trainable_parameters(self):
-        return [*super().trainable_parameters(), *self.unused.parameters()]
-
-
-@pytest.mark.integration
-def test_a_parameter_without_a_gradient_keeps_the_update_eager_and_is_named_once(fit, calls):
-    sentence = r"model.compile has no effect .* for unused.weight: .*freeze"
-    with pytest.warns(UserWarning, match=sentence) as caught:
-        fit(CARTPOLE, MODEL | {"compile": True}, ppo=Unused)
-    assert not calls
-    assert sum("has no effect" in str(w.message) for w in caught) == 1
 
 
 class ByEpoch(Tracing):

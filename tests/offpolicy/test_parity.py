@@ -14,7 +14,7 @@ from torchrl.objectives import DDPGLoss, SACLoss, TD3Loss
 
 from ppo_lightning.envs.specs import Specs
 from ppo_lightning.offpolicy import C51, DDPG, DQN, SAC, TD3, DeterministicAgent, DiscreteSAC
-from ppo_lightning.offpolicy.module import adam_state
+from ppo_lightning.offpolicy.module import state_and_settings
 from tests.offpolicy.test_losses import projected
 
 GAMMA, BATCH, LOW, HIGH = 0.9, 16, torch.tensor([-1.0, 0.0]).double(), torch.tensor([3.0, 1.0]).double()
@@ -33,7 +33,7 @@ def build(algorithm, specs, **settings):
         parameter.data += 0.1 * torch.randn_like(parameter)
     module.double()
     optimizers = module.configure_optimizers()
-    module._adams = dict(zip(module.trained(), map(adam_state, optimizers), strict=True))
+    module._adams = dict(zip(module.trained(), map(state_and_settings, optimizers), strict=True))
     return module
 
 
@@ -300,7 +300,9 @@ def test_the_losses_are_those_of_torchrl(algorithm):
     arguments = (batch["observation"], NOISE, NOISE) if algorithm is SAC else (batch,)
     # The critics move first, and theirs do not.
     other = copy.deepcopy(module)
-    other._adams = dict(zip(other.trained(), map(adam_state, other.configure_optimizers()), strict=True))
+    other._adams = dict(
+        zip(other.trained(), map(state_and_settings, other.configure_optimizers()), strict=True)
+    )
     found = module.update(batch, False, False) | other.update_actor(*arguments)
     loss = expected["loss_value"] if algorithm is DDPG else expected["loss_qvalue"] / 2
     assert found["losses/qf_loss"].item() == pytest.approx(loss)

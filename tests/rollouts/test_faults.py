@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchrl.envs import StepCounter
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, make_env
+from ppo_lightning import DQN, PPO, ConfigError, MLPAgent, RolloutDataModule, last_checkpoint, make_env
 from ppo_lightning.algorithms import losses
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import RewardScaler
@@ -47,14 +47,22 @@ class FillDisk(ModelCheckpoint):
         super().on_train_batch_end(trainer, pl_module, *args)
 
 
-def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(fit, tmp_path, full_disk, capsys):
+BUFFERED = {"learning_starts": 64, "train_frequency": 32, "save_buffer": True}
+
+
+@pytest.mark.parametrize(("algorithm", "model"), [(PPO, {}), (DQN, BUFFERED)])
+def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(
+    algorithm, model, fit, tmp_path, full_disk, capsys
+):
     callback = FillDisk(tmp_path, full_disk)
-    assert fit(SMALL, callbacks=[callback], enable_checkpointing=True).rollouts_done == 4
+    module = fit(SMALL, model, ppo=algorithm, callbacks=[callback], enable_checkpointing=True)
+    assert module.rollouts_done == 4
     errors = capsys.readouterr().err
     assert errors.count("NO CHECKPOINT was written") == 2 and "File too large" in errors
-    files = [path.name for path in tmp_path.iterdir() if path.is_file()]
-    assert files == ["step=64.ckpt"], "no torn file, and the old one"
-    assert PPO.load_from_checkpoint(tmp_path / "step=64.ckpt").env_steps == 64
+    files = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    replay = {"step=64.64.replay"} if model else set()
+    assert files == {"step=64.ckpt"} | replay, "no torn file, and the old one"
+    assert last_checkpoint(tmp_path) == str(tmp_path / "step=64.ckpt")
 
 
 class Malicious:
