@@ -160,8 +160,7 @@ def random_play(env: EnvBase, num_steps: int, seed: int = 0, seconds: float = ma
 def random_policy(env: BatchedEnv, seed: int = 0) -> Callable[[np.ndarray, np.random.Generator], np.ndarray]:
     """Return a function that draws actions [B, ...] which the masks in observations [B, ...] allow."""
     observation_spec, action_spec = env.agent_specs
-    # A copy, because the environment may sample from its space.
-    space, shape = copy.deepcopy(env.spaces[1]), env.action_spec_unbatched.shape
+    space = copy.deepcopy(env.spaces[1])  # the environment may sample from its own
     space.seed(seed)
     mask, counts = mask_columns(observation_spec), choice_counts(action_spec)
     choices = [place for _, part, place in columns(action_spec) if isinstance(part, Categorical)]
@@ -176,7 +175,7 @@ def random_policy(env: BatchedEnv, seed: int = 0) -> Callable[[np.ndarray, np.ra
             parts = np.split(keys, np.cumsum(counts)[:-1], axis=1)
             for column, part in zip(np.r_[tuple(choices)], parts, strict=True):
                 actions[:, column] = part.argmax(axis=1)
-        return actions.reshape(-1, *shape)
+        return actions.reshape(-1, *env.action_spec_unbatched.shape)
 
     return draw
 
