@@ -20,13 +20,13 @@ from ppo_lightning.commands.report import read_csv
 TASKS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Ant-v4")
 CHANGES = {
     "base": "no change",
-    "residual_value": "residual blocks in the value function",
-    "residual": "residual blocks in policy and value function",
-    "hl_gauss": "value function of bins (HL-Gauss)",
-    "quantiles": "value function of 32 quantiles",
-    "state_std": "deviation depends on the observation",
+    "residual_value": "residual value function",
+    "residual": "residual policy and value function",
+    "hl_gauss": "HL-Gauss bins",
+    "quantiles": "32 quantiles",
+    "state_std": "state-dependent deviation",
     "beta": "Beta distribution",
-    "time_left": "time observed, time limit terminal",
+    "time_left": "time observed",
 }
 RESAMPLES = 100_000
 Returns = Mapping[str, np.ndarray]  # task -> returns of the seeds

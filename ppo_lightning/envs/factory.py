@@ -114,7 +114,9 @@ class EnvFactory:
                 number of environments, or ``num_workers`` does not fit.
             RuntimeError: An environment raised ``SystemExit``.
         """
-        num_workers = 0 if render else min(self.num_workers, num_envs)
+        num_workers = min(self.num_workers, num_envs)
+        if render or (stream == "eval" and num_workers == 1):  # which takes no time from others
+            num_workers = 0
         env_kwargs = dict(self.env_kwargs)
         if stream == "eval":  # matches begin at the first position
             env_kwargs.pop("opening_moves", None)
@@ -190,7 +192,7 @@ class EnvFactory:
         Raises:
             ConfigError: As for :meth:`make`, or a part of the specs would be ignored.
         """
-        env = replace(self, num_workers=0).make(stream="eval")
+        env = self.make(stream="eval")
         try:
             return specs_of(env)
         finally:

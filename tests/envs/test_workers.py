@@ -254,21 +254,22 @@ class Paid(Counter):
 
 def lose_worker(env, number, lose, step_timeout=60.0):
     """Lose a worker before a step, and require that this step of its rows does not count."""
+    count = env.num_envs
     env.reset_arrays()
     env.set_attr("wage", 3.0)
-    before = env.step_arrays(np.zeros(5, int))[0].copy()
+    before = env.step_arrays(np.zeros(count, int))[0].copy()
     lose(env, env.workers[number])
     env.step_timeout = step_timeout
     with pytest.warns(UserWarning, match=rf"Worker {number} of 2 .* is made anew \(restart . of"):
-        observation, reward, terminated, truncated = env.step_arrays(np.zeros(5, int))
+        observation, reward, terminated, truncated = env.step_arrays(np.zeros(count, int))
     env.step_timeout = 60.0
-    lost = (np.arange(5) >= 2) == number
+    lost = (np.arange(count) >= count // 2) == number
     assert np.array_equal(env.valid, ~lost) and np.array_equal(truncated, lost) and not terminated.any()
     assert np.array_equal(observation, before + ~lost[:, None])
     assert np.array_equal(reward, 3.0 * ~lost)
     env.reset_arrays(truncated)
-    observation, reward, *_ = env.step_arrays(np.zeros(5, int))
-    assert env.valid.all() and reward.tolist() == [3] * 5, "with the attributes of the lost ones"
+    observation, reward, *_ = env.step_arrays(np.zeros(count, int))
+    assert env.valid.all() and reward.tolist() == [3] * count, "with the attributes of the lost ones"
     assert observation[:, 0].tolist() == np.where(lost, 1, 3).tolist()
 
 
