@@ -115,7 +115,7 @@ class EnvFactory:
             RuntimeError: An environment raised ``SystemExit``.
         """
         num_workers = min(self.num_workers, num_envs)
-        if render or (stream == "eval" and num_workers == 1):  # which takes no time from others
+        if render or (stream == "eval" and num_workers == 1):  # which is no faster
             num_workers = 0
         env_kwargs = dict(self.env_kwargs)
         if stream == "eval":  # matches begin at the first position
