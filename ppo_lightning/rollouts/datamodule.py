@@ -348,7 +348,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         assert self.collector is not None
         saved = self._saved
         self._saved = {}
-        state: Any = saved.get("collector") or {"rollouts": 0}
+        # Without a state, of a checkpoint saved after a fit, the noise continues all the same.
+        state: Any = saved.get("collector") or {"rollouts": self.trainer.lightning_module.rollouts_done}
         rows = to_rows(state.get("running", {})) if saved.get("backend") == self.backend else []
         outcome = "each environment resumes its episode, to the bit."
         if not (self.collector.can_resume and len(rows) == self.num_envs):

@@ -109,6 +109,26 @@ def test_another_backend_starts_fresh_episodes_and_other_transforms_are_refused(
     assert resumed.rollouts_done == 4
 
 
+def test_noise_continues_after_a_checkpoint_that_was_saved_after_a_fit(fit, tmp_path):
+    drawn = []
+
+    class Agent(MLPAgent):
+        def noise(self, batch_shape, generator=None):
+            drawn.append(generator.initial_seed())
+            return super().noise(batch_shape, generator)
+
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 64}
+    model = {"num_minibatches": 2, "agent": Agent}
+    fit(data, model).trainer.save_checkpoint(tmp_path / "end.ckpt")
+    longer = data | {"total_timesteps": 128}
+    fit(longer, model, ckpt_path=tmp_path / "end.ckpt")
+    resumed = drawn.copy()
+    drawn.clear()
+    fit(longer, model)
+    assert resumed == drawn
+    assert len(set(drawn)) == 4
+
+
 def test_a_checkpoint_of_the_form_before_starts_fresh_episodes(fit, tmp_path, capsys):
     """It had the episodes beside the collector's state."""
     data = {"num_envs": 3, "num_steps": 20, "total_timesteps": 240}
