@@ -111,11 +111,9 @@ def finished_episodes(rollout: TensorDictBase, num_infos: int = 0) -> Tensor:
     if not done.any():
         return torch.zeros(0, 3 + num_infos)
     player = rollout.get("player", -torch.ones_like(following["step_count"]))
-    columns = (following["episode_reward"], following["step_count"], player)
-    results = torch.stack([column[done].float() for column in columns], dim=-1)
-    infos = following.get("info", None)
-    infos = results.new_full((len(results), num_infos), torch.nan) if infos is None else infos[done[..., 0]]
-    return torch.cat([results, infos], dim=-1)
+    no_info = torch.full((*rollout.shape, num_infos), torch.nan, device=done.device)
+    columns = (following["episode_reward"], following["step_count"], player, following.get("info", no_info))
+    return torch.cat([column.float() for column in columns], dim=-1)[done[..., 0]]
 
 
 def episode_means(episodes: Tensor, zero_sum: bool = False) -> dict[str, Tensor]:
