@@ -7,7 +7,7 @@ Each class is used through the command line, from the root of the repository:
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -22,7 +22,6 @@ from ppo_lightning import PPO, MLPAgent
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.models import Evaluation
-from ppo_lightning.models.bodies import ResidualMLP
 from ppo_lightning.models.heads import (
     Float32Linear,
     GaussianHead,
@@ -31,6 +30,7 @@ from ppo_lightning.models.heads import (
     action_bounds,
 )
 from ppo_lightning.models.init import orthogonal
+from ppo_lightning.spaces.entries import take_columns
 
 
 class AdamRel(PPO):
@@ -186,16 +186,65 @@ class ColouredAgent(MLPAgent):
         return torch.fft.irfft(spectrum, n=num_steps, dim=0)
 
 
-class ResidualValueAgent(MLPAgent):
-    """Has residual blocks with layer normalization in the value function alone.
+class ResidualBlock(nn.Module):
+    """Layer normalization and two linear layers with a rectifier between them, added to the input."""
 
-    Source: Lee et al., "SimBa" (2025), arXiv:2410.09754.
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        for layer in (self.up, self.down):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features [B, F] to the same shape."""
+        return features + self.down(self.up(self.norm(features)).relu())
+
+
+class ResidualMLP(nn.Module):
+    """A linear layer, residual blocks, and layer normalization.
+
+    Sources: Lee et al., "SimBa" (2025), arXiv:2410.09754; Bian et al., "RN-D: Discretized Categorical Actors
+    for On-Policy Reinforcement Learning" (2026), arXiv:2601.23075.
     """
+
+    def __init__(
+        self, in_features: int, hidden_sizes: Sequence[int], columns: Sequence[slice] | None = None, **_: Any
+    ) -> None:
+        super().__init__()
+        width = hidden_sizes[0]
+        self.columns = columns
+        self.out_features = width
+        size = in_features if columns is None else sum(place.stop - place.start for place in columns)
+        self.projection = orthogonal(nn.Linear(size, width), gain=1.0)
+        self.blocks = nn.ModuleList(ResidualBlock(width) for _ in hidden_sizes)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Map observations [B, D] to features [B, F]."""
+        features = self.projection(
+            observation if self.columns is None else take_columns(observation, self.columns)
+        )
+        for block in self.blocks:
+            features = block(features)
+        return self.norm(features)
+
+
+class ResidualAgent(MLPAgent):
+    """Has residual blocks with layer normalization, one for each of ``hidden_sizes``, all of one width."""
+
+    network = ResidualMLP
+
+
+class ResidualValueAgent(MLPAgent):
+    """Has residual blocks with layer normalization in the value function alone."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         body: Any = self.critic_body
-        self.critic_body = ResidualMLP(body._width, (64, 64), body.columns)
+        self.critic_body = ResidualMLP(body.in_features, (64, 64), body.columns)
         self.critic = orthogonal(Float32Linear(64, 1), gain=1.0)
 
 

@@ -30,7 +30,6 @@ BOX, DISCRETE = ACTIONS["box"], ACTIONS["discrete"]
 AGENTS = [
     *((MLPAgent, EVERYTHING, space, {"norm_obs": True}) for space in ACTIONS.values()),
     (MLPAgent, VECTOR, BOX, {"head": "tanh_gaussian"}),
-    (MLPAgent, VECTOR, BOX, {"body": "residual"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "lstm"}),
     (MLPAgent, VECTOR, DISCRETE, {"shared": True, "memory": "min_gru"}),
     (CNNAgent, PICTURE, DISCRETE, {}),

@@ -48,7 +48,6 @@ CASES = {
     "compiled": (pendulum, {"compile": True}, PPO, ScanCollector),
     "statistics": (pendulum, {"norm_reward": True, "agent": agent(norm_obs=True)}, PPO, ScanCollector),
     "tanh": (pendulum, {"agent": agent(head="tanh_gaussian", norm_obs=True)}, PPO, ScanCollector),
-    "residual": (pendulum, {"agent": agent(body="residual")}, PPO, ScanCollector),
     "target_kl": (cartpole, {"target_kl": 1.0, "microbatch_size": 4}, PPO, ScanCollector),
     "compiled parts": (cartpole, {"compile": True, "microbatch_size": 4}, PPO, ScanCollector),
     "simulator": (isaac, {"norm_reward": True, "agent": agent(norm_obs=True)}, PPO, TensorCollector),

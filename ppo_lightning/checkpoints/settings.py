@@ -61,6 +61,10 @@ def require_known_classes(checkpoint: Mapping[str, Any]) -> None:
     """Raise a ConfigError if a class of this package, or a setting of it, does not exist any more."""
     model = checkpoint.get("hyper_parameters", {})
     agent = checkpoint["agent"]
+    # Until residual bodies left, MLPAgent had this argument, whose name its base class still has.
+    is_mlp = agent["class_path"] == "ppo_lightning.models.mlp.MLPAgent"
+    if is_mlp and agent["init_args"].pop("body", "mlp") != "mlp":
+        raise _unknown(checkpoint, "model.agent.body")
     for group, class_path, base, settings in (
         ("model", model.get("_class_path"), object, model.keys() - MAKERS),
         ("model.agent", agent["class_path"], ActorCritic, agent["init_args"]),

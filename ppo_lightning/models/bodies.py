@@ -1,7 +1,6 @@
 """Bodies for vectors: from observations to features."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -83,58 +82,13 @@ ACTIVATIONS: dict[Activation, tuple[Callable[[Tensor], Tensor], ArrayFunction]] 
 }
 
 
-class Body(nn.Module):
-    """Base class of bodies, which read some columns of the observations.
-
-    Args:
-        in_features: Width D of the observations.
-        columns: Columns to read. None: all columns.
-    """
-
-    def __init__(self, in_features: int, columns: Sequence[slice] | None) -> None:
-        super().__init__()
-        self.columns = columns
-        self._width = in_features
-        places = [slice(0, in_features)] if columns is None else columns
-        self.num_columns = sum(place.stop - place.start for place in places)
-
-    def select(self, observation: Tensor) -> Tensor:
-        """Return the columns to read.
-
-        Raises:
-            RuntimeError: The observations have another width.
-        """
-        if self.columns is None:
-            return observation
-        if observation.shape[-1] != self._width:
-            raise RuntimeError(f"observations have {observation.shape[-1]} columns, not {self._width}")
-        return take_columns(observation, self.columns)
-
-    def array_forward(self) -> ArrayFunction:
-        """Return a NumPy version of ``forward``, on views of the weights."""
-        layers = self.array_layers()
-        columns = self.columns
-
-        def forward(observation: np.ndarray) -> np.ndarray:
-            features = observation if columns is None else take_columns(observation, columns)
-            for layer in layers:
-                features = layer(features)
-            return features
-
-        return forward
-
-    @abstractmethod
-    def array_layers(self) -> list[ArrayFunction]:
-        """Return the layers as functions of arrays."""
-
-
-class MLP(Body):
+class MLP(nn.Module):
     """Linear layers, each followed by a nonlinear function.
 
     Args:
         in_features: Width D of the observations.
         hidden_sizes: Widths of the layers.
-        columns: Columns to read. None: all columns.
+        columns: Columns of the observations to read. None: all columns.
         activation: ``tanh``, ``relu`` or ``elu``.
 
     Example:
@@ -149,95 +103,46 @@ class MLP(Body):
         columns: Sequence[slice] | None = None,
         activation: Activation = "tanh",
     ) -> None:
-        super().__init__(in_features, columns)
+        super().__init__()
+        self.columns = columns
+        self.in_features = in_features
         self.activation, self._array_activation = ACTIVATIONS[activation]
         self.layers = nn.ModuleList()
-        width = self.num_columns
+        width = in_features if columns is None else sum(place.stop - place.start for place in columns)
         for next_width in hidden_sizes:
             self.layers.append(orthogonal(nn.Linear(width, next_width), gain=math.sqrt(2)))
             width = next_width
         self.out_features = width
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Map observations [B, D] to features [B, F]."""
-        features = self.select(observation)
+        """Map observations [B, D] to features [B, F].
+
+        Raises:
+            RuntimeError: Columns are selected, and the observations have another width.
+        """
+        features = observation
+        if self.columns is not None:
+            if observation.shape[-1] != self.in_features:
+                raise RuntimeError(
+                    f"observations have {observation.shape[-1]} columns, not {self.in_features}"
+                )
+            features = take_columns(observation, self.columns)
         for layer in self.layers:
             features = self.activation(layer(features))
         return features
 
-    def array_layers(self) -> list[ArrayFunction]:
-        """Return the layers as functions of arrays."""
-        return [linear_function(layer, self._array_activation) for layer in self.layers]
-
-
-class ResidualBlock(nn.Module):
-    """Layer normalization and two linear layers with a rectifier between them, added to the input.
-
-    Args:
-        width: Width of input and output. The inner width is four times as large.
-
-    Example:
-        >>> ResidualBlock(8)(torch.zeros(2, 8)).shape
-        torch.Size([2, 8])
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-        for layer in (self.up, self.down):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Map features [B, F] to the same shape."""
-        return features + self.down(self.up(self.norm(features)).relu())
-
-    def array_function(self) -> ArrayFunction:
+    def array_forward(self) -> ArrayFunction:
         """Return a NumPy version of :meth:`forward`, on views of the weights."""
-        norm = norm_function(self.norm)
-        up, down = linear_function(self.up, array_relu), linear_function(self.down)
-        return lambda features: features + down(up(norm(features)))
+        layers = [linear_function(layer, self._array_activation) for layer in self.layers]
+        columns = self.columns
 
+        def forward(observation: np.ndarray) -> np.ndarray:
+            features = observation if columns is None else take_columns(observation, columns)
+            for layer in layers:
+                features = layer(features)
+            return features
 
-class ResidualMLP(Body):
-    """A linear layer, residual blocks, and layer normalization.
-
-    Sources: Lee et al., "SimBa" (2025); Bian et al., "RN-D: Discretized Categorical Actors for On-Policy
-    Reinforcement Learning" (2026).
-
-    Args:
-        in_features: Width D of the observations.
-        hidden_sizes: Widths of the blocks, all equal.
-        columns: Columns to read. None: all columns.
-
-    Example:
-        >>> ResidualMLP(4, [64, 64])(torch.zeros(2, 4)).shape
-        torch.Size([2, 64])
-    """
-
-    def __init__(
-        self, in_features: int, hidden_sizes: Sequence[int], columns: Sequence[slice] | None = None
-    ) -> None:
-        width = hidden_sizes[0]
-        super().__init__(in_features, columns)
-        self.out_features = width
-        self.projection = orthogonal(nn.Linear(self.num_columns, width), gain=1.0)
-        self.blocks = nn.ModuleList(ResidualBlock(width) for _ in hidden_sizes)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Map observations [B, D] to features [B, F]."""
-        features = self.projection(self.select(observation))
-        for block in self.blocks:
-            features = block(features)
-        return self.norm(features)
-
-    def array_layers(self) -> list[ArrayFunction]:
-        """Return the layers as functions of arrays."""
-        blocks = [block.array_function() for block in self.blocks]  # type: ignore[operator]
-        return [linear_function(self.projection), *blocks, norm_function(self.norm)]
+        return forward
 
 
 def linear_function(layer: nn.Module, activation: ArrayFunction | None = None) -> ArrayFunction:
@@ -247,14 +152,3 @@ def linear_function(layer: nn.Module, activation: ArrayFunction | None = None) -
     if activation is None:
         return lambda features: features @ weight + bias
     return lambda features: activation(features @ weight + bias)
-
-
-def norm_function(norm: nn.LayerNorm) -> ArrayFunction:
-    """Return a layer normalization as a function of arrays."""
-    weight, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
-
-    def normalize(features: np.ndarray) -> np.ndarray:
-        centred = features - features.mean(-1, keepdims=True)
-        return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + norm.eps) * weight + bias
-
-    return normalize

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
-from ppo_lightning.models.bodies import MLP, Activation, Body, ResidualMLP, linear_function
+from ppo_lightning.models.bodies import MLP, Activation, linear_function
 from ppo_lightning.models.encoders import Encoders
 from ppo_lightning.models.heads import INVALID, HeadName
 from ppo_lightning.models.memory import MemoryName
@@ -46,10 +46,9 @@ class MLPAgent(ActorCritic):
             names of nested entries, and the name of a dictionary selects all of its entries. None: all
             entries except ``privileged_...``.
         critic_keys: The same for the value function. None: all entries.
-        body: ``mlp``, or ``residual`` for blocks with layer normalization, one for each of ``hidden_sizes``.
-        activation: ``tanh``, ``relu`` or ``elu``, in multilayer perceptrons.
+        activation: ``tanh``, ``relu`` or ``elu``.
         critic_hidden_sizes: Widths of the value function's multilayer perceptron, if it differs from the
-            policy's body. None: the policy's kind of body.
+            policy's. None: the policy's layers.
         log_std_init: Initial logarithm of the standard deviation of a Gaussian.
 
     Raises:
@@ -63,6 +62,8 @@ class MLPAgent(ActorCritic):
         torch.Size([3])
     """
 
+    network: Any = MLP  # of policy and value; subclasses may have another
+
     def __init__(
         self,
         observation_spec: TensorSpec,
@@ -75,7 +76,6 @@ class MLPAgent(ActorCritic):
         memory_size: Annotated[int, Range(1)] = 128,
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
-        body: Literal["mlp", "residual"] = "mlp",
         activation: Activation = "tanh",
         critic_hidden_sizes: Annotated[Sequence[int] | None, Range(1)] = None,
         log_std_init: Annotated[float, Range(-math.inf)] = 0.0,
@@ -94,21 +94,12 @@ class MLPAgent(ActorCritic):
                 f" {describe(entries.critic)}: set model.agent.shared to false, or model.agent.actor_keys and"
                 " critic_keys to the same entries."
             )
-        if body == "residual" and len(set(hidden_sizes)) != 1:
-            raise ConfigError(
-                f"model.agent.hidden_sizes is {[*hidden_sizes]}, and the blocks of a residual body have one"
-                " width: give each block the same."
-            )
         if shared and critic_hidden_sizes is not None:
             raise ConfigError(
                 "model.agent.critic_hidden_sizes is set, but with model.agent.shared the value function has"
                 " no body of its own: remove one of them."
             )
-        policy: Callable[..., nn.Module] = functools.partial(
-            MLP, hidden_sizes=hidden_sizes, activation=activation
-        )
-        if body == "residual":
-            policy = functools.partial(ResidualMLP, hidden_sizes=hidden_sizes)
+        policy = functools.partial(self.network, hidden_sizes=hidden_sizes, activation=activation)
         value = policy
         if critic_hidden_sizes is not None:
             value = functools.partial(MLP, hidden_sizes=critic_hidden_sizes, activation=activation)
@@ -144,7 +135,7 @@ class MLPAgent(ActorCritic):
         because one large batch costs less than many small ones.
         """
         body = self.actor_body
-        if not isinstance(body, Body) or self.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        if not isinstance(body, MLP) or self.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return super().array_policy()
         if (sample := self.head.array_sampler()) is None:
             return super().array_policy()

@@ -94,7 +94,14 @@ def test_coloured_noise_has_variance_1_and_is_correlated():
     assert torch.equal(noise, draw(torch.Generator().manual_seed(1)))
 
 
-AGENTS = ["ResidualValueAgent", "HLGaussAgent", "QuantileAgent", "StateStdAgent", "BetaAgent"]
+AGENTS = [
+    "ResidualAgent",
+    "ResidualValueAgent",
+    "HLGaussAgent",
+    "QuantileAgent",
+    "StateStdAgent",
+    "BetaAgent",
+]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ GONE = {  # what the sentence names -> entry of the checkpoint, its value
     "model.gone": (MODEL, "gone", 1),
     "data.gone": (DATA, "gone", None),
     "model.agent.gone": ("agent", "init_args", "gone", 1),
+    "model.agent.body": ("agent", "init_args", "body", "residual"),
     "ppo_lightning.algorithms.gone.Gone": (MODEL, "_class_path", "ppo_lightning.algorithms.gone.Gone"),
     "ppo_lightning.models.mlp.Gone": ("agent", "class_path", "ppo_lightning.models.mlp.Gone"),
 }
@@ -52,6 +53,12 @@ def test_a_value_of_version_0_1_0_that_is_gone_is_named_with_the_version(entry, 
     path = edited("ppo_lightning", "0.1.0", source=edited(*entry))
     with pytest.raises(ConfigError, match=rf"{entry[-1]}.*version 0\.1\.0 wrote"):
         PPO.load_from_checkpoint(path)
+
+
+def test_an_agent_that_names_the_body_that_is_left_acts_and_resumes(edited, fit):
+    path = edited("agent", "init_args", "body", "mlp")
+    assert PPO.load_from_checkpoint(path).predict(torch.zeros(4)) in (0, 1)
+    assert fit(SMALL | {"num_envs": 4, "total_timesteps": 256}, ckpt_path=path).rollouts_done == 4
 
 
 def test_a_checkpoint_without_a_version_is_of_an_older_one(edited):

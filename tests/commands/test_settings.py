@@ -88,7 +88,6 @@ PENDULUM = {"env_id": "Pendulum-v1"}
 FUNCTION = {"env_id": lambda: gym.make("CartPole-v1")}
 MEMORY = agent(memory="lstm")
 STEPS = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64}
-RESIDUAL = agent(body="residual", hidden_sizes=[8, 16])
 TORCH = {"backend": "torch", "env_id": "Acrobot-v1"}
 REWARDS = {"backend": "torch", "env_kwargs": {"sutton_barto_reward": True}}
 ONE_HOT = {"env_id": GymEnv, "env_kwargs": {"env_name": "CartPole-v1"}}
@@ -104,7 +103,6 @@ ASKED = {
     "use ppo_lightning.RecurrentPPO": (PPO, MEMORY, {}, {"ppo": RecurrentPPO}),
     "set model.agent.memory to lstm or min_gru": (RecurrentPPO, {}, {}, {"model": MEMORY}),
     "change one of the two": (RecurrentPPO, MEMORY, {"num_envs": 3}, {"data": {"num_envs": 4}}),
-    "give each block the same": (PPO, RESIDUAL, {}, {"model": agent(body="residual", hidden_sizes=[8, 8])}),
     "remove one of them": (
         PPO,
         agent(shared=True, critic_hidden_sizes=[8]),

@@ -22,9 +22,9 @@ AGENTS = {
     "MLP, shared": ({}, functools.partial(MLPAgent, shared=True, norm_obs=True)),
     "MLP, Gaussian": ({"env_id": "Hopper-v5"}, functools.partial(MLPAgent, norm_obs=True)),
     "MLP, tanh-Gaussian": ({"env_id": "Pendulum-v1"}, functools.partial(MLPAgent, head="tanh_gaussian")),
-    "MLP, residual": (
+    "MLP, ReLU": (
         {"env_id": "Pendulum-v1"},
-        functools.partial(MLPAgent, body="residual", activation="relu"),
+        functools.partial(MLPAgent, activation="relu"),
     ),
     "Nature": (ATARI, CNNAgent),
     "IMPALA": (ATARI, functools.partial(CNNAgent, body="impala")),

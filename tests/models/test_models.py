@@ -110,7 +110,6 @@ VECTOR_ACTIONS = Bounded(-1, 1, shape=(3,), dtype=torch.float32)
         (ACTIONS, {"shared": True}),
         (VECTOR_ACTIONS, {}),
         (VECTOR_ACTIONS, {"head": "tanh_gaussian"}),
-        (VECTOR_ACTIONS, {"body": "residual", "hidden_sizes": (16, 16)}),
         (VECTOR_ACTIONS, {"activation": "relu"}),
         (VECTOR_ACTIONS, {"activation": "elu"}),
     ],

@@ -1,4 +1,4 @@
-"""The residual body, and networks of other widths."""
+"""Networks of other widths."""
 
 import functools
 
@@ -6,35 +6,16 @@ import pytest
 import torch
 from torchrl.data import Bounded, Categorical, Unbounded
 
-from ppo_lightning import PPG, PPO, ConfigError, MLPAgent, RecurrentPPO
-from ppo_lightning.models.bodies import ResidualMLP
+from ppo_lightning import ConfigError, MLPAgent
 
 SPEC = Bounded(-1, 1, shape=(3,), dtype=torch.float32)
 OBSERVATIONS = Unbounded((5,))
 
 
-@pytest.mark.parametrize(
-    ("ppo", "options"),
-    [
-        (PPO, {"norm_obs": True}),
-        (PPO, {"norm_obs": True, "log_std_init": -1.0}),
-        (PPG, {}),
-        (RecurrentPPO, {"memory": "lstm", "shared": True}),
-    ],
-)
-def test_every_algorithm_trains_with_residual_bodies(ppo, options, fit):
-    agent = functools.partial(MLPAgent, body="residual", hidden_sizes=(16, 16), **options)
-    data = {"env_id": "Pendulum-v1", "num_envs": 2, "num_steps": 32, "total_timesteps": 192}
-    more = {"n_iteration": 2} if ppo is PPG else {}
-    module = fit(data, {"agent": agent, "num_minibatches": 2, "learning_rate": 1e-3} | more, ppo=ppo)
-    assert module.trainer.callback_metrics["losses/approx_kl"] > 0
-    assert isinstance(module.agent.actor_body, ResidualMLP)
-
-
 def test_the_options_reach_their_networks():
     sizes = {"hidden_sizes": (32, 32, 32), "critic_hidden_sizes": (8, 4)}
-    agent = MLPAgent(OBSERVATIONS, SPEC, body="residual", **sizes)
-    assert len(agent.actor_body.blocks) == 3 and agent.actor_body.out_features == 32
+    agent = MLPAgent(OBSERVATIONS, SPEC, **sizes)
+    assert [layer.out_features for layer in agent.actor_body.layers] == [32, 32, 32]
     assert [layer.out_features for layer in agent.critic_body.layers] == [8, 4]
     assert MLPAgent(OBSERVATIONS, SPEC, log_std_init=-2.0).head.log_std.tolist() == [-2.0] * 3
     recurrent = functools.partial(MLPAgent, OBSERVATIONS, SPEC, memory="lstm")
@@ -51,8 +32,6 @@ def test_a_policy_without_hidden_layers_is_linear():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"body": "residual", "hidden_sizes": ()}, "have one width"),
-        ({"body": "residual", "hidden_sizes": (64, 32)}, "have one width"),
         ({"shared": True, "critic_hidden_sizes": (64,)}, "no body of its own"),
         ({"critic_hidden_sizes": (0,)}, "critic_hidden_sizes"),
     ],
