@@ -14,7 +14,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.utils.finite import require_finite
-from ppo_lightning.utils.scans import discounted_sum, episode_sums
+from ppo_lightning.utils.scans import tensor_episode_sums
 
 
 class TensorCollector(Collector):
@@ -179,11 +179,7 @@ class TensorCollector(Collector):
             ("episode_reward", reward, torch.float32),
             ("step_count", torch.ones_like(reward), torch.int64),
         ):
-            operands = increments, done, self._sums[key]
-            if self._sums[key].device.type == "cpu":
-                sums = torch.from_numpy(episode_sums(*(operand.numpy(force=True) for operand in operands)))
-            else:
-                sums = discounted_sum(*operands)
+            sums = tensor_episode_sums(increments, done, self._sums[key])
             following[key] = sums.T.reshape(shape).to(dtype).to(self._device)
         if self.reward_scaler is not None:
             scaled = self.reward_scaler.scale(reward, done, self._sums["discounted"])

@@ -70,6 +70,13 @@ def episode_sums(steps: np.ndarray, done: np.ndarray, carry: np.ndarray) -> np.n
     return sums
 
 
+def tensor_episode_sums(steps: Tensor, done: Tensor, carry: Tensor) -> Tensor:
+    """Compute :func:`discounted_sum` without a discount, on the CPU by :func:`episode_sums`."""
+    if carry.device.type != "cpu":
+        return discounted_sum(steps, done, carry)
+    return torch.from_numpy(episode_sums(*(tensor.numpy(force=True) for tensor in (steps, done, carry))))
+
+
 class LinearRecurrence(torch.autograd.Function):
     """Solve ``h_t = weight_t * h_{t-1} + increment_t`` with ``h_{-1} = state``.
 

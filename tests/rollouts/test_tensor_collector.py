@@ -10,8 +10,10 @@ from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, 
 from ppo_lightning import MLPAgent, make_env
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import CollectorMoments, ObservationNormalizer, RewardScaler
+from ppo_lightning.rollouts import tensor_collector
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.utils.scans import discounted_sum
 from ppo_lightning.utils.seeding import Shard
 
 
@@ -129,8 +131,8 @@ def test_a_step_reads_no_tensor_into_numpy_or_python_lists(options, monkeypatch)
     def refuse(self, *args, **kwargs):
         raise AssertionError("a tensor leaves its device")
 
-    # The sums along the episodes of a rollout are computed by NumPy where they lie on the CPU.
-    monkeypatch.setattr(collector, "_add_episodes", lambda following: None)
+    # On a GPU, sums along the episodes of a rollout are a scan; on the CPU, NumPy computes them.
+    monkeypatch.setattr(tensor_collector, "tensor_episode_sums", discounted_sum)
     for name in ("numpy", "__array__", "cpu", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     for _ in range(2):
