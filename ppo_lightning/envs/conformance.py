@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import math
 import time
 import warnings
@@ -276,12 +277,12 @@ def check_normalizers(env: Any) -> Findings:
     layers, seen, found = [env], set(), set()
     while layers:
         layer = layers.pop()
-        if id(layer) not in seen and isinstance(layer, LAYERS):
+        if id(layer) not in seen and isinstance(layer, LAYERS | list | dict):
             seen.add(id(layer))
             found |= {kind.__name__ for kind in type(layer).__mro__}
-            for value in vars(layer).values():
-                layers += value if isinstance(value, list) else [value]
-            layers += layer.children() if isinstance(layer, nn.Module) else []
+            # `vars` would make a dictionary of the attributes, and every later step of CartPole would take an
+            # eighth longer (Python 3.11).
+            layers += gc.get_referents(layer)
     for name in NORMALIZERS & found:
         setting = "model.norm_reward" if "Reward" in name else "model.agent.norm_obs"
         what = f"{name} normalizes in the environment: evaluation and exports lack its statistics."

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import re
 import sys
 import traceback
@@ -355,6 +356,14 @@ def test_normalization_in_the_environment_is_named_with_the_setting(fit, recwarn
     assert len([warned for warned in recwarn if re.search(said, str(warned.message))]) == 1
     findings = check_environment(EnvFactory(make, **options), 2, 60, seconds=1).findings
     assert len([finding for finding in findings if re.match(said, finding.what + finding.remedy)]) == 1
+
+
+def test_the_checks_leave_the_attributes_of_an_environment_fast(fit):
+    env = gym.make("CartPole-v1")
+    fit(SMALL | {"env_id": lambda: env, "num_envs": 1, "eval_episodes": 0})
+    # Python 3.11 and 3.12 keep attributes without a dictionary, until something asks for it.
+    parts = gc.get_referents(env.unwrapped)
+    assert not [part for part in parts if isinstance(part, dict) and "gravity" in part]
 
 
 @pytest.mark.parametrize(("step", "what"), [(stop, r"StopIteration\(\)"), (leave, r"SystemExit\(0\)")])
