@@ -360,7 +360,7 @@ def test_normalization_in_the_environment_is_named_with_the_setting(fit, recwarn
 
 def test_the_checks_leave_the_attributes_of_an_environment_fast(fit):
     env = gym.make("CartPole-v1")
-    fit(SMALL | {"env_id": lambda: env, "num_envs": 1, "eval_episodes": 0})
+    fit(SMALL | {"env_id": lambda: env, "num_envs": 1, "eval_episodes": None})
     # Python 3.11 and 3.12 keep attributes without a dictionary, until something asks for it.
     parts = gc.get_referents(env.unwrapped)
     assert not [part for part in parts if isinstance(part, dict) and "gravity" in part]
