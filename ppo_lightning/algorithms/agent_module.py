@@ -151,12 +151,12 @@ class AgentModule(NamedArguments, L.LightningModule):
         private.replace_defaults(self.trainer)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             private.remove_step_limit(self.trainer)
-        if self.trainer.ckpt_path is None:
-            self.env_steps = self.extra_steps = 0
-            self.episode_returns.clear()
-            self.episode_lengths.clear()
-            self._evaluated_at = None
-            self.loaded = {}, Path()
+        # A checkpoint is loaded later. Until then, `trainer.ckpt_path` is that of an earlier call.
+        self.env_steps = self.extra_steps = 0
+        self.episode_returns.clear()
+        self.episode_lengths.clear()
+        self._evaluated_at = None
+        self.loaded = {}, Path()
 
     def configure_model(self) -> None:
         """Build the agent for the data module's environments. ``predict`` builds it from the checkpoint."""
@@ -259,7 +259,9 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.loaded = {}, Path()
         self.env_steps = checkpoint["env_steps"]
         self.extra_steps = checkpoint.get("extra_steps", 0)
+        self.episode_returns.clear()
         self.episode_returns.extend(checkpoint["episode_returns"])
+        self.episode_lengths.clear()
         self.episode_lengths.extend(checkpoint.get("episode_lengths", ()))  # since version 0.2.0
 
     @classmethod
@@ -505,6 +507,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         if RETURNED in state:
             recipe, self.env_steps, returns = state.pop(RETURNED)
             self._rebuild({"agent": recipe, "state_dict": state})
+            self.episode_returns.clear()
             self.episode_returns.extend(returns)
             self.loaded = {}, Path()
         return super().load_state_dict(state, *args, **kwargs)

@@ -180,7 +180,7 @@ class PPG(PPO):
     def setup(self, stage: str) -> None:
         """Forget the rollouts of an earlier run."""
         super().setup(stage)
-        if stage == "fit" and self.trainer.ckpt_path is None:
+        if stage == "fit":
             self.rollouts = []
 
     def check_split(self) -> None:

@@ -210,8 +210,6 @@ class OffPolicyModule(AgentModule):
         refusals = {
             "data.overlap acts with weights that are two batches old, and off-policy algorithms allow for"
             " one: set it to false.": data.overlap,
-            f"{batch} is not divisible by model.train_frequency = {hparams.train_frequency}: change one of"
-            " these numbers.": frames % hparams.train_frequency,
             f"model.buffer_size is {hparams.buffer_size}, less than one batch of {batch} transitions: raise"
             " it.": hparams.buffer_size < frames,
             f"model.learning_starts is {hparams.learning_starts}: it must be below data.total_timesteps"
@@ -309,10 +307,16 @@ class OffPolicyModule(AgentModule):
             self.buffer.load_state_dict(buffers[self.trainer.global_rank], device)
         elif self.env_steps > 0:
             self._refilled_at = self.env_steps + self.hparams.learning_starts
-            rank_zero_warn(
+            problem = (
                 f"The checkpoint has no replay buffer of this size: {self.hparams.learning_starts} steps of"
-                " the trained policy refill it before learning resumes (model.save_buffer saves it)."
+                " its policy refill it before learning resumes"
             )
+            if self._refilled_at >= self.data.total_timesteps:
+                raise ConfigError(
+                    f"{problem}, and the run ends before: raise data.total_timesteps or lower"
+                    " model.learning_starts."
+                )
+            rank_zero_warn(f"{problem} (model.save_buffer saves it).")
 
     @property
     def steps_per_rollout(self) -> int:

@@ -118,10 +118,10 @@ class EvaluationLoader:
         try:
             with self.profiler.profile("evaluate"):
                 episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)
-            yield episodes
         finally:
             if not env.is_closed:
                 env.close()
+        yield episodes  # Lightning takes no further batch, and would leave the environments open
 
 
 def no_episodes(count: int) -> TensorDict:

@@ -1,5 +1,6 @@
 """Four statements of Python (seed, data, Trainer, fit) do what the command line does."""
 
+import functools
 import json
 import logging
 import os
@@ -16,11 +17,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMPr
 from lightning.pytorch.loggers import CSVLogger
 
 import ppo_lightning
-from ppo_lightning import PPO, RolloutDataModule
+from ppo_lightning import PPG, PPO, RolloutDataModule
 from ppo_lightning.callbacks import Preemption, RunSummary, Threads
+from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from ppo_lightning.rollouts.collector import RolloutCollector
-from tests.helpers import ROOT, Forked, require_same, script
+from tests.helpers import ROOT, Forked, SaveAfter, require_same, script
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32 * 12}
 MODEL = {"num_minibatches": 2, "update_epochs": 1}
@@ -121,6 +123,22 @@ def test_bars_know_the_number_of_epochs_and_a_second_fit_begins_anew(make_traine
         assert trainer.lightning_module.env_steps == data["total_timesteps"]
     total = 3 if limit == 1.0 else 6
     assert epochs.seen == [(epoch, total + total * (epoch >= total)) for epoch in range(2 * total)]
+
+
+@pytest.mark.parametrize("make", [PPO, functools.partial(PPG, n_iteration=4, num_aux_rollouts=2)])
+def test_a_fit_after_a_validation_of_a_checkpoint_trains_a_whole_run(make_trainer, tmp_path, make):
+    module, data = make(**MODEL), RolloutDataModule(**SMALL)
+    save = SaveAfter(tmp_path / "middle.ckpt", 6)
+    trainer = make_trainer(callbacks=[save])
+    trainer.fit(module, data)
+    steps = trainer.global_step
+    trainer.validate(module, data, ckpt_path=save.path, verbose=False)
+    assert module.rollouts_done == 6
+    assert list(module.episode_returns) == read_checkpoint(save.path)["episode_returns"]
+    trainer.fit(module, data)
+    assert module.rollouts_done == 12
+    assert trainer.global_step == 2 * steps
+    assert not getattr(module, "rollouts", []), "those of the validated checkpoint are forgotten"
 
 
 def test_more_than_a_thousand_epochs_are_trained(fit):

@@ -252,13 +252,18 @@ def test_a_function_gets_what_its_parameters_name():
 
 
 def test_functions_of_batched_torchrl_environments_get_them_too(fit):
+    made = []
+
     def make(num_envs, seed):
-        return SerialEnv(num_envs, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+        made.append(SerialEnv(num_envs, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True)))
+        return made[-1]
 
     module = fit(SMALL | {"env_id": make}, limit_val_batches=1)
     assert module.env_steps == 192
-    (episodes,) = EvaluationLoader(EnvFactory(make), module.agent, Shard.whole(3, seed=1))
-    assert episodes.batch_size == (3,)
+    # As Lightning does, which takes no second batch from a loader of length 1.
+    batches = iter(EvaluationLoader(EnvFactory(make), module.agent, Shard.whole(3, seed=1)))
+    assert next(batches).batch_size == (3,)
+    assert made[-1].is_closed
 
 
 def test_keyword_arguments_without_a_name_get_nothing():

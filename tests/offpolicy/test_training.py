@@ -30,8 +30,9 @@ CARTPOLE = {"num_envs": 2, "num_steps": 10, "total_timesteps": 200}
 PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 1, "num_steps": 10, "total_timesteps": 100}
 SMALL = {"batch_size": 16, "learning_starts": 40, "buffer_size": 100}
 Q = SMALL | {"learning_rate": 1e-2, "target_network_frequency": 30}
-ACTOR = SMALL | {"agent": functools.partial(DeterministicAgent, hidden_sizes=(16, 16))}
-SOFT = SMALL | {"agent": functools.partial(SACAgent, hidden_sizes=(16, 16), norm_obs=True)}
+ACTOR = SMALL | {"learning_starts": 20}
+ACTOR |= {"agent": functools.partial(DeterministicAgent, hidden_sizes=(16, 16))}
+SOFT = ACTOR | {"agent": functools.partial(SACAgent, hidden_sizes=(16, 16), norm_obs=True)}
 ATARI = {"env_id": "ALE/Breakout-v5", "num_envs": 2, "num_steps": 8, "total_timesteps": 112}
 ATARI |= {"env_kwargs": {"screen_size": 36}}
 RUNS = {
@@ -81,12 +82,14 @@ def test_a_run_without_its_buffer_refills_it_before_it_learns(counted, fit, tmp_
     _, folder = counted
     assert not [*folder.glob("*.replay")]
     model, save = Q | {"save_buffer": True}, SaveAfter(tmp_path / "again.ckpt", 3)
-    with pytest.warns(UserWarning, match="40 steps of the trained policy refill it"):
+    with pytest.warns(UserWarning, match="40 steps of its policy refill it"):
         resumed = fit(CARTPOLE, model, ppo=DQN, ckpt_path=folder / "middle.ckpt", callbacks=[save])
     again = fit(CARTPOLE, model, ppo=DQN, ckpt_path=save.path)
     for module in (resumed, again):
         assert module.due(0, 200) == range(90, 201, 10)
         assert len(module.buffer) == 100
+    with pytest.raises(ConfigError, match=r"160 steps of its policy .* the run ends before: raise"):
+        fit(CARTPOLE, model | {"learning_starts": 160}, ppo=DQN, ckpt_path=folder / "middle.ckpt")
 
 
 def test_frames_of_another_number_of_environments_are_refilled(trained, fit):
@@ -203,6 +206,11 @@ def test_updates_are_due_by_environment_steps_after_the_transitions_are_stored(c
     assert module.steps == [(40, 40, 40), *((n, s, n) for n in (60, 80, 100) for s in (n - 10, n))]
 
 
+def test_updates_need_no_batches_that_their_number_of_steps_divides(fit):
+    module = fit(CARTPOLE | {"total_timesteps": 80}, Q | {"train_frequency": 7}, ppo=Counted)
+    assert module.steps == [*((60, n, 60) for n in (42, 49, 56)), *((80, n, 80) for n in (63, 70, 77))]
+
+
 def test_the_buffer_holds_final_observations_and_a_time_limit_is_no_termination(fit):
     data = CARTPOLE | {"env_kwargs": {"max_episode_steps": 7}, "num_envs": 1}
     module = fit(data, Q | {"learning_starts": 190}, ppo=Counted)
@@ -232,7 +240,7 @@ def test_exploration_follows_the_environment_steps(counted, trained):
     assert [*map(module.exploration, (0, 25, 50, 75))] == pytest.approx([1.0, 0.55, 0.1, 0.1])
     assert module.agent.head.exploration == pytest.approx(0.1)
     soft, _ = trained("SAC")
-    assert [*map(soft.exploration, (39, 40))] == [float("inf"), 1.0]
+    assert [*map(soft.exploration, (19, 20))] == [float("inf"), 1.0]
 
 
 MEMORY = functools.partial(MLPAgent, memory="lstm", shared=True)
@@ -258,7 +266,6 @@ REFUSED = {
     "a memory, which DQN cannot train": (DQN, CARTPOLE, {"agent": MEMORY}),
     "whose head is a SoftmaxHead": (DiscreteSAC, CARTPOLE, {"agent": C51Agent}),
     "must be below model.v_max": (C51, CARTPOLE, {"v_min": 3.0, "v_max": 3.0}),
-    "not divisible by model.train_frequency = 7": (DQN, CARTPOLE, {"train_frequency": 7}),
     "less than one batch": (DQN, CARTPOLE, {"buffer_size": 19}),
     r"must be below data.total_timesteps \(200\)": (DQN, CARTPOLE, {"learning_starts": 200}),
     "set it to false": (DQN, CARTPOLE | {"overlap": True}, {}),

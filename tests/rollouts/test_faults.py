@@ -15,6 +15,7 @@ from torchrl.envs import StepCounter
 
 from ppo_lightning import DQN, PPO, ConfigError, MLPAgent, RolloutDataModule, last_checkpoint, make_env
 from ppo_lightning.algorithms import losses
+from ppo_lightning.callbacks.guards import RolloutGuard
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
@@ -250,6 +251,9 @@ def test_the_update_uses_the_valid_steps_alone(fit, options):
     rollout = module.rollouts[-1]
     kept = rollout["observation"][rollout["valid"]].flatten().sort().values
     assert len(kept) == 24 - 1
+    (row, step) = (~rollout["valid"]).nonzero()[0].tolist()
+    before, at = rollout[row, step - 1], rollout[row, step]
+    torch.testing.assert_close(before["value_target"], before["next", "reward"] + 0.99 * at["state_value"])
     for epoch in module.epochs[-2:]:
         valid = [{key: value[batch["valid"] > 0] for key, value in batch.items()} for batch in epoch]
         assert torch.equal(torch.cat([batch["observation"] for batch in valid]).flatten().sort().values, kept)
@@ -260,6 +264,14 @@ def test_the_update_uses_the_valid_steps_alone(fit, options):
         for batch, alone in zip(epoch, valid, strict=True):  # the loss and its parts
             del alone["valid"]
             torch.testing.assert_close(module.total_loss(batch), module.total_loss(alone))
+
+
+def test_the_guard_compares_nothing_in_a_rollout_without_valid_steps(fit):
+    module = fit(SMALL, ppo=RecordedPPO)
+    rollout, guard = module.rollouts[-1], RolloutGuard()
+    guard.every = 1
+    rollout["valid"] = torch.zeros(rollout.batch_size, dtype=torch.bool)
+    guard.on_train_batch_start(module.trainer, module, rollout, 0)
 
 
 @pytest.mark.parametrize("number", [-1, 0.5, "often"])
