@@ -285,7 +285,7 @@ class OffPolicyModule(AgentModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the buffers of all ranks, if the settings say so or after a signal. This is a collective."""
         super().on_save_checkpoint(checkpoint)
-        if "optimizer_states" not in checkpoint:  # weights only
+        if not checkpoint.get("optimizer_states"):  # weights only, or no fit
             return
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         preempted = any(isinstance(callback, Preemption) and callback.requested for callback in callbacks)

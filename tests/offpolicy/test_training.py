@@ -18,6 +18,7 @@ from ppo_lightning import (
     ConfigError,
     DiscreteSAC,
     MLPAgent,
+    RolloutDataModule,
     last_checkpoint,
 )
 from ppo_lightning.callbacks import Doctor
@@ -158,6 +159,14 @@ def test_weights_alone_are_saved_without_the_buffer(trained, tmp_path):
     module.trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     assert [path.name for path in tmp_path.iterdir()] == ["weights.ckpt"]
     assert module.trainer.callback_metrics["step"] == module.env_steps, "for names of checkpoints"
+
+
+def test_a_validated_checkpoint_is_saved_without_a_buffer(trained, make_trainer, tmp_path):
+    module = AgentModule.load_from_checkpoint(trained("DQN")[1] / "last.ckpt")
+    trainer = make_trainer(limit_val_batches=1)
+    trainer.validate(module, RolloutDataModule(**CARTPOLE), verbose=False)
+    trainer.save_checkpoint(tmp_path / "again.ckpt")
+    assert [path.name for path in tmp_path.glob("again*")] == ["again.ckpt"]
 
 
 def test_a_checkpoint_has_the_whole_module(trained):
