@@ -1,7 +1,8 @@
-"""Print the returns of PPO and RPO on dm_control tasks beside CleanRL's.
+"""Print the returns of PPO and RPO on tasks of MuJoCo and dm_control beside CleanRL's.
 
-`python benchmarks/rpo_table.py` reads the raw runs of `benchmarks/results/dm_control` and prints two tables
-in Markdown. In `terminal`, PPO treats time limits as terminal states. It needs the extra `report`.
+`python benchmarks/rpo_table.py` reads the raw runs of `mujoco`, `rpo_mujoco` and `dm_control` in
+`benchmarks/results` and prints three tables in Markdown. In `terminal`, PPO treats time limits as terminal
+states. It needs the extra `report`.
 
 CleanRL's figures (documentation of RPO) are after 8 000 000 steps, with 10 seeds.
 """
@@ -31,11 +32,15 @@ def main(args: Sequence[str] | None = None) -> None:
         for run in read_csv(PUBLISHED)
         if run["env_steps"] == STEPS
     }
-    print("| task | PPO | RPO | CleanRL's PPO, 8 M steps | CleanRL's RPO, 8 M steps |\n|---|---|---|---|---|")
-    for env_id, runs in ppo.items():
-        figures = [published["dm_control", env_id], published["rpo", env_id]]
-        print(f"| {env_id} | {figure(runs)} | {figure(rpo[env_id])} | {' | '.join(figures)} |")
-    print("\n| task | bootstrapped | terminal state | CleanRL's PPO, 8 M steps |\n|---|---|---|---|")
+    reference, others = returns_of("mujoco/runs.csv"), returns_of("rpo_mujoco/*/runs.csv")
+    for family, ours, theirs in (("mujoco", reference, others), ("dm_control", ppo, rpo)):
+        print("| task | PPO | RPO | CleanRL's PPO, 8 M steps | CleanRL's RPO, 8 M steps |")
+        print("|---|---|---|---|---|")
+        for env_id, runs in ours.items():
+            figures = [published[family, env_id], published["rpo", env_id]]
+            print(f"| {env_id} | {figure(runs)} | {figure(theirs[env_id])} | {' | '.join(figures)} |")
+        print()
+    print("| task | bootstrapped | terminal state | CleanRL's PPO, 8 M steps |\n|---|---|---|---|")
     for env_id, runs in terminal.items():
         print(f"| {env_id} | {figure(ppo[env_id])} | {figure(runs)} | {published['dm_control', env_id]} |")
 
