@@ -90,7 +90,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.episode_lengths: deque[float] = deque(maxlen=100)
         self._recipe: dict[str, Any] = {}  # the agent as plain data, from which a checkpoint rebuilds it
         self.loaded: tuple[dict[str, Any], Path] = {}, Path()  # checkpoint, folder of its run, until `fit`
-        self._evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
+        self.evaluated_at: int | None = None  # environment steps of the last evaluation in a fit
         self._predictor: Predictor | None = None
         self._returns_agent = False  # whether `state_dict` describes the agent for the parent process
 
@@ -155,7 +155,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         self.env_steps = self.extra_steps = 0
         self.episode_returns.clear()
         self.episode_lengths.clear()
-        self._evaluated_at = None
+        self.evaluated_at = None
         self.loaded = {}, Path()
 
     def configure_model(self) -> None:
@@ -222,7 +222,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             hyperparameters.setdefault("_class_path", self._class_path)  # as the command line does
         checkpoint["seed"] = self.data.seed
         # Results of the last evaluation, if it evaluated the current weights
-        metrics = self.trainer.callback_metrics if self._evaluated_at == self.env_steps else {}
+        metrics = self.trainer.callback_metrics if self.evaluated_at == self.env_steps else {}
         results = {key.removeprefix("eval/"): float(x) for key, x in metrics.items() if "eval/" in key}
         checkpoint["evaluation"] = results or None
         checkpoint["env_steps"] = self.env_steps
@@ -420,7 +420,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     def validation_step(self, episodes: TensorDictBase, batch_idx: int) -> None:
         """Log statistics of the episodes of all ranks. ``episodes`` are those of this rank, [E]."""
         if self.fitting:
-            self._evaluated_at = self.env_steps
+            self.evaluated_at = self.env_steps
         names = self.data.factory.log_info
         no_info = episodes["episode_reward"].new_full((len(episodes), len(names)), torch.nan)
         episodes.setdefault("info", no_info)  # the same keys on all ranks

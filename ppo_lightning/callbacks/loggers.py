@@ -38,7 +38,8 @@ class LoggerGuard(Guard):
     def _call(self, module: Learner, logger: Logger, name: str, *args: Any, **kwargs: Any) -> None:
         # The method of the class: that of the instance is wrapped.
         method = getattr(type(logger), name).__get__(logger)
-        if name == "log_metrics" and module.trainer.state.fn == TrainerFn.FITTING:
+        state = module.trainer.state
+        if name == "log_metrics" and state.fn == TrainerFn.FITTING and state.stage:  # not after the fit
             args, kwargs = args[:1], kwargs | {"step": module.env_steps}
         try:
             # CSVLogger keeps metrics in memory until it saves.

@@ -86,7 +86,7 @@ class Preemption(Guard):
         path = save_beside_checkpoints(trainer, "preempted")
         saved = f"{path}\nTo resume: fit(..., ckpt_path={path!r}), or fit --auto_resume."
         if path is None:
-            saved = "no checkpoint, because there is no ModelCheckpoint."
+            saved = "no checkpoint, without a ModelCheckpoint or room for its file."
         if number == private.requeue_signal(trainer):
             private.save_and_requeue(trainer, number)
         if trainer.is_global_zero:

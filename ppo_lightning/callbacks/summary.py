@@ -84,7 +84,7 @@ class RunSummary(Guard):
         if (mean := pl_module.mean_return) is not None:
             print(f"return over the last {len(pl_module.episode_returns)} episodes: {mean:{decimals(mean)}}")
         metrics = trainer.callback_metrics
-        if "eval/episodic_return" in metrics:
+        if pl_module.evaluated_at == pl_module.env_steps and "eval/episodic_return" in metrics:
             digits = decimals(float(metrics["eval/episodic_return"]))
             average, std, lowest, highest = (
                 f"{metrics[f'eval/episodic_return{name}']:{digits}}" for name in ("", "_std", "_min", "_max")

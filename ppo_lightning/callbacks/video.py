@@ -1,5 +1,6 @@
 """Videos of episodes during training."""
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,15 +40,24 @@ class CaptureVideo(L.Callback):
         self.max_frames = max_frames
         self.overlay = overlay
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
+        """Record one step, so that a run ends at its start if it cannot be recorded."""
+        if trainer.is_global_zero:
+            with tempfile.TemporaryDirectory() as folder:
+                record_video(pl_module.agent, pl_module.data.factory, Path(folder, "a.mp4"), max_frames=1)
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record a video if the iteration is due."""
-        if pl_module.rollouts_done % self.every or not trainer.is_global_zero:
+        if pl_module.rollouts_done % self.every:
+            return
+        folder = trainer.log_dir or trainer.default_root_dir  # a collective
+        if not trainer.is_global_zero:
             return
         data, step = pl_module.data, pl_module.env_steps
         data.wait()  # the recording uses PyTorch's generator, too
-        path = Path(trainer.log_dir or trainer.default_root_dir, "videos", f"step={step}.mp4")
+        path = Path(folder, "videos", f"step={step}.mp4")
         options: dict[str, Any] = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
         record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:

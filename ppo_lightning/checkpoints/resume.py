@@ -43,28 +43,27 @@ def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) 
 def folders_of_runs(trainer: Trainer) -> list[Path]:
     """Return the folders in which runs of such Trainers write their checkpoints.
 
-    These are the folders of ``ModelCheckpoint`` if they are set, otherwise that of all versions of the first
-    logger.
+    These are the folders of ``ModelCheckpoint``: that of all versions of the first logger, where none is set.
     """
     save_dir = Path(trainer.default_root_dir)
     runs = save_dir / "checkpoints"
     if trainer.loggers:
         logger = trainer.loggers[0]
         runs = Path(logger.save_dir or save_dir, str(logger.name))
-    folders = [
-        Path(callback.dirpath)
-        for callback in trainer.checkpoint_callbacks
-        if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None
-    ]
+    callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    folders = [Path(callback.dirpath or runs) for callback in callbacks] or [runs]
     # A fit sets a folder that was not set, to one of a version.
-    return [folder for folder in folders if runs.resolve() not in folder.resolve().parents] or [runs]
+    return [*dict.fromkeys(runs if runs.resolve() in each.resolve().parents else each for each in folders)]
 
 
 def save_beside_checkpoints(trainer: Trainer, name: str) -> str | None:
-    """Save ``NAME.ckpt`` in the folder of ``ModelCheckpoint``, and return its path. This is a collective."""
+    """Save ``NAME.ckpt`` in the folder of ``ModelCheckpoint``, and return its path. This is a collective.
+
+    Without such a folder, or if the file cannot be written, the result is None.
+    """
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None:
         return None
     path = Path(folder) / f"{name}.ckpt"
     trainer.save_checkpoint(path)
-    return str(path)
+    return str(path) if path.exists() else None

@@ -136,7 +136,7 @@ class PPOCLI(LightningCLI):
             _require_writable(Path(logger.save_dir or self.trainer.default_root_dir))
         config = self.config_init.fit
         if config.auto_resume:
-            env_id, seed = self.config.fit.data.env_id, config.seed_everything
+            env_id, seed = self.datamodule.hparams["env_id"], config.seed_everything
             path = last_checkpoint(*folders_of_runs(self.trainer), env_id=env_id, seed=seed)
             # At its first start, the run may resume from a checkpoint of another run.
             config.ckpt_path = path or config.ckpt_path

@@ -57,6 +57,7 @@ QUIET = [
     for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     for part in (f"--trainer.{name}", "false")
 ]
+QUIET += ["--trainer.callbacks", "null"]  # which may need what is left out
 
 
 def parser_of(command: str, epilog: str = "") -> argparse.ArgumentParser:

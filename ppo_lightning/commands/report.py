@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.commands.curves import Row, draw
 from ppo_lightning.commands.jobs import Job
 from ppo_lightning.commands.runner import Runner, metrics_of
@@ -70,16 +69,14 @@ def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
     """Return the row of a finished run in ``runs.csv``, and its rows in ``curves.csv``."""
     folder = runner.folder_of(job)
     record = runner.record_of(job)
-    paths = folder.glob("runs/*/version_*/checkpoints/*.ckpt")
-    checkpoint = read_checkpoint(str(max(paths, key=lambda path: path.stat().st_mtime)))
     metrics = list(metrics_of(folder))
-    names = ("eval/episodic_return", "charts/avg_episodic_length")
+    names = ("eval/episodic_return", "charts/avg_episodic_return", "charts/avg_episodic_length")
     last = {name: float(row[name]) for name in names for row in metrics if row.get(name)}
     shared = {"recipe": job.label, "seed": job.seed}
     run = shared | {
         "env_id": job.settings["env_id"],
-        "env_steps": checkpoint["env_steps"],
-        "episodic_return": round(float(np.mean(checkpoint["episode_returns"] or [np.nan])), 4),
+        "env_steps": int(metrics[-1]["step"]),
+        "episodic_return": round(last.get("charts/avg_episodic_return", math.nan), 4),
         "episodic_length": last.get("charts/avg_episodic_length", math.nan),
         "eval_return": last.get("eval/episodic_return", math.nan),
         "wall_seconds": record["seconds"],
@@ -141,7 +138,8 @@ def table(runs: Sequence[Row], known: dict[str, Row | None]) -> str:
         shown = f"{statistics.fmean(returns):{spec}}"
         if len(returns) > 1:
             low, high = interval(returns)
-            shown += f" ± {statistics.stdev(returns):{spec}} [{low:{spec}}, {high:{spec}}]"
+            # Without an episode a return is NaN, for which statistics.stdev raises.
+            shown += f" ± {np.std(returns, ddof=1):{spec}} [{low:{spec}}, {high:{spec}}]"
         cleanrl = ""
         if reference is not None:
             if reference["metric"] == "episodic_length":  # returns of equal players are 0

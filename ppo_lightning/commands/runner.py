@@ -172,7 +172,7 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
     steps_before = 0
     for rows, next_rows in itertools.zip_longest(tries, tries[1:]):
         end = int(next_rows[0]["step"]) if next_rows else None
-        seconds = seconds_before
+        seconds, last = seconds_before, steps_before
         for row in rows:
             if end is not None and int(row["step"]) >= end:
                 break

@@ -206,9 +206,9 @@ class Tuner:
         steps = share * job.settings["total_timesteps"]
         if not runner.is_done(job) and (share == 1.0 or not rows or int(rows[-1]["step"]) < steps):
             return None
-        rows = [row for row in rows if row.get("charts/episodic_return") and int(row["step"]) <= steps]
+        rows = [row for row in rows if row.get("charts/avg_episodic_return") and int(row["step"]) <= steps]
         low, high = self.targets.get(job.settings["env_id"], (0.0, 1.0))
-        return (float(rows[-1]["charts/episodic_return"]) - low) / (high - low) if rows else math.nan
+        return (float(rows[-1]["charts/avg_episodic_return"]) - low) / (high - low) if rows else math.nan
 
     def write_results(self) -> None:
         """Write the recipes of the best trial, and compare them with the start on fresh seeds."""
@@ -224,7 +224,8 @@ class Tuner:
         if best.number == start.number:
             print("No trial is better than the recipes as they are.")
             return
-        folders = [options.output / "comparison" / name for name in ("start", "best")]
+        # A study that goes on may find another best trial.
+        folders = [options.output / "comparison" / name for name in ("start", f"trial_{best.number}")]
         seeds = map(str, range(options.seeds + 1, options.seeds + 1 + FRESH_SEEDS))
         shared = ["--recipes", *map(str, options.recipes), "--seeds", *seeds]
         shared += ["--workers", str(options.workers), "--threads", str(options.threads)]

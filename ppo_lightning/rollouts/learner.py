@@ -20,6 +20,7 @@ class Learner(Protocol):
     episode_returns: deque[float]
     run_log: Any
     episode_lengths: deque[float]
+    evaluated_at: int | None  # environment steps of the last evaluation in a fit
 
     @property
     def agent(self) -> ActorCritic: ...

@@ -19,7 +19,7 @@ from torchrl.envs import InitTracker
 
 import ppo_lightning.offpolicy
 from ppo_lightning.algorithms import losses
-from ppo_lightning.callbacks import Preemption
+from ppo_lightning.callbacks import CaptureVideo, Preemption
 from ppo_lightning.callbacks.guards import EqualRanksGuard
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.models import normalizers
@@ -46,6 +46,7 @@ options = {
     "nodes": 1,
     "nccl": False,
     "validations": 0,
+    "video": False,
     "invalid": [],
     "timeout": 100,
     "save_after": None,
@@ -156,8 +157,9 @@ def train(settings):
     module = type("Run", (Recorded, algorithm), {})(**rates | options["model"] | networks)
     strategy = DDPStrategy(timeout=timedelta(seconds=options["timeout"])) if several else "auto"
     processes = {"devices": options["devices"], "num_nodes": options["nodes"], "strategy": strategy}
+    callbacks = [Preemption(), *([CaptureVideo(every=5, max_frames=3)] if options["video"] else [])]
     trainer = trainers_in(options["folder"])(
-        max_epochs=1, limit_val_batches=options["validations"], callbacks=[Preemption()], **processes
+        max_epochs=1, limit_val_batches=options["validations"], callbacks=callbacks, **processes
     )
     data = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 16 * options["rollouts"]} | options["data"]
     if options["transforms"]:

@@ -176,7 +176,7 @@ def group(env_id, backend="gymnasium", algorithm="PPO", agent=(), **model):
 
 
 GROUPS = {
-    "classic": group("CartPole-v1"),
+    "classic": group("CartPole-v1") | {"video": True},
     "mujoco": group("Hopper-v5"),  # whose states hold uint64, which plain pickles cannot read
     "classic, continuous": group("Pendulum-v1"),
     "mujoco, envpool": group("Hopper-v4", "envpool"),

@@ -21,6 +21,7 @@ from ppo_lightning import PPG, PPO, RolloutDataModule
 from ppo_lightning.callbacks import Preemption, RunSummary, Threads
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
+from ppo_lightning.commands.report import read_csv
 from ppo_lightning.rollouts.collector import RolloutCollector
 from tests.helpers import ROOT, Forked, SaveAfter, require_same, script
 
@@ -76,6 +77,22 @@ def test_every_rollout_is_logged_by_default(fit, tmp_path, option, rows):
     fit(SMALL, MODEL, logger=CSVLogger(tmp_path), **option)
     (table,) = tmp_path.rglob("metrics.csv")
     assert len(table.read_text().splitlines()) == 1 + rows
+
+
+def test_metrics_of_the_user_after_a_fit_keep_their_step(fit, tmp_path):
+    logger = CSVLogger(tmp_path)
+    fit(SMALL, MODEL, logger=logger)
+    logger.log_metrics({"mine": 1.0}, step=7)
+    logger.save()
+    (table,) = tmp_path.rglob("metrics.csv")
+    assert [row["step"] for row in read_csv(table) if row["mine"]] == ["7"]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_summary_shows_no_evaluation_of_other_weights(fit, capsys, every):
+    data = SMALL | {"rollouts_per_epoch": 4, "eval_episodes": 1}
+    fit(data, MODEL, limit_val_batches=1, check_val_every_n_epoch=every)
+    assert ("evaluation, deterministic" in capsys.readouterr().out) == (every == 1)
 
 
 def test_every_progress_bar_shows_return_throughput_and_steps(fit):

@@ -11,9 +11,12 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torchrl.envs import InitTracker, VecNormV2
 
 from ppo_lightning import ConfigError, MLPAgent
+from ppo_lightning.checkpoints.resume import folders_of_runs
 from ppo_lightning.models import CNNAgent
 from tests.helpers import (
     SaveAfter,
@@ -248,3 +251,19 @@ def test_twenty_signals_at_random_moments_on_any_of_two_ranks(runs):
     assert same(*ends)
     assert ends[0]["episode_returns"] == ends[1]["episode_returns"]
     assert sum(ends[1]["episode_returns"]) / 100 > 450
+
+
+def test_the_folders_of_runs_are_those_of_all_callbacks(tmp_path):
+    best = ModelCheckpoint(dirpath=tmp_path / "best", monitor="eval/episodic_return")
+    for callbacks, folders in (
+        ([ModelCheckpoint(), best], ["runs", "best"]),
+        ([best], ["best"]),
+        ([], ["runs"]),
+    ):
+        trainer = L.Trainer(
+            accelerator="cpu",
+            logger=CSVLogger(tmp_path, "runs"),
+            callbacks=callbacks,
+            enable_checkpointing=bool(callbacks),
+        )
+        assert folders_of_runs(trainer) == [tmp_path / name for name in folders]

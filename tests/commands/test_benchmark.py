@@ -19,7 +19,7 @@ from ppo_lightning.commands import report as reports
 from ppo_lightning.commands.compare import compare
 from ppo_lightning.commands.curves import curve
 from ppo_lightning.commands.jobs import jobs_of
-from ppo_lightning.commands.report import interval, published, read_csv, table, write_csv
+from ppo_lightning.commands.report import interval, published, read_csv, results_of, table, write_csv
 from ppo_lightning.commands.runner import Runner, metrics_of
 from tests.helpers import ROOT, Forked, command_line
 
@@ -243,6 +243,30 @@ def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
     assert found == [(100, 2.0), (200, 4.0), (300, 5.0), (400, 6.0)]
 
 
+def test_metrics_of_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):
+    for version in range(2):
+        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
+        path.parent.mkdir(parents=True)
+        write_csv(path, [{"step": step, "charts/SPS": 100 + 100 * version} for step in (100, 200)])
+    found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
+    assert found == [(100, 0.5), (200, 1.0)]
+
+
+def test_the_row_of_a_run_is_that_of_its_end_whatever_checkpoints_it_has(tmp_path):
+    (job,) = jobs_of([RECIPE], [1], [], ())
+    runner = Runner(tmp_path, 1, 1)
+    path = runner.folder_of(job) / "runs/r/version_0/metrics.csv"
+    path.parent.mkdir(parents=True)
+    runner.record_attempt(job)
+    runner.record(job, finished=True, seconds=9)
+    names = ("step", "charts/episodic_return", "charts/avg_episodic_return", "eval/episodic_return")
+    rows = [(512, 20.0, 20.0, ""), (1024, 60.0, 40.00001, ""), (1024, "", "", 90.0)]
+    write_csv(path, [dict(zip(names, row, strict=True)) for row in rows])
+    run, curve = results_of(runner, job)
+    assert (run["env_steps"], run["episodic_return"], run["eval_return"]) == (1024, 40.0, 90.0)
+    assert [point["episodic_return"] for point in curve] == ["20.0", "60.0"]
+
+
 @pytest.mark.parametrize(
     ("env_id", "family", "mean"),
     [
@@ -268,7 +292,12 @@ def test_published_results_are_found(env_id, family, mean):
 
 @pytest.mark.parametrize(
     ("returns", "shown"),
-    [((0.9712, 0.9765), "0.974 ± 0.004"), ((7.5, 8.0), "7.75 ± 0.35"), ((486.9, 454.4), "470.6 ± 23.0")],
+    [
+        ((0.9712, 0.9765), "0.974 ± 0.004"),
+        ((7.5, 8.0), "7.75 ± 0.35"),
+        ((486.9, 454.4), "470.6 ± 23.0"),
+        (("nan", 8.0), "nan ± nan"),  # no episode has ended
+    ],
 )
 def test_a_table_shows_three_digits(returns, shown):
     run = {"recipe": "mine", "env_id": "Mine-v0", "env_steps": "1000", "wall_seconds": "9"}

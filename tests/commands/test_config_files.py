@@ -1,6 +1,7 @@
 """A flag wins over a recipe, wherever it stands."""
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -71,6 +72,14 @@ def test_a_first_start_with_auto_resume_takes_the_given_checkpoint_and_later_one
         assert f"Resumed from {resumed_from}" in out
         assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == total
     assert "Resumed from" not in output_of("fit", "--name", "new", "--auto_resume", *SHORT)
+
+
+def test_auto_resume_knows_a_class_as_the_environment(output_of):
+    env_id = {"class_path": "gymnasium.envs.classic_control.CartPoleEnv"}
+    env_id["init_args"] = {"render_mode": "rgb_array"}
+    flags = ["--data.env_id", json.dumps(env_id), *SHORT, "--auto_resume"]
+    assert "Resumed from" not in output_of("fit", *flags)
+    assert "Resumed from" in output_of("fit", *flags, "--data.total_timesteps", "2048")
 
 
 def test_a_config_without_a_value_says_so(refusal_of):

@@ -72,6 +72,13 @@ def test_the_command_prints_the_table_of_a_recipe(output_of, tmp_path):
     assert list(tmp_path.iterdir()) == [], "and leaves no file"
 
 
+def test_a_recipe_may_have_callbacks_that_write(output_of):
+    flags = [f"--trainer.callbacks+={name}" for name in ("ModelCheckpoint", "LearningRateMonitor")]
+    assert "| 7 | advantage normalization | on |" in output_of(
+        "details", "--config", "classic/cartpole", *flags
+    )
+
+
 # Ablation
 
 

@@ -65,7 +65,7 @@ def finish(folder, flags, returns, num_trial=0):
         runner.record_attempt(job)
         values = returns[job.label][:: 1 if job.seed == 1 else -1]
         rows = [f"{500_000 * (k + 1) // 8},{value},1000" for k, value in enumerate(values)]
-        path.write_text("\n".join(["step,charts/episodic_return,charts/SPS", *rows]))
+        path.write_text("\n".join(["step,charts/avg_episodic_return,charts/SPS", *rows]))
         runner.record(job, finished=True)
 
 
@@ -289,7 +289,7 @@ def test_a_study_is_completed_although_a_process_is_killed(tmp_path, space_file)
         for key in ("learning_rate", "update_epochs"):
             assert settings[key] == study.best_params.get(f"model.{key}", settings[key])
     if study.best_trial.number != again.number:
-        for side in ("start", "best"):
+        for side in ("start", f"trial_{study.best_trial.number}"):
             runs = read_csv(tmp_path / f"out/comparison/{side}/runs.csv")
             assert {run["seed"] for run in runs} == {"2"}, "a seed that no trial has used"
         assert "| cartpole | 1, 1 |" in out

@@ -66,6 +66,17 @@ def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(
     assert last_checkpoint(tmp_path) == str(tmp_path / "step=64.ckpt")
 
 
+def test_a_preempted_run_names_no_checkpoint_that_a_full_disk_lacks(fit, tmp_path, full_disk, capsys):
+    def stop():
+        full_disk()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        fit(SMALL, callbacks=[FillDisk(tmp_path, stop)], enable_checkpointing=True)
+    said = capsys.readouterr().out
+    assert "no checkpoint, without" in said and "To resume" not in said
+
+
 class Malicious:
     def __reduce__(self):
         return os.system, ("touch executed",)
