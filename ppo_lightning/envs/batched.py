@@ -266,8 +266,10 @@ class BatchedEnv(EnvBase):
         except Exception:
             check_observation(observation, self.unjoined_space)
             raise
-        if self._mask is not None and not over and self._forbids_all(target[i : i + 1])[0]:
-            raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+        if self._mask is not None and self._forbids_all(target[i : i + 1])[0]:
+            if not over:
+                raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
+            target[i, self._mask] = 1  # the value of a final observation may be that of its best action
 
     def _forbids_all(self, rows: np.ndarray) -> np.ndarray:
         """Return where a mask in observations [N, D] allows no action, [N] bool."""

@@ -346,9 +346,10 @@ def _import_class(path: str) -> Any:
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
-    # The metaclass of TorchRL's environments hides the parameters of a class.
-    is_hidden = isinstance(function, type) and type(function).__call__ is not type.__call__
-    shown: Any = inspect.getattr_static(function, "__init__") if is_hidden else function
+    # The metaclass of TorchRL's environments hides the parameters of a class, also in a `partial`.
+    made = getattr(function, "func", function)
+    is_hidden = isinstance(made, type) and type(made).__call__ is not type.__call__
+    shown: Any = inspect.getattr_static(made, "__init__") if is_hidden else function
     try:
         return inspect.signature(shown).parameters
     except (TypeError, ValueError):  # builtins have no signature

@@ -138,6 +138,11 @@ class GymnasiumEnv(BatchedEnv):
         self._restarts = [0] * len(seeds)  # of each environment
         self._pending_resets = {}
 
+    def set_attr(self, name: str, value: Any) -> None:
+        """See :meth:`BatchedEnv.set_attr`. A reset before it is repeated."""
+        super().set_attr(name, value)
+        self._pending_resets = {}
+
     def reset_arrays(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Reset and validate."""
         seeds = self._take_seeds()

@@ -171,8 +171,8 @@ class GymnasiumVectorEnv(BatchedEnv):
             useless = self._forbids_all(self._observation)
             if useless.any() and (done is None or (useless & ~done).any()):
                 raise ConfigError(f"its {MASK} allows no action before the episode has ended.")
-            if self.resets_late:  # the policy acts once more, on the final observation
-                self._observation[:, self._mask][useless] = 1
+            # A final observation has a value, and if resets are late, the policy acts once more.
+            self._observation[:, self._mask][useless] = 1
 
     def render(self) -> np.ndarray | None:
         """Return a picture of the first environment."""

@@ -74,11 +74,16 @@ def array_relu(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, 0)
 
 
-# Functions of tensors and of arrays.
+def array_elu(x: np.ndarray) -> np.ndarray:
+    """Return x where it is positive, and exp(x) - 1 elsewhere."""
+    return np.maximum(x, 0) + np.expm1(np.minimum(x, 0))
+
+
+# Functions of tensors and of arrays, without lambdas, which cannot be pickled.
 ACTIVATIONS: dict[Activation, tuple[Callable[[Tensor], Tensor], ArrayFunction]] = {
     "tanh": (tanh, np.tanh),
     "relu": (torch.relu, array_relu),
-    "elu": (functional.elu, lambda x: np.maximum(x, 0) + np.expm1(np.minimum(x, 0))),
+    "elu": (functional.elu, array_elu),
 }
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.bodies import MLP
 from ppo_lightning.models.encoders import Encoders, Numbers, make_encoder
 from ppo_lightning.models.mlp import MLPAgent
@@ -39,6 +40,8 @@ class OffPolicyAgent(MLPAgent):
         norm_obs: bool = False,
     ) -> None:
         if is_picture(observation_spec):
+            if norm_obs:
+                raise ConfigError("model.agent.norm_obs is for vectors: leave it out for pictures.")
             super(MLPAgent, self).__init__(action_spec, lambda: make_encoder(observation_spec), shared=True)
         else:
             arguments: Any = {"norm_obs": norm_obs, "activation": "relu"}

@@ -147,7 +147,7 @@ class RolloutCollector(Collector):
             next_observation[end.step][end.done] = end.final_observation
         own_rewards = self._raw_rewards
         if env.turn_based:  # those of player 0
-            own_rewards = own_rewards * (1 - 2 * store["mover"][..., 0])
+            own_rewards = own_rewards * (1 - 2 * store["mover"][..., 0]) * valid
         for name, values in (("episode_reward", own_rewards), ("step_count", valid)):
             store["next", name][..., 0] = episode_sums(values, episode_done, self._sums[name])
         self.rollouts_done += 1
@@ -220,7 +220,8 @@ class RolloutCollector(Collector):
                 raw = raw.copy()  # the reset may write into it
                 fresh = reset(done)[done]
                 if counted:
-                    counted.append(_differ(fresh, raw[done]))
+                    players = env.rows_per_game > 1  # one that is dead stays so
+                    counted.append(_differ(fresh, raw[done]) if players else np.ones(len(fresh), bool))
                 # If resets are late, `fresh` is the final observation, which counts once.
                 resets = None if env.resets_late else fresh
                 observation, *begun = self._check_and_normalize(

@@ -32,7 +32,7 @@ from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.overrides import warn_of_lost_hooks
-from ppo_lightning.utils.seeding import Shard
+from ppo_lightning.utils.seeding import Shard, derive_seed
 
 EPOCHS = 20  # of a run, by default
 EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
@@ -355,6 +355,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         if not (self.collector.can_resume and len(rows) == self.num_envs):
             rows = []
             outcome = "the environments start fresh episodes: the checkpoint does not hold the running ones."
+        if not rows and state["rollouts"]:  # other episodes than those at the start of the run
+            index = state["rollouts"] * self.num_envs + self.shard.first
+            self.env.set_seed(derive_seed(self.seed, "train", index))
         self.collector.load_state_dict(state | {"running": rows[self.shard.rows]})
         self._attributes |= saved.get("attributes", {})
         self._set_attributes()

@@ -529,6 +529,63 @@ def test_a_mask_may_be_missing_only_where_an_episode_ends():
         collect(make_env("Brought-v0", 2, env_kwargs={"without": [7]}))
 
 
+class Forbids(Plain):
+    """Environment whose last mask of an episode allows no action."""
+
+    observation_space = spaces.Dict(action_mask=spaces.MultiBinary(3), place=Plain.observation_space)
+    action_space = spaces.Discrete(3)
+
+    def see(self):
+        return {"action_mask": np.full(3, self.time < 50, np.int8), "place": ZEROS}
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_a_final_observation_allows_all_actions_where_it_allows_none(vectorized):
+    """DQN bootstraps from the best allowed action, and would take the logit of a forbidden one as a value."""
+
+    def make():
+        disabled = gym.vector.AutoresetMode.DISABLED
+        return gym.vector.SyncVectorEnv([Forbids] * 2, autoreset_mode=disabled) if vectorized else Forbids()
+
+    following = collect(make_env(make, 2), 64)["next"]
+    assert following["done"].sum() == 2
+    assert (following["observation"][following["done"].squeeze(-1)][:, :3] == 1).all()
+
+
+class Levels(Plain):
+    level = 0.0
+
+    def see(self):
+        return np.full(3, self.level, np.float32)
+
+
+def test_an_attribute_holds_from_the_first_observation_on():
+    env = make_env(Levels, 3)
+    env.set_attr("level", 0.5)
+    assert (env.reset_arrays() == 0.5).all()
+
+
+class Pit(Plain):
+    """Environment whose episode ends where it began."""
+
+    def see(self):
+        return np.full(3, self.time % 4 / 4, np.float32)
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        return observation, reward, self.time == 4, False, {}
+
+
+def test_restarts_that_never_happen_change_no_statistics():
+    counts = []
+    for options in ({}, {"max_restarts": 3}):
+        env = make_env(Pit, 2, env_kwargs=options)
+        agent = MLPAgent(*env.agent_specs, norm_obs=True)
+        make_collector(env, agent, 16).rollout()
+        counts.append(agent.normalizer.count.item())
+    assert counts == [2 * (1 + 16 + 4)] * 2, "the first observations, those of the steps and of the resets"
+
+
 def test_an_environment_with_masks_in_its_info_restarts():
     class Fails(Masked):
         def step(self, action):

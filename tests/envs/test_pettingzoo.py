@@ -312,6 +312,15 @@ def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
     assert following["episode_reward"].flatten().tolist()[3::4] == [final] * 2
 
 
+def test_rewards_of_random_openings_enter_no_return():
+    env = TurnBasedGamesEnv(lambda: Script([(0, (1, -1)), (0, (1, -1)), (0, (0, 0))]), [1], opening_moves=2)
+    rollout = collect(env, 60)
+    over = rollout["next", "episode_done"].flatten()
+    lengths, returns = (rollout["next", name].flatten()[over] for name in ("step_count", "episode_reward"))
+    assert set(lengths.tolist()) == {1, 2, 3}
+    assert torch.equal(returns, lengths - 1), "one for each move but the last"
+
+
 def test_a_truncated_turn_based_game_has_a_usable_mask():
     env = TurnBasedGamesEnv(lambda: Script([(0, (0, 0))], last="truncated"), [1])
     env.reset_arrays()

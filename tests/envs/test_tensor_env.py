@@ -1,5 +1,7 @@
 """Environments of tensors: resets by mask, and simulators with autoreset."""
 
+import functools
+
 import pytest
 import torch
 from gymnasium import spaces
@@ -176,3 +178,13 @@ def test_specs_follow_the_contract_of_torchrl():
     from torchrl.envs.utils import check_env_specs
 
     check_env_specs(Clock())
+
+
+def test_a_class_with_arguments_gets_the_number_of_environments():
+    class Late(Clock):
+        def __init__(self, num_envs, start):
+            super().__init__(num_envs)
+            self.start = start
+
+    env = EnvFactory(functools.partial(Late, start=2)).make(3)
+    assert (env.num_envs, env.start) == (3, 2)

@@ -1,6 +1,7 @@
 """Networks of other widths."""
 
 import functools
+import pickle
 
 import pytest
 import torch
@@ -39,3 +40,10 @@ def test_a_policy_without_hidden_layers_is_linear():
 def test_settings_that_contradict_each_other_are_refused(options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         MLPAgent(OBSERVATIONS, SPEC, **options)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+def test_an_agent_can_be_pickled(activation):
+    agent = MLPAgent(Unbounded((3,)), Categorical(2), activation=activation)
+    copied = pickle.loads(pickle.dumps(agent))
+    assert torch.equal(copied.value(torch.ones(2, 3)), agent.value(torch.ones(2, 3)))
