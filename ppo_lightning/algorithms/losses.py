@@ -9,6 +9,7 @@ Control Using Generalized Advantage Estimation" (2016).
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ppo_lightning.utils.scans import add_following
 
@@ -45,6 +46,11 @@ def gae(
     advantage = reward + discount * next_value * ~terminated - value
     add_following(advantage.T, (discount * gae_lambda * ~done).T[:-1])
     return advantage, advantage + value
+
+
+def before_invalid(valid: Tensor) -> Tensor:
+    """Return where the next step of a rollout does not count, which ends the flow of advantages, [N, T]."""
+    return functional.pad(~valid[:, 1:], (0, 1))
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -169,8 +169,7 @@ class PPO(AgentModule):
         done = following["done"].squeeze(-1)
         terminated = following["terminated"].squeeze(-1) if self.hparams.bootstrap_truncated else done
         if (valid := rollout.get("valid", None)) is not None:
-            done = done.clone()
-            done[:, :-1] |= ~valid[:, 1:]  # the advantage of a step that failed would enter earlier ones
+            done = done | losses.before_invalid(valid)
         boundary = done & ~terminated
         boundary[:, -1] = ~terminated[:, -1]
         next_value = value.roll(-1, dims=1)

@@ -210,7 +210,7 @@ def endless_gae(
     """
     next_value = torch.cat([value[:, 1:], last_value[:, None]], dim=1)
     never = torch.zeros_like(value, dtype=torch.bool)
-    stops = never if valid is None else torch.cat([~valid[:, 1:], never[:, :1]], dim=1)
+    stops = never if valid is None else losses.before_invalid(valid)
     return losses.gae(reward, value, next_value, never, stops, gamma, gae_lambda)
 
 
