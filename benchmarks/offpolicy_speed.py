@@ -57,32 +57,14 @@ def ours(workload: str, compiled: bool, watch: peers.Stopwatch) -> None:
 
 def stable_baselines3(workload: str, watch: peers.Stopwatch) -> None:
     """Train Stable-Baselines3 with the same hyperparameters until the stopwatch ends the run."""
-    import numpy as np
-    import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.noise import NormalActionNoise
 
     class Clock(BaseCallback):
         def _on_step(self) -> bool:
             return not (self.num_timesteps > WARM_UP and self.num_timesteps % LAP == 0 and watch.lap())
 
     algorithm, env_id, _ = WORKLOADS[workload]
-    env = make_vec_env(env_id)
-    options: dict[str, Any] = {
-        "learning_rate": 3e-4,
-        "batch_size": 256,
-        "policy_kwargs": {"net_arch": [256, 256]},
-    }
-    if algorithm == "TD3":
-        size = env.action_space.shape
-        options["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
-    if algorithm == "DQN":
-        options = {"learning_rate": 2.5e-4, "buffer_size": 10_000, "batch_size": 128, "train_freq": 10}
-        options |= {"target_update_interval": 500, "policy_kwargs": {"net_arch": [120, 84]}}
-        options |= {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}
-    make = getattr(stable_baselines3, algorithm)
-    model = make("MlpPolicy", env, learning_starts=LEARNING_STARTS, device="cpu", **options)
+    model = peers.stable_baselines3_off_policy(algorithm, env_id, LEARNING_STARTS)
     model.learn(10**8, callback=Clock())
 
 

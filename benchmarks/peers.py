@@ -152,6 +152,42 @@ def stable_baselines3_like_cartpole(
     )
 
 
+def stable_baselines3_off_policy(
+    algorithm: str, env_id: str, learning_starts: int, seed: int | None = None
+) -> Any:
+    """Make Stable-Baselines3's SAC, TD3 or DQN with CleanRL's settings.
+
+    All networks of SAC have one learning rate, 3e-4 (CleanRL's critics and temperature 1e-3), and its policy
+    is updated at every step.
+
+    Args:
+        algorithm: `SAC`, `TD3` or `DQN` (for CartPole, with a constant epsilon of 0.05).
+        env_id: Environment.
+        learning_starts: Environment steps before the first update.
+        seed: Seed of the run.
+    """
+    import numpy as np
+    import stable_baselines3
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    env = make_vec_env(env_id, seed=seed)
+    options: dict[str, Any] = {
+        "learning_rate": 3e-4,
+        "batch_size": 256,
+        "policy_kwargs": {"net_arch": [256, 256]},
+    }
+    if algorithm == "TD3":
+        size = env.action_space.shape
+        options["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
+    if algorithm == "DQN":
+        options = {"learning_rate": 2.5e-4, "buffer_size": 10_000, "batch_size": 128, "train_freq": 10}
+        options |= {"target_update_interval": 500, "policy_kwargs": {"net_arch": [120, 84]}}
+        options |= {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}
+    make = getattr(stable_baselines3, algorithm)
+    return make("MlpPolicy", env, learning_starts=learning_starts, seed=seed, device="cpu", **options)
+
+
 def torchrl_loop(
     env_id: str, options: dict[str, Any], num_envs: int, num_steps: int, seconds: float
 ) -> float:

@@ -48,7 +48,6 @@ SCRIPTS: dict[str, list[Command] | str] = {
     "rpo_table": [Command("", "WalkerWalk|PendulumSwingup")],
     "floor": [Command("")],  # a module of speed.py
     "forked": [Command("")],  # a module of attack.py
-    "lunarlander_sb3": "needs box2d 2.3.10",
     "multiagent": [
         Command("torchrl --steps 6000 --output .", "torchrl"),
         Command("ippo --steps 6000 --output .", "ippo"),
@@ -81,6 +80,10 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command("--report --output .", r"(?s)\| rnd .*\| ppo "),
     ],
     "rollouts": [Command("--repeats 1 --num_envs 4", "torch, compiled")],
+    "sb3_returns": [
+        Command("ppo CartPole-v1 --steps 512 --seeds 1 --output a && cat a", "ppo,CartPole-v1,1,512,"),
+        Command("sac Pendulum-v1 --steps 300 --seeds 1 --output a && cat a", "sac,Pendulum-v1,1,300,"),
+    ],
     "scaling": [
         Command("--parts environments workers --largest 1 --seconds 0.1 --csv a.csv"),
         Command("--csv a.csv --table --plot a.png && test -s a.png", r"\| 1 \|( [\d ]+ \(\d+\) \|){4}"),
