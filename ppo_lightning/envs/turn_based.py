@@ -53,10 +53,15 @@ class TurnBasedEnv(BatchedEnv):
         self.mover = np.zeros(self.num_envs, np.int64)
         if opening_moves:
             self.valid = np.ones(self.num_envs, bool)
-        self._generators = [np.random.default_rng(seed) for seed in seeds]
         self._opening_left = np.zeros(self.num_envs, np.int64)  # random moves left in the openings
         # Random keys of the actions, of which the highest legal one moves.
         self._opening_keys = np.zeros((self.num_envs, opening_moves, num_actions))
+        TurnBasedEnv.reseed(self, seeds)
+
+    def reseed(self, seeds: list[int]) -> None:
+        """Set the seeds of the openings and of the next reset."""
+        super().reseed(seeds)
+        self._generators = [np.random.default_rng(seed) for seed in seeds]
 
     def start_openings(self, games: np.ndarray) -> None:
         """Draw the openings of games that start, by their indices."""
@@ -128,6 +133,7 @@ class BoardGameEnv(TurnBasedEnv):
 
     def reseed(self, seeds: list[int]) -> None:
         """Recreate the games: EnvPool accepts seeds only at construction."""
+        super().reseed(seeds)
         self._close_envs()
         self.envs = self._make(seeds)
 

@@ -165,6 +165,22 @@ def test_openings_are_random_legal_moves_with_weight_0(env_id, backend):
     assert rollout.get("valid", torch.ones(16, 5)).all()
 
 
+@pytest.mark.parametrize(
+    ("env_id", "backend"),
+    [("TicTacToe-v1", "envpool"), ("pettingzoo/classic/tictactoe_v3", "pettingzoo")],
+)
+def test_other_seeds_give_other_openings(env_id, backend):
+    env = make_env(env_id, 16, backend, seed=1, env_kwargs={"opening_moves": 3})
+
+    def openings(seed):
+        env.set_seed(seed)  # as a resumed run that starts fresh episodes
+        return RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=3).rollout()["valid"].clone()
+
+    first, second, again = openings(5), openings(6), openings(5)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
 def test_ranks_have_the_openings_of_one_rank():
     def rollout(num_envs, first_env):
         options = {"first_env": first_env, "env_kwargs": {"opening_moves": 3}}
