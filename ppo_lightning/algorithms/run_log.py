@@ -27,7 +27,8 @@ class RunLog:
     def __init__(self, module: Learner) -> None:
         self.module = module
         self.steps_before = module.env_steps
-        self._values: dict[str, Any] = {}  # for the next call of `log`
+        self._values: dict[str, Any] = {}  # for the next call of `log`, as are the
+        self._episodes: list[Tensor] = []  # finished episodes
         self._started = time.perf_counter()
         self._saved = self._started
 
@@ -46,6 +47,8 @@ class RunLog:
             return
         self.module.episode_returns.extend(episodes[:, 0].tolist())
         self.module.episode_lengths.extend(episodes[:, 1].tolist())
+        self._episodes.append(episodes)
+        episodes = torch.cat(self._episodes)
         self.add(info_means("charts", episodes[:, 3:], names))
         self.add(episode_means(episodes[:, :3], zero_sum="mover" in rollout.keys()))  # noqa: SIM118
 
@@ -78,7 +81,7 @@ class RunLog:
             if last:
                 self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
         values = self._values | dict(values)
-        self._values = {}
+        self._values, self._episodes = {}, []
         options: dict[str, Any] = {"dtype": torch.float32, "device": module.device}
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer

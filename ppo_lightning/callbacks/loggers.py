@@ -19,7 +19,7 @@ SPARE = 2**20  # bytes that stay free on the disk
 
 
 class LoggerGuard(Guard):
-    """Callback that logs all metrics of ``fit`` over environment steps and survives failing loggers.
+    """Callback that logs all metrics over environment steps and survives failing loggers.
 
     Lightning's own x axis counts batches, also for ``LearningRateMonitor`` and ``DeviceStatsMonitor``.
 
@@ -39,7 +39,7 @@ class LoggerGuard(Guard):
         # The method of the class: that of the instance is wrapped.
         method = getattr(type(logger), name).__get__(logger)
         state = module.trainer.state
-        if name == "log_metrics" and state.fn == TrainerFn.FITTING and state.stage:  # not after the fit
+        if name == "log_metrics" and state.fn != TrainerFn.PREDICTING and state.stage:  # not after the fit
             args, kwargs = args[:1], kwargs | {"step": module.env_steps}
         try:
             # CSVLogger keeps metrics in memory until it saves.

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 
@@ -34,14 +35,21 @@ def write_atomically(content: Any, path: Path) -> None:
 
     Raises:
         OSError: The file cannot be written.
+        ConfigError: It would hold objects that :func:`read_checkpoint` refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
-            torch.save(content, file)
+            torch.save(_with_plain_numbers(content), file)
             file.flush()
             os.fsync(file.fileno())
+        if refused := torch.serialization.get_unsafe_globals_in_checkpoint(unfinished):
+            raise ConfigError(
+                f"No checkpoint was written: it would hold {', '.join(sorted(refused))}, which cannot be read"
+                " back. Arguments and the states of callbacks, optimizers and schedules must be numbers, text"
+                " or tensors, in lists or dictionaries."
+            )
         os.replace(unfinished, path)
     except RuntimeError as error:  # PyTorch raises it after an OSError of the file
         if isinstance(error.__context__, OSError):
@@ -49,6 +57,15 @@ def write_atomically(content: Any, path: Path) -> None:
         raise
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _with_plain_numbers(content: Any) -> Any:
+    """Return lists and dictionaries with Python's numbers in place of NumPy's, which the reader refuses."""
+    if type(content) is dict:
+        return {key: _with_plain_numbers(value) for key, value in content.items()}
+    if type(content) in (list, tuple):
+        return type(content)(map(_with_plain_numbers, content))
+    return content.item() if isinstance(content, np.generic) else content
 
 
 def read_checkpoint(source: str | Path | IO[bytes], map_location: Any = "cpu") -> dict[str, Any]:

@@ -96,6 +96,28 @@ def check_observation(value: Any, space: spaces.Space, name: str = "observation"
         )
 
 
+def store(target: np.ndarray, rows: Any) -> None:
+    """Assign observations to an array of the type of their space.
+
+    Raises:
+        ConfigError: An integer does not fit the type: NumPy would take the remainder.
+    """
+    target[:] = rows
+    values = np.asarray(rows)
+    if np.can_cast(values.dtype, target.dtype, casting_to(target.dtype)):
+        return
+    if len(lost := np.extract(target != values, np.broadcast_to(values, target.shape))):
+        raise ConfigError(
+            f"the observation has the value {lost[0]}, which {target.dtype}, the dtype of its space, cannot"
+            " hold: declare another one."
+        )
+
+
+def casting_to(dtype: np.dtype) -> Any:
+    """Return the casting of NumPy that keeps observations, except for the rounding of floats."""
+    return "safe" if dtype.kind in "biu" else "same_kind"
+
+
 def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of an info."""
     arrays = {key: _as_array(value) for key, value in info.items()}

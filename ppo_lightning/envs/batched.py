@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 
-from ppo_lightning.envs.answers import check_observation, numbers_of
+from ppo_lightning.envs.answers import check_observation, numbers_of, store
 from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
@@ -262,7 +262,7 @@ class BatchedEnv(EnvBase):
             if check or np.shape(row) != target.shape[1:]:  # NumPy would broadcast some of them
                 check_observation(observation, self.unjoined_space)
                 row = np.reshape(row, target.shape[1:])
-            target[i] = row
+            store(target[i : i + 1], row)
         except Exception:
             check_observation(observation, self.unjoined_space)
             raise

@@ -104,7 +104,6 @@ def check_environment(
                 limit = factory.time_limit(env) if rollout.shape[1] == num_steps else math.inf
                 findings = [
                     *check_finite(rollout),
-                    *check_space(rollout, env),
                     *check_observations(rollout),
                     *check_resets(rollout),
                     *check_episode_ends(rollout, limit),
@@ -199,6 +198,7 @@ def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
 
 def check_rollout(rollout: TensorDictBase, env: EnvBase) -> Findings:
     """Run the checks that need no more than the first rollout [N, T] of a run, which begins with a reset."""
+    yield from check_space(rollout, env)
     yield from check_action_bounds(specs_of(env).action)
     yield from check_rewards(rollout)
     yield from check_normalizers(env)
@@ -383,7 +383,8 @@ def check_action_bounds(spec: TensorSpec) -> Findings:
         if not (isinstance(part, Bounded) and part.dtype.is_floating_point):
             continue
         low, high = part.space.low, part.space.high
-        if max(-low.min(), high.max()) > REACHED or (high - low).min() < NARROW_ACTION:
+        is_far = max(-low.min(), high.max()) > REACHED or max(low.max(), -high.min()) >= 1
+        if is_far or (high - low).min() < NARROW_ACTION:
             entry = f" of {name}" if name else ""
             what = f"The bounds of the actions{entry} reach from {low.min():g} to {high.max():g}."
             remedy = "A policy starts with the standard deviation 1: use RescaleAction(env, -1, 1)."

@@ -14,7 +14,15 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.answers import NUMBERS, check_parts, check_step, describe, numbers_in, reraise
+from ppo_lightning.envs.answers import (
+    NUMBERS,
+    casting_to,
+    check_parts,
+    check_step,
+    describe,
+    numbers_in,
+    reraise,
+)
 from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of, require_distinct, set_attribute
 from ppo_lightning.envs.state import Row, read_state, restore_state
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
@@ -233,7 +241,8 @@ class GymnasiumEnv(BatchedEnv):
         dtype = value.dtype if isinstance(value, np.ndarray) else None
         differs = self._to_row is None and dtype is not self._dtype
         self._write(self._observation, i, value, over, check or differs)
-        if differs and dtype is not None and np.can_cast(dtype, self._observation.dtype, "same_kind"):
+        target = self._observation.dtype  # integers of another type may not fit, and are compared each time
+        if differs and dtype is not None and np.can_cast(dtype, target, casting_to(target)):
             self._dtype = dtype
         for array, result in zip(self._results, (reward, terminated, truncated), strict=True):
             array[i] = result

@@ -12,7 +12,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise
+from ppo_lightning.envs.answers import check_observation, check_parts, check_step, reraise, store
 from ppo_lightning.envs.batched import BatchedEnv, actions_of, name_of
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
@@ -163,7 +163,7 @@ class GymnasiumVectorEnv(BatchedEnv):
                 rows = to_row(self.unjoined_space, observation, (self.num_envs,))
             if check or rows.shape != self._observation.shape or rows.dtype.kind not in "biuf":
                 check_observation(observation, self._batched_space, BATCH)
-            self._observation[:] = rows.reshape(self._observation.shape)
+            store(self._observation, rows.reshape(self._observation.shape))
         except Exception:
             check_observation(observation, self._batched_space, BATCH)
             raise

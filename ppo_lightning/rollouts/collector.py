@@ -186,6 +186,7 @@ class RolloutCollector(Collector):
         ends: list[EpisodeEnds] = []
         # detail 1
         observation = self.observation
+        self.observation = None  # until the end: a checkpoint after a failure has no running episodes
         if observation is None:
             self._raw = env.reset_arrays().copy()
             (observation,) = self._check_and_normalize(moments, steps_before, self._raw)

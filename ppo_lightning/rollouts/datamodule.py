@@ -436,4 +436,6 @@ def _plain(value: Any) -> Any:
         value = type(value)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, np.generic):
+        return value.item()
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

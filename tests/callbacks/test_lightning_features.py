@@ -76,6 +76,7 @@ def test_epochs_change_no_weight(fit):
         ({"limit_train_batches": 2}, [2, 4, 6, 8], [2, 4, 6, 8]),
         ({"limit_train_batches": 0.67, "max_epochs": 2}, [2, 4], [2, 4]),
         ({"val_check_interval": 2}, [3, 6, 8], [2, 5, 8]),
+        ({"val_check_interval": timedelta(days=1), "check_val_every_n_epoch": None}, [3, 6, 8], [8]),
         ({"val_check_interval": 5, "check_val_every_n_epoch": None}, [3, 6, 8], [5, 8]),
         ({"reload_dataloaders_every_n_epochs": 1}, [3, 6, 8], [3, 6, 8]),
         ({"max_epochs": 99}, [3, 6, 8], [3, 6, 8]),
@@ -198,13 +199,15 @@ class Logs(PPO):
 def test_all_metrics_share_the_x_axis(fit, tmp_path):
     callbacks = [LearningRateMonitor(), DeviceStatsMonitor()]
     options = VALIDATED | {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1, "callbacks": callbacks}
-    fit(EIGHT, MODEL, ppo=Logs, **options)
+    module = fit(EIGHT, MODEL, ppo=Logs, **options)
     assert points(tmp_path, "mine") == [(step, step) for step in ALL]
     assert steps_of(tmp_path, "charts/SPS") == steps_of(tmp_path, "lr-Adam") == ALL
     assert steps_of(tmp_path, "eval/episodic_return") == [ALL[2], ALL[5], ALL[7]]
     (path,) = tmp_path.rglob("metrics.csv")
     names = [name for name in path.read_text().splitlines()[0].split(",") if "on_train_batch_end" in name]
     assert steps_of(tmp_path, names[0]) == ALL
+    module.trainer.test(module, RolloutDataModule(**EIGHT))
+    assert steps_of(tmp_path, "test/episodic_return") == [ALL[-1]]
 
 
 # Resuming

@@ -1,12 +1,15 @@
 """Checkpoints: plain types, loading without an environment, and resumed runs."""
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 from torchrl.envs import InitTracker
 
 from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, evaluate, make_env
+from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.rollouts.make_collector import make_collector
 from tests.helpers import RecordedPPO, weights
 
@@ -27,6 +30,33 @@ def saved(fit, tmp_path):
     paths = sorted((tmp_path / "saved").iterdir(), key=lambda path: int(path.stem.split("=")[1]))
     assert [path.name for path in paths] == ["step=128.ckpt", "step=256.ckpt", "step=384.ckpt"]
     return module, paths
+
+
+class Remembers(L.Callback):
+    """A callback with something in its state."""
+
+    def __init__(self, something):
+        self.something = something
+
+    def state_dict(self):
+        return {"it": [self.something]}
+
+
+def test_numbers_of_numpy_are_saved_as_pythons(fit, tmp_path):
+    model = {"learning_rate": np.float64(1e-3), "update_epochs": np.int64(2)}
+    data = SMALL | {"num_envs": np.int64(4), "step_timeout": np.float64(30)}
+    module = fit(data, model, callbacks=[Remembers(np.float32(0.5))])
+    module.trainer.save_checkpoint(tmp_path / "it.ckpt")
+    assert PPO.load_from_checkpoint(tmp_path / "it.ckpt").hparams.learning_rate == 1e-3
+    assert read_checkpoint(tmp_path / "it.ckpt")["callbacks"]["Remembers"] == {"it": [0.5]}
+
+
+@pytest.mark.parametrize("something", [np.zeros(2), torch.relu, nn.ReLU], ids=["array", "function", "class"])
+def test_what_no_reader_loads_is_not_saved(fit, tmp_path, something):
+    module = fit(SMALL, callbacks=[Remembers(something)])
+    with pytest.raises(ConfigError, match=r"No checkpoint was written: it would hold .*(numpy|torch)"):
+        module.trainer.save_checkpoint(tmp_path / "it.ckpt")
+    assert not list(tmp_path.glob("*ckpt*")) and not list(tmp_path.glob("*part*"))
 
 
 def test_a_resumed_run_continues_all_counts(saved, fit):

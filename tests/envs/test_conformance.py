@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.data import Bounded
 from torchrl.envs import CatTensors, StepCounter, UnsqueezeTransform
 from torchrl.envs.custom import PendulumEnv
 
 from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.conformance import (
+    check_action_bounds,
     check_environment,
     check_rollout,
     check_time_limits,
@@ -260,11 +262,20 @@ def test_every_backend_is_clean(env_id, backend, env_kwargs):
 
 
 def test_the_first_rollout_of_fit_names_a_fault(fit, recwarn):
-    for env_id, count in ((broken_envs.Terminating, 1), (Walk, 0)):
+    faults = {broken_envs.Terminating: "terminate at exactly step 60", broken_envs.Missed: "leaves its space"}
+    for env_id in (*faults, Walk):
         recwarn.clear()
         fit({"env_id": env_id, "num_envs": 4, "num_steps": 128, "total_timesteps": 1024})
         said = [str(warned.message) for warned in recwarn if "environment: " in str(warned.message)]
-        assert len(said) == count and all("terminate at exactly step 60" in text for text in said)
+        assert len(said) == (env_id in faults) and all(faults[env_id] in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "warned"), [(5, 9, 1), (-6, -2, 1), (-9, 99, 1), (0, 1, 0), (-3, 3, 0)]
+)
+def test_actions_far_from_0_are_named(low, high, warned):
+    findings = [*check_action_bounds(Bounded(low, high, (2,)))]
+    assert len(findings) == warned
 
 
 def test_fit_is_the_same_without_the_check(fit, monkeypatch):

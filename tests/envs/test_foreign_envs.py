@@ -88,6 +88,8 @@ PARTS = spaces.Dict(place=spaces.Discrete(3), speed=spaces.Box(-1, 1, (2,), np.f
 FINE = {"place": 1, "speed": np.zeros(2, np.float32)}
 PICTURE = spaces.Dict(it=spaces.Box(0, 1, (3, 8, 4)))
 WHOLE = spaces.Box(-9, 9, (3,), np.int64)
+BYTES = spaces.Box(0, 255, (3,), np.uint8)
+SEEN = spaces.Dict(it=spaces.Box(0, 255, (3, 8, 4), np.uint8), place=spaces.Discrete(5))
 STEP = r"step\(\) must take an action and return \(observation, reward, terminated, truncated, info\), and "
 RESET = r"reset\(\) must take seed and options and return \(observation, info\), and "
 # Defect of a step -> what it returns, the sentence after the step, and a space with an observation.
@@ -98,6 +100,14 @@ WRONG_STEPS = {
     "no observation": ((None, *OK), "the observation is None and must consist of numbers"),
     "text": ((np.array(["1", "2", "3"]), *OK), "the observation is .* numbers"),
     "fractions": ((np.full(3, 0.5), *OK), "the observation has fractions", WHOLE, np.zeros(3, np.int64)),
+    "too large": ((np.array([1, 300, 0]), *OK), "the observation has the value 300", BYTES, np.zeros(3, int)),
+    "too small": ((np.array([1, -1, 0]), *OK), "the observation has the value -1", BYTES, np.zeros(3, int)),
+    "choice beyond a byte": (
+        ({"it": np.zeros((3, 8, 4), np.uint8), "place": 260}, *OK),
+        "the observation has the value 260",
+        SEEN,
+        {"it": np.zeros((3, 8, 4), np.uint8), "place": 0},
+    ),
     "4-tuple": ((ZEROS, 1.0, False, {}), STEP + "returned 4 values"),
     "nothing": (None, STEP + "returned NoneType"),
     "array reward": ((ZEROS, np.array([1.0]), *OK[1:]), r"the reward is an array of shape \(1,\): "),
@@ -131,6 +141,7 @@ RIGHT = {
     "integers": changed(see=lambda self: np.zeros(3, np.int64)),
     "NumPy's numbers": steps(ZEROS, np.float64(1), np.bool_(False), np.bool_(False), {}),
     "an array without axes": steps(ZEROS, np.array(1.0), *OK[1:]),
+    "wide integers": sees(np.arange(3), BYTES),
     "tensors": steps(torch.zeros(3), torch.tensor(1.0), torch.tensor(False), False, {}),
     "parts": sees(FINE | {"place": np.array([1])}, PARTS),
     "integers for a late float": steps([0, 0, 0], 1, False, False, {}, late=True),

@@ -371,6 +371,29 @@ def test_a_wrong_answer_at_any_step_ends_in_one_sentence(change, said, env_id, f
         collect(make_env(make, 3, seed=5), 1)
 
 
+def test_an_integer_that_the_dtype_of_the_space_cannot_hold_ends_in_one_sentence():
+    class Bytes(Changed):
+        def __init__(self, env):
+            super().__init__(env)
+            self.single_observation_space = gym.spaces.Box(0, 255, (3,), np.uint8)
+            self.observation_space = gym.spaces.Box(0, 255, (3, 3), np.uint8)
+
+            self.value = 253
+
+        def reset(self, **options):
+            return np.full((3, 3), self.value), self.env.reset(**options)[1]
+
+        def step(self, actions):
+            self.value += 1
+            return np.full((3, 3), self.value), *self.env.step(actions)[1:]
+
+    def make(num_envs):
+        return Bytes(vectorized(SyncVectorEnv, AutoresetMode.DISABLED)(num_envs))
+
+    with pytest.raises(ConfigError, match="^Bytes, step 3: the observation has the value 256, which"):
+        collect(make_env(make, 3, seed=5), 1)
+
+
 def test_errors_of_the_environment_keep_their_type_and_name_it():
     with pytest.raises(ZeroDivisionError) as raised:
         collect(make_env(changed(step=lambda self, actions: 1 / 0), 3))

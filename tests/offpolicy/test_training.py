@@ -3,9 +3,11 @@
 import functools
 import shutil
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torchrl.envs.transforms import RewardScaling
 
 from ppo_lightning import (
@@ -22,6 +24,7 @@ from ppo_lightning import (
     last_checkpoint,
 )
 from ppo_lightning.callbacks import Doctor
+from ppo_lightning.commands.report import read_csv
 from ppo_lightning.offpolicy import C51Agent, DeterministicAgent, QAgent, SACAgent
 from ppo_lightning.offpolicy.buffer import FrameBuffer
 from tests.conftest import train, trainers_in
@@ -361,6 +364,31 @@ def test_two_ranks_have_equal_states_and_buffers_of_their_own(tmp_path):
     assert one["buffer"] == other["buffer"] == 50
     for rank in run(tmp_path, 2, **options, ckpt_path=str(tmp_path / "middle.ckpt")):
         assert torch.equal(rank["weights"], one["weights"])
+
+
+class Rising(gym.Env):
+    """Episodes of five steps, whose returns are 1, 2, 3 and so on."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+    episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(2, np.float32), self.episode / 5, self.time == 5, False, {}
+
+
+def test_a_point_of_the_return_has_all_episodes_since_the_last_one(fit, tmp_path):
+    data = {"env_id": Rising, "num_envs": 1, "num_steps": 10, "total_timesteps": 300}
+    fit(data, SMALL | {"learning_starts": 290}, ppo=DQN, logger=CSVLogger(tmp_path))
+    (path,) = tmp_path.rglob("metrics.csv")
+    returns = [float(row["charts/episodic_return"]) for row in read_csv(path)]
+    assert returns == pytest.approx([1.5, 11.5, 30.5, 50.5])  # episodes 1 and 2, 3 to 20, 21 to 40, 41 to 60
 
 
 def test_metrics_have_the_names_of_cleanrl(trained):
