@@ -188,6 +188,14 @@ def convert_integers(convert: Callable[[Any], Any]) -> None:
     ActionTypeHint._check_type = check_integer
 
 
+def keep_texts() -> None:
+    """Let jsonargparse write a text where a class is possible, as in the keys of TorchRL's transforms."""
+    from jsonargparse import _typehints
+
+    as_path = _typehints.serialize_as_import_path
+    _typehints.serialize_as_import_path = lambda value: value if isinstance(value, str) else as_path(value)
+
+
 def forget_writer(logger: Any) -> None:
     """Let a ``TensorBoardLogger`` open a new file."""
     logger._experiment = None

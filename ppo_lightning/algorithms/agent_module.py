@@ -1,5 +1,6 @@
 """Base LightningModule: lazy agent construction, evaluation, prediction and checkpoints."""
 
+import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -255,7 +256,9 @@ class AgentModule(NamedArguments, L.LightningModule):
                     " a checkpoint that was saved without save_weights_only."
                 )
             self.data.require_same_rollouts(checkpoint)
-            self.data.seed = checkpoint["seed"]  # the random numbers continue
+            self.data.seed = seed = checkpoint["seed"]  # the random numbers continue
+            if (given := os.environ.get("PL_GLOBAL_SEED")) not in (None, str(seed)):
+                rank_zero_warn(f"The resumed run keeps its seed, {seed}: {given} has no effect.")
         self.loaded = {}, Path()
         self.env_steps = checkpoint["env_steps"]
         self.extra_steps = checkpoint.get("extra_steps", 0)
@@ -397,13 +400,14 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Explain why a run ended early.
 
         Raises:
-            ConfigError: ``max_epochs`` ended a resumed run before its first rollout.
+            ConfigError: ``max_epochs`` or ``max_time`` ended a resumed run before its first rollout.
         """
         left = (self.data.num_rollouts - self.rollouts_done) * self.data.frames_per_rollout
         if self.env_steps == self.run_log.steps_before and left > 0:
-            raise ConfigError(
-                f"trainer.max_epochs ended the run with {left} steps left: set it to -1 to train them."
-            )
+            limit, remedy = "max_epochs", "set it to -1"
+            if self.trainer.max_epochs == -1:
+                limit, remedy = "max_time, of all attempts together,", "raise it"
+            raise ConfigError(f"trainer.{limit} ended the run with {left} steps left: {remedy} to go on.")
         if left > 0 and 0 <= self.trainer.max_steps <= self.trainer.global_step:
             total = self.env_steps + left
             rank_zero_warn(

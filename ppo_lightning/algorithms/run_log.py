@@ -92,7 +92,8 @@ class RunLog:
         if module.mean_return is not None:
             shown["return"] = f"{module.mean_return:{decimals(module.mean_return)}}"
         private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)
-        logs = rare or module.rollouts_done % trainer.log_every_n_steps == 0
+        is_last = module.rollouts_done >= module.data.num_rollouts
+        logs = rare or is_last or module.rollouts_done % trainer.log_every_n_steps == 0
         # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit.
         saves = time.perf_counter() - self._saved > SAVE_EVERY
         for logger in trainer.loggers:

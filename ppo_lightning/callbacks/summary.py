@@ -93,7 +93,7 @@ class RunSummary(Guard):
                 f"evaluation, deterministic: return {average} ± {std} (min {lowest}, max {highest}),"
                 f" length {metrics['eval/episodic_length']:.1f}"
             )
-        if not steps:
+        if not steps and pl_module.rollouts_done >= pl_module.data.num_rollouts:
             print(f"already at {pl_module.env_steps} steps: raise data.total_timesteps to train longer")
         print(
             f"wall time: {seconds:.1f} s for {steps} environment steps,"

@@ -69,6 +69,7 @@ class Parser(LightningArgumentParser):
 
 
 private.convert_integers(as_integer)  # 1e4, 500k and 1M
+private.keep_texts()
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -353,7 +354,6 @@ def _quieten() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # the report of trainer.profiler
     for message in (
-        r"\s*Unable to serialize instance",  # an env_id, which the parser tries as a callable first
         ".*is out of date. You should consider upgrading",  # environments of version v4 in recipes
         ".*DISPLAY environment variable is missing",  # dm_control looks for a display
         "The dirpath has changed from",

@@ -15,6 +15,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
+FILES = ("--config", "-c", "--data", "--model", "--trainer")  # flags of ``fit`` that take a file
 FIXED = ("--seed_everything", "--ckpt_path", "--auto_resume")  # flags of ``fit`` that a benchmark sets
 
 
@@ -52,6 +53,8 @@ def jobs_of(
     for flag in flags:
         if flag.partition("=")[0] in FIXED:
             raise ConfigError(f"{flag}: a benchmark sets the seeds (--seeds) and resumes by itself.")
+        if flag.partition("=")[0] in FILES:
+            raise ConfigError(f"{flag}: the settings of a benchmark are --recipes and single flags.")
     labelled: dict[str, tuple[Path, tuple[str, ...]]] = {}
     for recipe in map(Path, map(recipe_path, map(str, recipes))):
         content = read_yaml(str(recipe), "--recipes")
@@ -62,4 +65,5 @@ def jobs_of(
             if label in labelled:
                 raise ConfigError(f"--recipes: two are called {label}: rename one, or run two benchmarks.")
             labelled[label] = recipe, (*flags, *(("--data.env_id", env_id) if env_id else ()))
+    seeds = dict.fromkeys(seeds)  # each once
     return [Job(label, recipe, seed, args) for seed in seeds for label, (recipe, args) in labelled.items()]

@@ -10,6 +10,7 @@ from ppo_lightning.commands.options import FLAGS, TRUST, parser_of
 from ppo_lightning.commands.tournament import make_players
 from ppo_lightning.envs.atari import ATARI_ID
 from ppo_lightning.envs.factory import RENDERED_BY, Backend, EnvFactory
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.hub import find_model
 from ppo_lightning.games.tournament import play_games, probe_game
 from ppo_lightning.utils.rounding import decimals
@@ -47,6 +48,9 @@ def main(args: Sequence[str]) -> None:
     options = parser.parse_args(args)
     if options.agent is not None:
         options.ckpt_path = str(find_model(options.agent))
+    of_agent = ("episodes", "max_frames", "overlay", "env_id")
+    if options.opponent and (given := [x for x in of_agent if getattr(options, x) != parser.get_default(x)]):
+        raise ConfigError(f"--opponent records one whole game of the agent's environment: omit --{given[0]}.")
     if options.opponent is None:
         _record_agent(options, args)
     else:
@@ -66,6 +70,8 @@ def _record_agent(options: argparse.Namespace, args: Sequence[str]) -> None:
             f"trained through {data['backend']}, played through Gymnasium;"
             " --env_id selects another environment"
         )
+    if data["transforms"]:
+        print("trained with data.transforms, played without them: the agent may see other observations")
     same_family = render == "procgen" or all(
         ATARI_ID.fullmatch(str(name)) for name in (env_id, data["env_id"])
     )

@@ -13,7 +13,7 @@ import numpy as np
 from ppo_lightning.commands.curves import Row, draw
 from ppo_lightning.commands.jobs import Job
 from ppo_lightning.commands.runner import Runner, metrics_of
-from ppo_lightning.errors import import_extra
+from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.utils.rounding import decimals
 
 PUBLISHED = Path(__file__).with_name("published.csv")
@@ -69,7 +69,11 @@ def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
     """Return the row of a finished run in ``runs.csv``, and its rows in ``curves.csv``."""
     folder = runner.folder_of(job)
     record = runner.record_of(job)
-    metrics = list(metrics_of(folder))
+    if not (metrics := list(metrics_of(folder))):
+        raise ConfigError(
+            f"{folder} has no runs/NAME/version_*/metrics.csv, of which the report is made: keep the default"
+            " loggers, and a --name without slashes."
+        )
     names = ("eval/episodic_return", "charts/avg_episodic_return", "charts/avg_episodic_length")
     last = {name: float(row[name]) for name in names for row in metrics if row.get(name)}
     shared = {"recipe": job.label, "seed": job.seed}

@@ -51,6 +51,7 @@ class Runner:
     def run(self, jobs: Sequence[Job], report: Callable[[], None] = lambda: None) -> None:
         """Run the jobs in order. A failed job is put into ``failed``; the others still run.
 
+        A job that a signal ended alone resumes.
         If this process is interrupted (SIGINT, SIGTERM) or killed, running jobs save a checkpoint and end.
         ``report`` is called every second and when a job ends. An exception of it ends the running jobs.
         """
@@ -64,8 +65,10 @@ class Runner:
                 time.sleep(0.2)
                 ended = [job for job, (process, _) in self._running.items() if process.poll() is not None]
                 for job in ended:
-                    self._end(job)
-                    bar.update()
+                    if self._end(job):
+                        bar.update()
+                    else:
+                        waiting.insert(0, job)
                 if ended or time.monotonic() > last_report + 1:
                     report()
                     last_report = time.monotonic()
@@ -142,7 +145,8 @@ class Runner:
             process = subprocess.Popen(command, **options)  # type: ignore[call-overload]
         self._running[job] = process, time.perf_counter()
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: Job) -> bool:
+        """Record the end of a process, and return whether the job is over: not after a signal."""
         process, started = self._running.pop(job)
         code = process.wait()
         seconds = self.record_of(job).get("seconds", 0.0) + time.perf_counter() - started
@@ -155,6 +159,7 @@ class Runner:
             last = log.read_text().strip().splitlines()[-1:]
             message = f"{job.name} failed with code {code}: {' '.join(last)} ({log})"
             tqdm.write(message, file=sys.stderr)
+        return code == 0 or job in self.failed
 
 
 def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
@@ -167,7 +172,7 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
         key=lambda path: int(path.parent.name.removeprefix("version_")),
     )
     tries = [[row for row in csv.DictReader(path.open()) if row["step"]] for path in files]
-    tries = [rows for rows in tries if rows]
+    tries = [rows for rows in tries if rows and "charts/SPS" in rows[0]]  # not of an evaluation
     seconds_before = 0.0
     steps_before = 0
     for rows, next_rows in itertools.zip_longest(tries, tries[1:]):

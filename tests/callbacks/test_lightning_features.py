@@ -108,6 +108,17 @@ def test_max_time_ends_a_run_that_is_validated_and_saved(fit, tmp_path):
     assert PPO.load_from_checkpoint(keep.best_model_path).env_steps == module.env_steps
 
 
+def test_a_resumed_run_without_time_says_so(fit, tmp_path, capsys):
+    data = EIGHT | {"total_timesteps": 10**6, "rollouts_per_epoch": 10}
+    options = {"max_time": {"seconds": 1}, "enable_checkpointing": True, "default_root_dir": tmp_path}
+    first = fit(data, MODEL, callbacks=[keep := ModelCheckpoint(tmp_path)], **options)
+    capsys.readouterr()
+    with pytest.raises(ConfigError, match=r"^trainer.max_time, of all attempts .* steps left: raise it"):
+        fit(data, MODEL, callbacks=[ModelCheckpoint(tmp_path)], ckpt_path=keep.best_model_path, **options)
+    assert first.env_steps > 0
+    assert "data.total_timesteps" not in capsys.readouterr().out
+
+
 # Callbacks
 
 

@@ -72,8 +72,8 @@ def test_validation_alone_handles_no_signals(make_trainer, fit):
     assert not {Threads, Preemption, RunSummary} & set(kinds(trainer))
 
 
-@pytest.mark.parametrize(("option", "rows"), [({}, 12), ({"log_every_n_steps": 5}, 2)])
-def test_every_rollout_is_logged_by_default(fit, tmp_path, option, rows):
+@pytest.mark.parametrize(("option", "rows"), [({}, 12), ({"log_every_n_steps": 5}, 3)])
+def test_every_rollout_is_logged_by_default_and_the_last_one_always(fit, tmp_path, option, rows):
     fit(SMALL, MODEL, logger=CSVLogger(tmp_path), **option)
     (table,) = tmp_path.rglob("metrics.csv")
     assert len(table.read_text().splitlines()) == 1 + rows

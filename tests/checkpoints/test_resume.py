@@ -115,6 +115,18 @@ def test_another_backend_starts_fresh_episodes_and_other_transforms_are_refused(
     assert resumed.rollouts_done == 4
 
 
+def test_another_seed_for_a_resumed_run_has_no_effect_and_says_so(fit, tmp_path, recwarn):
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 64}
+    path = tmp_path / "middle.ckpt"
+    whole = fit(data, callbacks=[SaveAfter(path, 1)])
+    for seed in (1, 5):
+        recwarn.clear()
+        resumed = fit(data, ckpt_path=path, seed=seed)
+        assert torch.equal(weights(resumed), weights(whole))
+        said = [str(warned.message) for warned in recwarn]
+        assert ("The resumed run keeps its seed, 1: 5 has no effect." in said) == (seed == 5)
+
+
 def test_noise_continues_after_a_checkpoint_that_was_saved_after_a_fit(fit, tmp_path):
     drawn = []
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import os
 import re
 import shutil
 import signal
@@ -131,6 +132,23 @@ def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, m
     assert commits == [first, f"{first} + c0ffee0000"]
 
 
+@pytest.mark.integration
+def test_a_run_that_a_signal_ended_alone_resumes(finished, tmp_path):
+    """As one whose process is killed on a shared machine, but not its benchmark."""
+    process = start(tmp_path / "it", "--data.rollouts_per_epoch", "2", seeds=("1",))
+    while not list(tmp_path.glob("it/runs/*/runs/cartpole/version_0/checkpoints/*.ckpt")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    for number in trained_in(tmp_path / "it"):
+        os.kill(int(number), signal.SIGTERM)
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert list(tmp_path.glob("it/runs/*/runs/cartpole/version_1"))
+    (run,), whole = read_csv(tmp_path / "it/runs.csv"), read_csv(finished[0] / "runs.csv")[0]
+    for name in ("env_steps", "episodic_return"):
+        assert run[name] == whole[name]
+
+
 @pytest.mark.slow
 def test_a_finished_benchmark_trains_nothing_again(finished):
     folder, out, _ = finished
@@ -226,6 +244,16 @@ def test_what_a_benchmark_sets_is_refused(flag):
         jobs_of([RECIPE], [1, 2], [], (flag,))
 
 
+@pytest.mark.parametrize("flag", ["--config", "-c", "--data", "--model=it.yaml"])
+def test_files_of_settings_are_refused_because_the_report_does_not_read_them(flag):
+    with pytest.raises(ConfigError, match=rf"^{flag}: the settings of a benchmark are --recipes"):
+        jobs_of([RECIPE], [1, 2], [], (flag,))
+
+
+def test_a_seed_that_is_given_twice_runs_once():
+    assert [job.seed for job in jobs_of([RECIPE], [2, 1, 2], [], ())] == [2, 1]
+
+
 def test_flags_override_the_recipe():
     (job,) = jobs_of([RECIPE], [3], ["Acrobot-v1"], ("--data.total_timesteps=10", "--data.num_envs", "7"))
     assert job.name == "cartpole_Acrobot-v1-3"
@@ -241,6 +269,23 @@ def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
         write_csv(path, [{"step": step, "charts/SPS": throughput} for step, throughput in rows])
     found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
     assert found == [(100, 2.0), (200, 4.0), (300, 5.0), (400, 6.0)]
+
+
+def test_an_evaluation_in_the_folder_of_a_run_is_no_attempt_of_it(tmp_path):
+    for version, row in enumerate(
+        ({"step": 100, "charts/SPS": 50}, {"step": 0, "eval/episodic_return": 1.0})
+    ):
+        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
+        path.parent.mkdir(parents=True)
+        write_csv(path, [row])
+    assert [row["step"] for row in metrics_of(tmp_path)] == ["100"]
+
+
+def test_a_run_without_metrics_ends_in_one_sentence(tmp_path):
+    (job,) = jobs_of([RECIPE], [1], [], ())
+    runner = Runner(tmp_path, 1, 1)
+    with pytest.raises(ConfigError, match=r"cartpole-1 has no .*metrics.csv"):
+        results_of(runner, job)
 
 
 def test_metrics_of_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):

@@ -229,6 +229,14 @@ def test_large_integers_may_be_short(output_of, tmp_path, number, place):
     assert read["model"]["init_args"]["update_epochs"] == 2000
 
 
+def test_keys_of_transforms_stay_texts_in_a_saved_configuration(output_of, tmp_path):
+    transform = {"class_path": "torchrl.envs.DoubleToFloat", "init_args": {"in_keys": ["observation"]}}
+    (tmp_path / "it.yaml").write_text(yaml.safe_dump({"data": {"transforms": [transform]}}))
+    printed = yaml.safe_load(output_of("fit", "--config", tmp_path / "it.yaml", "--print_config"))
+    (saved,) = printed["data"]["transforms"]
+    assert saved["init_args"]["in_keys"] == ["observation"]
+
+
 def test_only_integers_may_be_short(output_of, refusal_of, tmp_path):
     sentence = "data.total_timesteps: Expected a int. Got value: 1.5"
     assert sentence in refusal_of("fit", "--data.total_timesteps", "1.5")

@@ -77,6 +77,12 @@ def test_a_game_is_recorded(tictactoe, tmp_path, output_of, opponent):
     assert 5 < len(imageio.mimread(video)) <= 10
 
 
+@pytest.mark.parametrize("flag", ["--overlay", "--episodes=3", "--max_frames=9", "--env_id=TicTacToe-v1"])
+def test_flags_that_have_no_effect_on_a_game_are_refused(tictactoe, refusal_of, flag):
+    refusal = refusal_of("play", "--ckpt_path", tictactoe, "--opponent", "random", flag)
+    assert refusal.endswith(f"omit {flag.partition('=')[0]}.")
+
+
 def test_the_table_has_both_views():
     ratings = {"a": Rating(0, 0, 0), "b": Rating(100, 50, 150)}
     rows = result_table({("a", "b"): Outcomes(1, 1, 2)}, ratings, "a").splitlines()

@@ -390,7 +390,7 @@ def test_an_integer_that_the_dtype_of_the_space_cannot_hold_ends_in_one_sentence
     def make(num_envs):
         return Bytes(vectorized(SyncVectorEnv, AutoresetMode.DISABLED)(num_envs))
 
-    with pytest.raises(ConfigError, match="^Bytes, step 3: the observation has the value 256, which"):
+    with pytest.raises(ConfigError, match=r"^Bytes, step 3: the observation has the value 256, which"):
         collect(make_env(make, 3, seed=5), 1)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torchrl.data import Bounded, Unbounded
+from torchrl.envs.transforms import RewardScaling
 
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, evaluate, make_env
 from ppo_lightning.envs import EnvFactory
@@ -106,6 +107,13 @@ def test_what_is_no_picture_ends_in_one_sentence(trained, tmp_path, picture):
     with pytest.raises(ConfigError, match=r"render\(\) returns .*: it must return a picture of shape"):
         record_video(trained[0].agent, EnvFactory(lambda: Painted(picture)), tmp_path / "video.mp4")
     assert not (tmp_path / "video.mp4").exists()
+
+
+def test_play_says_that_it_leaves_transforms_out(fit, tmp_path, output_of):
+    path = tmp_path / "trained.ckpt"
+    fit(CARTPOLE | {"transforms": [RewardScaling(0, 2)]}).trainer.save_checkpoint(path)
+    out = output_of("play", "--ckpt_path", path, "--output", "it.mp4", "--max_frames", "3")
+    assert "trained with data.transforms, played without them" in out
 
 
 @pytest.mark.parametrize(("backend", "game"), [("envpool", "ALE/Breakout-v5"), ("procgen", "starpilot")])
