@@ -100,6 +100,7 @@ class RolloutCollector(Collector):
         """Collect one rollout [N, T]."""
         env = self.env
         store = self._store
+        self._is_collecting = True
         steps_before = self.rollouts_done * self.num_steps
         terminated, truncated, done, episode_done = (
             store["next", key][..., 0] for key in ("terminated", "truncated", "done", "episode_done")
@@ -151,6 +152,7 @@ class RolloutCollector(Collector):
         for name, values in (("episode_reward", own_rewards), ("step_count", valid)):
             store["next", name][..., 0] = episode_sums(values, episode_done, self._sums[name])
         self.rollouts_done += 1
+        self._is_collecting = False
         rollout = self._rollout.copy()  # keys that are added do not stay
         self._add_infos(rollout["next"])
         if env.valid is not None:
@@ -186,7 +188,6 @@ class RolloutCollector(Collector):
         ends: list[EpisodeEnds] = []
         # detail 1
         observation = self.observation
-        self.observation = None  # until the end: a checkpoint after a failure has no running episodes
         if observation is None:
             self._raw = env.reset_arrays().copy()
             (observation,) = self._check_and_normalize(moments, steps_before, self._raw)

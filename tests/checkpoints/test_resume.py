@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import random
 import signal
@@ -13,12 +14,14 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torchrl.envs import InitTracker, VecNormV2
 
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.checkpoints.resume import folders_of_runs
+from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models import CNNAgent
 from tests.helpers import (
     RecordedPPO,
@@ -113,6 +116,31 @@ def test_another_backend_starts_fresh_episodes_and_other_transforms_are_refused(
     resumed = fit(second, {"num_minibatches": 2}, ckpt_path=path)
     assert "the environments start fresh episodes" in capsys.readouterr().out
     assert resumed.rollouts_done == 4
+
+
+@pytest.mark.parametrize("reward", [None, np.nan])
+def test_a_checkpoint_of_a_rollout_that_failed_resumes_with_fresh_episodes(
+    fit, tmp_path, capsys, monkeypatch, reward
+):
+    """An environment fails at the 60th step, by an exception or by its reward."""
+    data = {"num_envs": 2, "num_steps": 16, "total_timesteps": 192}
+    step, calls = CartPoleEnv.step, itertools.count(1)
+
+    def fails(env, action):
+        if next(calls) != 60:
+            return step(env, action)
+        if reward is None:
+            raise RuntimeError
+        observation, _, *rest = step(env, action)
+        return observation, reward, *rest
+
+    monkeypatch.setattr(CartPoleEnv, "step", fails)
+    save = ModelCheckpoint(tmp_path, filename="it", save_on_exception=True)
+    with pytest.raises((RuntimeError, NonFiniteError)):
+        fit(data, callbacks=[save], enable_checkpointing=True)
+    (path,) = tmp_path.glob("*.ckpt")
+    assert fit(data, ckpt_path=path).env_steps == 192
+    assert "the environments start fresh episodes" in capsys.readouterr().out
 
 
 def test_another_seed_for_a_resumed_run_has_no_effect_and_says_so(fit, tmp_path, recwarn):

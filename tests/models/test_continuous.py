@@ -280,10 +280,7 @@ def test_nonfinite_values_end_the_run_before_they_are_saved(fit, tmp_path, broke
     saved = list(tmp_path.glob("*.ckpt"))
     assert saved
     for path in saved:
-        checkpoint = torch.load(path, weights_only=True)
-        if "exception" in path.name:  # in the middle of a rollout
-            assert not checkpoint["RolloutDataModule"]["collector"]["running"]
-        for name, tensor in checkpoint["state_dict"].items():
+        for name, tensor in torch.load(path, weights_only=True)["state_dict"].items():
             assert tensor.isfinite().all(), (path, name)
 
 
