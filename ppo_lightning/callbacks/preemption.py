@@ -32,7 +32,8 @@ class Preemption(Guard):
     | a second SIGINT | at once |
     | SIGUSR1 under SLURM | a checkpoint, exit code 143; first ``scontrol requeue`` if Lightning requeues |
 
-    The signal may reach any rank: all ranks agree at the end of each iteration.
+    The signal may reach any rank: all ranks agree at the end of each iteration. In the last iteration, the
+    run saves and completes.
     The checkpoint is ``preempted.ckpt``, in the folder of ``ModelCheckpoint``.
     Without ``ModelCheckpoint`` nothing is saved.
     A rank also ends when its launcher ends, even during a blocking call.
@@ -84,6 +85,8 @@ class Preemption(Guard):
             return
         interrupted = number == signal.SIGINT
         path = save_beside_checkpoints(trainer, "preempted")
+        if pl_module.rollouts_done >= pl_module.data.num_rollouts:
+            return  # its evaluation and its last checkpoint come next, and a resumed run would have neither
         saved = f"{path}\nTo resume: fit(..., ckpt_path={path!r}), or fit --auto_resume."
         if path is None:
             saved = "no checkpoint, without a ModelCheckpoint or room for its file."

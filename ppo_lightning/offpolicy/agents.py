@@ -29,6 +29,7 @@ class OffPolicyAgent(MLPAgent):
     """
 
     head: Any
+    default_head: Any
     has_value = False
     he_init = False  # normal weights by He's rule and no biases instead of PyTorch's
 

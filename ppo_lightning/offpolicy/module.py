@@ -225,6 +225,8 @@ class OffPolicyModule(AgentModule):
         """Refuse an agent without the head of the algorithm, and make the buffer if it fits into memory."""
         super().check_agent()
         if type(self.agent.head) is not self.head:
+            if isinstance(self.agent, OffPolicyAgent):  # the actions do not fit any agent of this kind
+                self.agent.default_head(1, self.data.specs.action)
             raise ConfigError(
                 f"model.agent is {type(self.agent).__name__}, which {type(self).__name__} cannot train: leave"
                 f" it out, or give an agent whose head is a {self.head.__name__}."

@@ -272,6 +272,15 @@ def test_a_signal_saves_and_the_run_ends_as_the_uninterrupted_one(
     require_same(whole, fit(data, MODEL, ckpt_path=path))
 
 
+def test_a_run_that_gets_a_signal_in_its_last_rollout_completes(fit, tmp_path):
+    data = SMALL | {"total_timesteps": 32 * 12, "eval_episodes": 2}
+    callbacks = [Send(signal.SIGTERM, 12), ModelCheckpoint(tmp_path)]
+    module = fit(data, MODEL, callbacks=callbacks, enable_checkpointing=True, limit_val_batches=1)
+    assert module.evaluated_at == module.env_steps == 32 * 12
+    assert len(list(tmp_path.glob("epoch=*.ckpt"))) == 1
+    assert (tmp_path / "preempted.ckpt").is_file()  # in case the evaluation takes too long
+
+
 PROGRAM = """
 import os, time
 import lightning as L

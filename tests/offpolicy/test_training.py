@@ -271,6 +271,7 @@ class Other(DQN):
 
 TICTACTOE = CARTPOLE | {"env_id": "pettingzoo.classic.tictactoe_v3", "backend": "pettingzoo"}
 UNBOUNDED = PENDULUM | {"env_id": "Reach-v0", "env_kwargs": {"low": -np.inf, "high": np.inf}}
+PARTED = PENDULUM | {"env_id": "tests.environments:Parts-v0"}
 REFUSED = {
     "take turns, and the targets of DQN do not change sides": (DQN, TICTACTOE, {}),
     "Scheduled.configure_optimizers must return the Adams": (Scheduled, CARTPOLE, {}),
@@ -283,6 +284,8 @@ REFUSED = {
     r"must be below data.total_timesteps \(200\)": (DQN, CARTPOLE, {"learning_starts": 200}),
     "set it to false": (DQN, CARTPOLE | {"overlap": True}, {}),
     "GB of memory": (DQN, CARTPOLE, {"buffer_size": 10**13}),
+    "SAC take vectors of continuous actions": (SAC, PARTED, {}),
+    "DQN, C51 and DiscreteSAC choose one of several actions": (C51, PARTED, {}),
     "without finite bounds": (SAC, UNBOUNDED, {}),
     "SAC takes '32-true'": (SAC, PENDULUM, {}, {"precision": "bf16-mixed"}),
     "does not act on SAC's minibatches: leave it out": (SAC, PENDULUM, {}, {"gradient_clip_val": 1.0}),
