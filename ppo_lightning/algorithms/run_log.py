@@ -27,8 +27,8 @@ class RunLog:
     def __init__(self, module: Learner) -> None:
         self.module = module
         self.steps_before = module.env_steps
-        self._values: dict[str, Any] = {}  # for the next call of `log`, as are the
-        self._episodes: list[Tensor] = []  # finished episodes
+        self._values: dict[str, Any] = {}  # for the next call of `log`
+        self._episodes: list[Tensor] = []  # that finished since the last one
         self._started = time.perf_counter()
         self._saved = self._started
 
