@@ -172,7 +172,7 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
         key=lambda path: int(path.parent.name.removeprefix("version_")),
     )
     tries = [[row for row in csv.DictReader(path.open()) if row["step"]] for path in files]
-    tries = [rows for rows in tries if rows and "charts/SPS" in rows[0]]  # not of an evaluation
+    tries = [rows for rows in tries if rows and any("charts/" in name for name in rows[0])]  # of a `fit`
     seconds_before = 0.0
     steps_before = 0
     for rows, next_rows in itertools.zip_longest(tries, tries[1:]):
