@@ -15,7 +15,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
-FILES = ("--config", "-c", "--data", "--model", "--trainer")  # flags of ``fit`` that take a file
+FILES = ("--config", "-c", "--data", "--trainer")  # flags of ``fit`` that take a file
 FIXED = ("--seed_everything", "--ckpt_path", "--auto_resume")  # flags of ``fit`` that a benchmark sets
 
 

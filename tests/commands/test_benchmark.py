@@ -244,7 +244,7 @@ def test_what_a_benchmark_sets_is_refused(flag):
         jobs_of([RECIPE], [1, 2], [], (flag,))
 
 
-@pytest.mark.parametrize("flag", ["--config", "-c", "--data", "--model=it.yaml"])
+@pytest.mark.parametrize("flag", ["--config", "-c", "--data=it.yaml", "--trainer"])
 def test_files_of_settings_are_refused_because_the_report_does_not_read_them(flag):
     with pytest.raises(ConfigError, match=rf"^{flag}: the settings of a benchmark are --recipes"):
         jobs_of([RECIPE], [1, 2], [], (flag,))
