@@ -400,14 +400,14 @@ class AgentModule(NamedArguments, L.LightningModule):
         """Explain why a run ended early.
 
         Raises:
-            ConfigError: ``max_epochs`` or ``max_time`` ended a resumed run before its first rollout.
+            ConfigError: A limit of the Trainer ended a resumed run before its first rollout.
         """
         left = (self.data.num_rollouts - self.rollouts_done) * self.data.frames_per_rollout
         if self.env_steps == self.run_log.steps_before and left > 0:
-            limit, remedy = "max_epochs", "set it to -1"
-            if self.trainer.max_epochs == -1:
-                limit, remedy = "max_time, of all attempts together,", "raise it"
-            raise ConfigError(f"trainer.{limit} ended the run with {left} steps left: {remedy} to go on.")
+            counts = {"max_epochs": self.trainer.current_epoch, "max_steps": self.trainer.global_step}
+            ended = (name for name, count in counts.items() if 0 <= getattr(self.trainer, name) <= count)
+            limit = next(ended, "max_time, of all attempts together,")
+            raise ConfigError(f"trainer.{limit} ended the run with {left} steps left: raise it to go on.")
         if left > 0 and 0 <= self.trainer.max_steps <= self.trainer.global_step:
             total = self.env_steps + left
             rank_zero_warn(

@@ -119,6 +119,14 @@ def test_a_resumed_run_without_time_says_so(fit, tmp_path, capsys):
     assert "data.total_timesteps" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("limit", [{"max_epochs": 1}, {"max_steps": 3 * UPDATES}], ids=str)
+def test_a_resumed_run_at_a_limit_names_it(fit, tmp_path, limit):
+    path, (name,) = tmp_path / "end.ckpt", limit
+    fit(EIGHT, MODEL, **limit).trainer.save_checkpoint(path)
+    with pytest.raises(ConfigError, match=rf"^trainer.{name} ended the run with 320 steps left: raise it"):
+        fit(EIGHT, MODEL, ckpt_path=path, max_time={"days": 1}, **limit)
+
+
 # Callbacks
 
 

@@ -377,7 +377,6 @@ def test_an_integer_that_the_dtype_of_the_space_cannot_hold_ends_in_one_sentence
             super().__init__(env)
             self.single_observation_space = gym.spaces.Box(0, 255, (3,), np.uint8)
             self.observation_space = gym.spaces.Box(0, 255, (3, 3), np.uint8)
-
             self.value = 253
 
         def reset(self, **options):
