@@ -41,7 +41,8 @@ def check_trainer(trainer: Any, module: Learner) -> None:
         return
     for name in ("max_steps", "max_epochs", "limit_train_batches", "val_check_interval", "log_every_n_steps"):
         if getattr(trainer, name, None) == 0:  # a `val_check_interval` of time is kept elsewhere
-            raise ConfigError(f"trainer.{name} is 0: it must be at least 1.")
+            cause = ", because trainer.barebones is true" if trainer.barebones else ""
+            raise ConfigError(f"trainer.{name} is 0{cause}: it must be at least 1.")
     for name in ("min_steps", "min_epochs", "overfit_batches"):
         if value := getattr(trainer, name):
             raise ConfigError(

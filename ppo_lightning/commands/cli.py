@@ -124,6 +124,8 @@ class PPOCLI(LightningCLI):
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
             if logger.init_args.get("name") == DEFAULT_NAME:
                 logger.init_args.name = name
+                root = config.trainer.default_root_dir or ""
+                logger.init_args.save_dir = str(Path(root, logger.init_args.save_dir))
         if config.num_threads is not None:
             callbacks = self.trainer_defaults["callbacks"]
             self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]

@@ -128,7 +128,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         >>> data = RolloutDataModule("CartPole-v1", total_timesteps=500_000)
     """
 
-    trainer: Any  # set by Lightning
+    _trainer: Any
 
     def __init__(
         self,
@@ -200,6 +200,24 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
                 f"The checkpoint's settings import or call code ({code}): give these settings yourself."
             )
         return cls(**data | kwargs)
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer of the last run, set by Lightning.
+
+        Raises:
+            ConfigError: There was no run yet.
+        """
+        if self._trainer is None:
+            raise ConfigError(
+                "RolloutDataModule collects with the policy of a run: pass it to fit of a Trainer, whose"
+                " callbacks get each rollout as the batch, or make the environments with make_env."
+            )
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        self._trainer = trainer
 
     def setup(self, stage: str) -> None:
         """Share rank 0's seed, from which every rank draws the noise of all ranks."""

@@ -1,6 +1,7 @@
 """Epochs, callbacks, loggers and Trainer options work as Lightning's users expect (docs/lightning.md)."""
 
 import csv
+import re
 from datetime import timedelta
 
 import lightning as L
@@ -84,9 +85,14 @@ def test_epochs_change_no_weight(fit):
     ],
     ids=str,
 )
-def test_an_epoch_is_a_stretch_of_rollouts_for_all_options_of_the_trainer(fit, options, epochs, validations):
+def test_an_epoch_is_a_stretch_of_rollouts_for_all_options_of_the_trainer(
+    fit, capsys, options, epochs, validations
+):
     watch = Watch()
     module = fit(EIGHT, MODEL, callbacks=[watch], **VALIDATED | options)
+    announced = re.findall(r"evaluation every (\d+) ", capsys.readouterr().out)
+    changes = {"val_check_interval", "limit_train_batches", "fast_dev_run"} & {*options}
+    assert announced == ([] if changes else [str(validations[0] * module.data.frames_per_rollout)])
     assert watch.rollouts("epoch") == epochs
     assert module.trainer.current_epoch == len(epochs)
     assert module.rollouts_done == epochs[-1]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +73,17 @@ def test_a_first_start_with_auto_resume_takes_the_given_checkpoint_and_later_one
         assert f"Resumed from {resumed_from}" in out
         assert torch.load(checkpoint_of(out), weights_only=True)["env_steps"] == total
     assert "Resumed from" not in output_of("fit", "--name", "new", "--auto_resume", *SHORT)
+
+
+def test_the_default_root_dir_moves_the_default_loggers_and_the_checkpoints(output_of, tmp_path):
+    flags = ["--trainer.default_root_dir", tmp_path / "there", "--name", "mine", "--auto_resume"]
+    for total in 1024, 2048:  # the second run resumes
+        out = output_of("fit", *SHORT, *flags, "--data.total_timesteps", total)
+    assert f"Resumed from {tmp_path}/there/runs/mine/version_0/" in out
+    assert {*(tmp_path / "there/runs").iterdir()} >= {tmp_path / "there/runs/tensorboard"}
+    saved = tmp_path / "there/runs/mine/version_1/cli_config.yaml"
+    assert f"{tmp_path}/there/runs/mine/version_2/" in output_of("fit", "--config", saved)
+    assert not Path("runs").exists()
 
 
 def test_auto_resume_knows_a_class_as_the_environment(output_of):

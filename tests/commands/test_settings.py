@@ -199,6 +199,7 @@ def test_the_check_of_arguments_leaves_a_users_own_to_the_user():
         ({"overfit_batches": 2}, "overfit_batches"),
         ({"val_check_interval": 0, "limit_val_batches": 1}, "val_check_interval"),
         ({"log_every_n_steps": 0}, "log_every_n_steps"),
+        ({"barebones": True}, "log_every_n_steps is 0, because"),
         ({"max_steps": 0}, "max_steps"),
         ({"limit_train_batches": 0}, "limit_train_batches"),
     ],
@@ -206,6 +207,21 @@ def test_the_check_of_arguments_leaves_a_users_own_to_the_user():
 def test_a_trainer_option_that_cannot_work_is_refused(fit, options, name):
     with pytest.raises(ConfigError, match=rf"^trainer\.{name} [^.]*(\w\.\w[^.]*)*\.$"):
         fit(SMALL, **options)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda data: data.setup("fit"),
+        lambda data: data.train_dataloader(),
+        lambda data: data.val_dataloader(),
+        lambda data: data.env,
+        lambda data: data.specs,
+    ],
+)
+def test_a_data_module_alone_says_that_it_needs_a_run(use):
+    with pytest.raises(ConfigError, match=r"^RolloutDataModule collects with the policy of a run: pass it"):
+        use(RolloutDataModule(**SMALL))
 
 
 @pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
