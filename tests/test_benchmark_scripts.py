@@ -45,6 +45,7 @@ SCRIPTS: dict[str, list[Command] | str] = {
         Command(f"{ROOT} {ROOT} --workloads cartpole-64x128 {SHORT}", r"ratio of medians", (0, 1))
     ],
     "selection_table": [Command("", r"\| no change")],
+    "ppo_or_sac": [Command("", r"\| with 5 ms per step \| 60 \| \d")],
     "rpo_table": [Command("", "WalkerWalk|PendulumSwingup")],
     "floor": [Command("")],  # a module of speed.py
     "forked": [Command("")],  # a module of attack.py

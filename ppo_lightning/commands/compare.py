@@ -49,6 +49,12 @@ def compare(before: Path, after: Path, by: str = "recipe") -> tuple[str, int]:
     needed = next(count for count in range(2, 1000) if 1 / math.comb(2 * count, count) <= alpha)
     lines = [f"| {by} | runs | before | after | difference [95 %] | p | |", "|---|---|---|---|---|---|---|"]
     notes = [f"Only in {after}: {label}." for label in second if label not in first]
+    tasks, new_tasks = read_tasks(before, by), read_tasks(after, by)
+    notes += [
+        f"{label} is not the same task: {tasks[label]} before, {new_tasks[label]} after."
+        for label in sorted(shared)
+        if tasks[label] != new_tasks[label]
+    ]
     codes = {0}
     for label, runs in first.items():
         old = list(runs.values())
@@ -98,6 +104,12 @@ def read_runs(path: Path, by: str = "recipe") -> Runs:
             raise ConfigError(f"{place}: an earlier line has the same {by} and seed; keep one of them.")
         runs[label][seed] = value
     return runs
+
+
+def read_tasks(path: Path, by: str) -> dict[str, str]:
+    """Return environment and number of steps of the last run of each recipe or environment."""
+    rows = read_csv(path / "runs.csv" if path.is_dir() else path)
+    return {row[by]: f"{row.get('env_steps', '?')} steps of {row.get('env_id', '?')}" for row in rows}
 
 
 def main(args: Sequence[str]) -> None:

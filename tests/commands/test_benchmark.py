@@ -464,6 +464,17 @@ def test_recipes_of_one_environment_are_compared_by_it(tmp_path):
         compare(*paths, by="env_id")
 
 
+def test_runs_of_other_environments_or_lengths_are_named(tmp_path):
+    paths = [tmp_path / name for name in ("a.csv", "b.csv", "c.csv")]
+    for path, task in zip(paths, ("Hopper-v4,1000", "Hopper-v4,2000", "Hopper-v5,1000"), strict=True):
+        rows = [f"hopper,{seed},{task},{seed}" for seed in range(4)]
+        path.write_text("\n".join(["recipe,seed,env_id,env_steps,episodic_return", *rows]) + "\n")
+    assert "same task" not in compare(paths[0], paths[0])[0]
+    for path, task in zip(paths[1:], ("2000 steps of Hopper-v4", "1000 steps of Hopper-v5"), strict=True):
+        said = f"hopper is not the same task: 1000 steps of Hopper-v4 before, {task} after."
+        assert said in compare(paths[0], path)[0]
+
+
 @pytest.mark.parametrize(
     ("after", "sentence"),
     [
