@@ -122,10 +122,12 @@ class PPOCLI(LightningCLI):
             raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
         name = config.name or _recipe_name(config.config) or self.algorithm.rpartition(".")[2].lower()
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
-            if logger.init_args.get("name") == DEFAULT_NAME:
-                logger.init_args.name = name
-                root = config.trainer.default_root_dir or ""
-                logger.init_args.save_dir = str(Path(root, logger.init_args.save_dir))
+            settings = logger.init_args
+            if settings.get("name") == DEFAULT_NAME:
+                settings.save_dir = str(Path(config.trainer.default_root_dir or "", settings.save_dir))
+                settings.name = name
+            elif config.name and logger.class_path.endswith(("CSVLogger", "TensorBoardLogger")):
+                settings.name = name  # in a saved configuration, these have the name of its run
         if config.num_threads is not None:
             callbacks = self.trainer_defaults["callbacks"]
             self.trainer_defaults["callbacks"] = [*callbacks, Threads(config.num_threads)]

@@ -83,6 +83,8 @@ def test_the_default_root_dir_moves_the_default_loggers_and_the_checkpoints(outp
     assert {*(tmp_path / "there/runs").iterdir()} >= {tmp_path / "there/runs/tensorboard"}
     saved = tmp_path / "there/runs/mine/version_1/cli_config.yaml"
     assert f"{tmp_path}/there/runs/mine/version_2/" in output_of("fit", "--config", saved)
+    out = output_of("fit", "--config", saved, "--name", "other")
+    assert f"{tmp_path}/there/runs/other/version_0/" in out
     assert not Path("runs").exists()
 
 
