@@ -43,10 +43,11 @@ from ppo_lightning.envs.specs import Specs
 from ppo_lightning.errors import ConfigError, NonFiniteError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.models.agent import make_agent, require_agent_maker
+from ppo_lightning.models.foreign import ForeignAgent
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.rollouts.evaluation import episode_statistics, info_means
-from ppo_lightning.spaces.specs import spec_from_plain
+from ppo_lightning.spaces.specs import mask_columns, spec_from_plain
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments
 from ppo_lightning.utils.finite import first_nonfinite
@@ -187,6 +188,13 @@ class AgentModule(NamedArguments, L.LightningModule):
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
                 " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."
             )
+        mask = mask_columns(self.data.specs.observation)
+        if mask and self.agent.mask is None and not isinstance(self.agent, ForeignAgent):
+            raise ConfigError(
+                f"model.agent is {type(self.agent).__name__}, which would ignore the action_mask of the"
+                " observations: pass mask=mask_columns(observation_spec), of ppo_lightning.spaces.specs, to"
+                " ActorCritic.__init__."
+            )
         if self.fitting and not self.takes_turns and getattr(self.data.env, "turn_based", False):
             raise ConfigError(
                 f"data.env_id is {self.data.env_id!r}, whose players take turns, and the targets of"
@@ -198,7 +206,12 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     def _rebuild(self, checkpoint: dict[str, Any]) -> None:
         """Build the agent that a checkpoint describes, and the networks of the variant."""
-        self.agent = trained_agent(checkpoint, getattr(self.make_agent, "keywords", {})).train()
+        given = getattr(self.make_agent, "keywords", {})
+        settings = {key: [*x] if isinstance(x, tuple) else x for key, x in given.items()}
+        plain = {key: x for key, x in settings.items() if isinstance(x, str | int | float | list)}
+        if changes := changed_settings("model.agent", checkpoint["agent"]["init_args"], plain):
+            raise ConfigError(f"{changes}: a checkpoint has the agent of its run, leave the setting out.")
+        self.agent = trained_agent(checkpoint, given).train()
         self._recipe = checkpoint["agent"]
         specs = (spec_from_plain(self._recipe[name]) for name in ("observation_spec", "action_spec"))
         self.add_networks(Specs(*specs))
@@ -411,7 +424,8 @@ class AgentModule(NamedArguments, L.LightningModule):
         if left > 0 and 0 <= self.trainer.max_steps <= self.trainer.global_step:
             total = self.env_steps + left
             rank_zero_warn(
-                f"trainer.max_steps ({self.trainer.max_steps}) counts optimizer steps: it ended the run after"
+                f"trainer.max_steps ({self.trainer.max_steps}) counts"
+                f" {'batches' if self.steps_per_rollout == 1 else 'optimizer steps'}: it ended the run after"
                 f" {self.env_steps} of {total} environment steps."
             )
 

@@ -196,8 +196,8 @@ def dead_units(run: RunSnapshot) -> Finding | None:
 
 def _dead_shares(body: nn.Module, observation: Tensor) -> list[float]:
     """Return the share of dead units of each ReLU, or, without ReLUs, of each linear layer (before tanh)."""
-    kinds: list[type[nn.Module]] = [nn.ReLU, nn.Linear]
-    kind = next(kind for kind in kinds if any(isinstance(layer, kind) for layer in body.modules()))
+    has_relu = any(isinstance(layer, nn.ReLU) for layer in body.modules())
+    kind: type[nn.Module] = nn.ReLU if has_relu else nn.Linear
     shares: list[float] = []
 
     def measure(layer: nn.Module, _: Any, output: Tensor) -> None:

@@ -309,7 +309,13 @@ def _unknown(name: str, writer: str = "") -> str:
     """Say in one sentence that there is no such option, and name those that were probably meant."""
     dashes = "--" if name.startswith("-") else ""
     options = known_options().items()  # of all algorithms: this one does not have the option
-    known = {option: f"{dashes}{shown}" for option, shown in options if shown != name.lstrip("-")}
+    owners = {"model": "PPO", "model.agent": "MLPAgent"}  # of options without a class
+    owner = owners.get(name.lstrip("-").rpartition(".")[0])
+    known = {
+        option: f"{dashes}{shown}" + f" of ppo_lightning.{owner}" * (shown == name.lstrip("-"))
+        for option, shown in options
+        if owner or shown != name.lstrip("-")
+    }
     ends = {option.rpartition(".")[2]: shown for option, shown in reversed(known.items())}
     parts = name.lstrip("-").replace("-", "_").replace(".init_args", "").split(".")
     prefixes = itertools.accumulate(parts, "{}.{}".format)

@@ -284,9 +284,11 @@ def check_normalizers(env: Any) -> Findings:
             # eighth longer (Python 3.11).
             layers += gc.get_referents(layer)
     for name in NORMALIZERS & found:
-        setting = "model.norm_reward" if "Reward" in name else "model.agent.norm_obs"
+        setting, of_ppo = "model.agent.norm_obs", ""
+        if "Reward" in name:
+            setting, of_ppo = "model.norm_reward", " (PPO and its family)"
         what = f"{name} normalizes in the environment: evaluation and exports lack its statistics."
-        yield Finding("warning", "normalization", what, f"Remove it, and set {setting} to true.")
+        yield Finding("warning", "normalization", what, f"Remove it, and set {setting} to true{of_ppo}.")
 
 
 def check_rewards(rollout: TensorDictBase) -> Findings:
@@ -299,7 +301,7 @@ def check_rewards(rollout: TensorDictBase) -> Findings:
     scale = rewards[rewards != 0].square().mean().sqrt().item()
     if scale > LARGE_REWARD:
         what = f"The rewards are large: their root mean square is {scale:.2g}."
-        remedy = "Set model.norm_reward to true, or scale the rewards to about 1."
+        remedy = "Scale them to about 1, or set model.norm_reward to true (PPO and its family)."
         yield Finding("warning", "reward", what, remedy)
 
 

@@ -277,8 +277,11 @@ class EnvFactory:
         if batch.num_workers:
             kind = _import_class(WORKERS[self.worker_backend])
             make = _import_class("workers:WorkerEnv")
-            return make(batch.num_workers, *rows, self.step_timeout, kind, **env_kwargs)
-        return GymnasiumEnv(*rows, **env_kwargs)
+            options = self.step_timeout, kind, bool(self.transforms)
+            return make(batch.num_workers, *rows, *options, **env_kwargs)
+        env = GymnasiumEnv(*rows, **env_kwargs)
+        env.keeps_infos = bool(self.transforms)
+        return env
 
 
 def make_env(

@@ -78,6 +78,7 @@ class GymnasiumEnv(BatchedEnv):
     """
 
     info_names = ()
+    keeps_infos = False  # of all steps, because transforms may end episodes
     _pending_resets: dict[int, tuple[Any, Any]]  # results of resets that were made early
 
     def __init__(
@@ -194,7 +195,8 @@ class GymnasiumEnv(BatchedEnv):
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step the environments in a loop."""
         actions = self._single_actions(action)
-        observation, rows, rewards = self._observation, self._rows, self._results[0]
+        observation, rewards = self._observation, self._results[0]
+        rows = () if self.keeps_infos else self._rows
         dtype, seen, shape = observation.dtype, self._dtype, observation.shape[1:]
         valid = self.valid
         self._flags.fill(False)
@@ -234,7 +236,7 @@ class GymnasiumEnv(BatchedEnv):
         check_step(answer)
         value, reward, terminated, truncated, info = answer
         over = bool(terminated or truncated)
-        if over and info:
+        if self.keeps_infos or (over and info):
             self.infos[i] = numbers_in(info)
         if self._mask_source is not None:
             value = self._with_mask(i, value, info, over)

@@ -66,6 +66,7 @@ class WorkerEnv(BatchedEnv):
         first_env: As for ``GymnasiumEnv``, and ``env_kwargs``.
         step_timeout: Maximum duration of a step in seconds; None: no limit.
         kind: Class of the workers.
+        keeps_infos: As for ``GymnasiumEnv``.
 
     Raises:
         ConfigError: As for ``GymnasiumEnv``.
@@ -89,6 +90,7 @@ class WorkerEnv(BatchedEnv):
         first_env: int = 0,
         step_timeout: float | None = None,
         kind: "type[Worker] | None" = None,
+        keeps_infos: bool = False,
         /,
         **env_kwargs: Any,
     ) -> None:
@@ -111,7 +113,8 @@ class WorkerEnv(BatchedEnv):
                 rows = slice(*bounds[number : number + 2])
                 numbers = range(first_env, first_env + self.num_envs)[rows]
                 name = f"Worker {number} of {num_workers} (environments {', '.join(map(str, numbers))})"
-                make = functools.partial(make_envs, env_id, numbers[0], self._attributes, **env_kwargs)
+                shared = self._attributes, keeps_infos
+                make = functools.partial(make_envs, env_id, numbers[0], *shared, **env_kwargs)
                 worker = (kind or Worker)(name, rows, make)
                 worker.start(seeds[rows])
                 self.workers.append(worker)
@@ -284,7 +287,13 @@ def send(pipe: multiprocessing.connection.Connection, message: Any) -> None:
 
 
 def make_envs(
-    env_id: Any, first_env: int, attributes: Mapping[str, Any], seeds: list[int], /, **env_kwargs: Any
+    env_id: Any,
+    first_env: int,
+    attributes: Mapping[str, Any],
+    keeps_infos: bool,
+    seeds: list[int],
+    /,
+    **env_kwargs: Any,
 ) -> GymnasiumEnv:
     """Make the environments of a worker."""
     # A forked process inherits the global generators: without seeds, all workers would draw the same.
@@ -292,6 +301,7 @@ def make_envs(
     np.random.seed(seeds[0])  # noqa: NPY002
     torch.manual_seed(seeds[0])
     envs = GymnasiumEnv(env_id, seeds, first_env, **env_kwargs)
+    envs.keeps_infos = keeps_infos
     for name, value in attributes.items():
         envs.set_attr(name, value)
     return envs

@@ -24,7 +24,7 @@ ArraySampler = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 Parameters = tuple[Tensor, ...]  # parameters of a distribution, each [B, ...]
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Logit of a forbidden action. It is finite, so that the probability 0 times its logarithm is 0.
-INVALID = -1e9
+INVALID = -1e30
 
 
 class Float32Linear(nn.Linear):

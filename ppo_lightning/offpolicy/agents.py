@@ -1,5 +1,6 @@
 """Agents of the off-policy algorithms, and critics of continuous actions."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +42,11 @@ class OffPolicyAgent(MLPAgent):
         norm_obs: bool = False,
     ) -> None:
         if is_picture(observation_spec):
-            if norm_obs:
-                raise ConfigError("model.agent.norm_obs is for vectors: leave it out for pictures.")
+            parameter = inspect.signature(type(self)).parameters.get("hidden_sizes")
+            default = getattr(parameter, "default", hidden_sizes)
+            for name, is_set in ("norm_obs", norm_obs), ("hidden_sizes", [*hidden_sizes] != [*default]):
+                if is_set:
+                    raise ConfigError(f"model.agent.{name} is for vectors: leave it out for pictures.")
             super(MLPAgent, self).__init__(action_spec, lambda: make_encoder(observation_spec), shared=True)
         else:
             arguments: Any = {"norm_obs": norm_obs, "activation": "relu"}

@@ -16,7 +16,7 @@ from ppo_lightning.offpolicy.agents import OffPolicyAgent
 from ppo_lightning.offpolicy.module import AgentMaker, Metrics, OffPolicyModule, frozen, td_target
 from ppo_lightning.utils.arguments import Range, check_arguments
 
-RANDOM = 1e6  # noise of random actions, far above all values and far below that of forbidden actions
+RANDOM = 1e15  # noise of random actions, far above all values and far below that of forbidden actions
 
 
 class QHead(CategoricalHead):

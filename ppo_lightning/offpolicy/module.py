@@ -205,6 +205,7 @@ class OffPolicyModule(AgentModule):
         super().setup(stage)
         if stage != "fit":
             return
+        self._refilled_at = 0
         hparams, data, frames = self.hparams, self.data, self.data.frames_per_rollout
         batch = f"data.num_envs * data.num_steps = {frames}"
         refusals = {
@@ -212,14 +213,14 @@ class OffPolicyModule(AgentModule):
             " one: set it to false.": data.overlap,
             f"model.buffer_size is {hparams.buffer_size}, less than one batch of {batch} transitions: raise"
             " it.": hparams.buffer_size < frames,
-            f"model.learning_starts is {hparams.learning_starts}: it must be below data.total_timesteps"
-            f" ({data.total_timesteps}), or the run learns nothing.": hparams.learning_starts
-            >= data.total_timesteps,
+            f"model.learning_starts is {hparams.learning_starts}, and the run ends after {self._last_step}"
+            " steps without an update: lower it, or raise data.total_timesteps.": not self.due(
+                0, self._last_step
+            ),
         }
         for sentence, is_refused in refusals.items():
             if is_refused:
                 raise ConfigError(sentence)
-        self._refilled_at = 0
 
     def check_agent(self) -> None:
         """Refuse an agent without the head of the algorithm, and make the buffer if it fits into memory."""
@@ -272,6 +273,8 @@ class OffPolicyModule(AgentModule):
                 f"{type(self).__name__}.configure_optimizers must return the Adams of OffPolicyModule and no"
                 " schedule: leave it out. The learning rates of off-policy algorithms are constants."
             )
+        for optimizer in optimizers:  # a checkpoint restores the rate of its run, which monitors would log
+            optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"]
         self._adams = dict(zip(self.trained(), map(state_and_settings, optimizers), strict=True))
         if self.hparams.compile and self.trainer.world_size == 1:
             trace_gradients()
@@ -313,12 +316,16 @@ class OffPolicyModule(AgentModule):
                 f"The checkpoint has no replay buffer of this size: {self.hparams.learning_starts} steps of"
                 " its policy refill it before learning resumes"
             )
-            if self._refilled_at >= self.data.total_timesteps:
+            if not self.due(self.env_steps, self._last_step):
                 raise ConfigError(
                     f"{problem}, and the run ends before: raise data.total_timesteps or lower"
                     " model.learning_starts."
                 )
             rank_zero_warn(f"{problem} (model.save_buffer saves it).")
+
+    @property
+    def _last_step(self) -> int:
+        return self.data.num_rollouts * self.data.frames_per_rollout
 
     @property
     def steps_per_rollout(self) -> int:

@@ -102,9 +102,8 @@ class SAC(OffPolicyModule):
             self.log_alpha.data.fill_(math.log(self.hparams.alpha))
 
     def make_critics(self, specs: Specs) -> Any:
-        """Build two critics, and set the target of the entropy and the shape of the noise."""
+        """Build two critics, and set the shape of the noise."""
         num_actions = len(self.agent.head.low)
-        self.target_entropy = -float(num_actions)
         # Of the next action and, for each update of the policy, of its action and of the temperature's.
         self.noise_shape = (1 + 2 * self.hparams.policy_frequency, num_actions)
         return Critics(Critic(self.agent, specs.observation) for _ in range(2))
@@ -136,6 +135,10 @@ class SAC(OffPolicyModule):
         action, log_prob = self.agent.policy(observation, noise)
         return critics(observation, action).amin(0)[:, None], log_prob[:, None], 1.0
 
+    def desired_entropy(self, observation: Tensor) -> Tensor | float:
+        """Return the entropy to which the temperature leads, a number or [B, 1]."""
+        return -float(len(self.agent.head.low))
+
     def update_actor(self, observation: Tensor, noise: Tensor, fresh_noise: Tensor) -> Metrics:
         """Update the policy and then the temperature, for which the actions are drawn again."""
         value, log_prob, weight = self.evaluate(observation, noise, self.critics)
@@ -145,14 +148,15 @@ class SAC(OffPolicyModule):
         if self.hparams.autotune:
             with torch.no_grad():
                 _, log_prob, weight = self.evaluate(observation, fresh_noise, self.critics)
-            alpha_loss = temperature_loss(self.log_alpha, log_prob, weight, self.target_entropy)
+            target = self.desired_entropy(observation)
+            alpha_loss = temperature_loss(self.log_alpha, log_prob, weight, target)
             self.minimize("log_alpha", alpha_loss)
             metrics["losses/alpha_loss"] = alpha_loss.detach()
         return metrics | {"losses/alpha": self.log_alpha.detach().exp()}
 
 
 def temperature_loss(
-    log_alpha: Tensor, log_prob: Tensor, weight: Tensor | float, target_entropy: float
+    log_alpha: Tensor, log_prob: Tensor, weight: Tensor | float, target_entropy: Tensor | float
 ) -> Tensor:
     """Return the loss of the temperature alpha = exp(log_alpha), for weighted actions [B, K].
 

@@ -78,12 +78,17 @@ class DiscreteSAC(SAC):
         super().__init__(agent=agent, **hyperparameters)
 
     def make_critics(self, specs: Specs) -> Any:
-        """Build two critics like the agent, and set the target of the entropy and the shape of the noise."""
-        self.target_entropy = self.hparams.target_entropy_scale * self.agent.head.largest_entropy
+        """Build two critics like the agent, and set the shape of the noise."""
         self.noise_shape = (1 + 2 * self.hparams.policy_frequency, 0)
         critics = DiscreteCritics(copy.deepcopy(self.agent) for _ in range(2))
         reset(critics, self.agent.he_init)
         return critics
+
+    def desired_entropy(self, observation: Tensor) -> Tensor | float:
+        """Return a share of the entropy of uniformly random actions: with a mask, allowed ones, [B, 1]."""
+        allowed = self.agent._allowed(observation)
+        largest = self.agent.head.largest_entropy if allowed is None else allowed.sum(-1, keepdim=True).log()
+        return self.hparams.target_entropy_scale * largest
 
     def evaluate(self, observation: Tensor, noise: Tensor, critics: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return smallest value, log-probability and probability of all actions, each [B, A]."""

@@ -5,8 +5,9 @@ import functools
 import gymnasium as gym
 import pytest
 import torch
+from torch import nn
 
-from ppo_lightning import MLPAgent
+from ppo_lightning import ActorCritic, MLPAgent
 from ppo_lightning.callbacks import Doctor
 from tests.environments import Counter
 from tests.helpers import weights
@@ -99,6 +100,30 @@ def test_the_doctor_reports_nothing_in_a_healthy_run(data, model, fit, capsys):
     fit(WELL | data, model, callbacks=[doctor])
     assert doctor.findings == {}
     assert "doctor" not in capsys.readouterr().out
+
+
+class Bare(nn.Module):
+    """A body without ReLU and linear layers."""
+
+    out_features = 8
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, observation):
+        return (observation @ self.weight).tanh()
+
+
+class BareAgent(ActorCritic):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(action_spec, Bare)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+
+
+def test_a_run_with_the_doctor_is_whole_whatever_layers_its_body_has(fit):
+    module = fit(WELL, {"agent": BareAgent}, callbacks=[Doctor(every=1)])
+    assert module.env_steps == module.data.num_rollouts * module.data.frames_per_rollout
 
 
 def test_the_doctor_changes_no_weight(fit):

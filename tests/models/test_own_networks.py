@@ -2,12 +2,15 @@
 
 import functools
 
+import gymnasium
+import numpy as np
 import pytest
 from torch import nn
 
 from ppo_lightning import PPO, ActorCritic, ConfigError, MLPAgent, RolloutDataModule
 from ppo_lightning.models import MLP
 from ppo_lightning.models.agent import CONTRACT
+from ppo_lightning.spaces.specs import mask_columns, stored
 
 
 class Net(nn.Module):
@@ -77,6 +80,44 @@ def test_what_is_made_is_refused_before_the_first_rollout(agent, message, make_t
     with pytest.raises(ConfigError) as raised:
         make_trainer().fit(PPO(agent=agent), RolloutDataModule())
     assert message in str(raised.value)
+
+
+class Choices(gymnasium.Env):
+    """Three actions, the last of which is never allowed."""
+
+    observation_space = gymnasium.spaces.Dict(
+        place=gymnasium.spaces.Box(-1, 1, (4,)), action_mask=gymnasium.spaces.MultiBinary(3)
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation(), {}
+
+    def observation(self):
+        place = self.np_random.uniform(-1, 1, 4).astype(np.float32)
+        return {"place": place, "action_mask": np.array([1, 1, 0], np.int8)}
+
+    def step(self, action):
+        assert action != 2
+        return self.observation(), 1.0, self.np_random.random() < 0.1, False, {}
+
+
+class OfRows(ActorCritic):
+    def __init__(self, observation_spec, action_spec, masked=True):
+        size = stored(observation_spec).shape[0]
+        mask = mask_columns(observation_spec) if masked else None
+        super().__init__(action_spec, lambda: MLP(size, [8]), mask=mask)
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+
+
+def test_an_own_agent_reads_the_action_mask_or_is_refused(fit, tmp_path):
+    data = {"env_id": Choices, "total_timesteps": 1024}
+    with pytest.raises(ConfigError, match=r"OfRows, which would ignore the action_mask .*: pass mask="):
+        fit(data, {"agent": functools.partial(OfRows, masked=False)})
+    fit(data, {"agent": OfRows}).trainer.save_checkpoint(tmp_path / "last.ckpt")
+    module = PPO.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert module.agent.mask == slice(4, 7)
 
 
 def test_an_own_agent_with_arguments_trains(fit):

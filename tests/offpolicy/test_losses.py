@@ -143,6 +143,10 @@ def test_epsilon_is_the_share_of_random_actions_and_arrays_agree(support):
     explored = chosen[1][explores].bincount(minlength=4) / explores.sum()
     torch.testing.assert_close(explored, torch.full((4,), 0.25), atol=0.05, rtol=0)
     if support is None:
+        head.linear.bias.data = 1e8 * torch.arange(4.0)  # values of any size
+        explored = head.sample(features, noise[1])[0][explores].bincount(minlength=4) / explores.sum()
+        torch.testing.assert_close(explored, torch.full((4,), 0.25), atol=0.05, rtol=0)
+        head.linear.bias.data.zero_()
         arrays = head.array_sampler()(head.linear(features).detach().numpy(), noise[1].numpy())
         assert np.array_equal(arrays, chosen[1].numpy())
         soft, table = SoftmaxHead(8, spec), torch.tensor([0.1, 0.2, 0.3, 0.4])

@@ -1,7 +1,9 @@
 """Off-policy runs through the Trainer: batches, resuming, ranks, refusals, graphs and learning."""
 
 import functools
+import math
 import shutil
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -114,6 +116,72 @@ def test_a_resumed_run_has_its_own_fixed_temperature(fit, tmp_path):
     fit(PENDULUM, model | {"alpha": 0.2}, ppo=SAC, callbacks=[save])
     resumed = fit(PENDULUM, model | {"alpha": 0.5}, ppo=SAC, ckpt_path=save.path)
     assert resumed.log_alpha.exp().item() == pytest.approx(0.5)
+
+
+def test_a_resumed_run_shows_the_learning_rates_that_it_uses(fit, tmp_path):
+    save = SaveAfter(tmp_path / "middle.ckpt", 4)
+    fit(PENDULUM, SOFT, ppo=SAC, callbacks=[save])
+    resumed = fit(PENDULUM, SOFT | {"q_lr": 1e-6, "save_buffer": True}, ppo=SAC, ckpt_path=save.path)
+    shown = [optimizer.param_groups[0]["lr"] for optimizer in resumed.trainer.optimizers]
+    assert shown == [state[-1]["lr"] for state in resumed._adams.values()] == [3e-4, 1e-6, 1e-6]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "setting"),
+    [
+        (
+            "C51",
+            {"v_max": 7.0},
+            r"atoms was .101, -100.0, 100.0. in the run and is .101, -100.0, 7.0. now",
+        ),
+        ("DQN", {"agent": functools.partial(QAgent, hidden_sizes=(8,))}, "hidden_sizes was .* is .8. now"),
+    ],
+)
+def test_a_loaded_agent_has_the_settings_of_its_run_or_is_refused(name, given, setting, trained):
+    module, folder = trained(name)
+    with pytest.raises(ConfigError, match=rf"^model.agent.{setting}: .* leave the setting out\.$"):
+        type(module).load_from_checkpoint(folder / "first.ckpt", **given)
+
+
+def test_heads_that_scale_actions_are_no_cause_for_a_warning_about_bounds(fit):
+    wide = PENDULUM | {"env_id": "Reach-v0", "env_kwargs": {"low": -100.0, "high": 100.0}}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="environment: The bounds of the actions")
+        fit(wide, SOFT, ppo=SAC)
+    with pytest.warns(UserWarning, match="environment: The bounds of the actions"):
+        fit(wide, {"num_minibatches": 1})
+
+
+def test_a_limit_counts_batches(fit):
+    with pytest.warns(UserWarning, match=r"\(3\) counts batches: it ended the run after 30 of 100 "):
+        fit(PENDULUM, SOFT, ppo=SAC, max_steps=3)
+
+
+class Masked(gym.Env):
+    """Ten actions, two of which are allowed; the first one has the reward 1."""
+
+    observation_space = gym.spaces.Dict(
+        {"x": gym.spaces.Box(-1, 1, (2,), np.float32), "action_mask": gym.spaces.MultiBinary(10)}
+    )
+    action_space = gym.spaces.Discrete(10)
+    now = {"x": np.zeros(2, np.float32), "action_mask": (np.arange(10) < 2).astype(np.int8)}  # noqa: RUF012
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.now, {}
+
+    def step(self, action):
+        self.time += 1
+        return self.now, float(action == 0), self.time == 10, False, {}
+
+
+def test_the_entropy_of_discrete_actions_is_that_of_the_allowed_ones(fit):
+    data = {"env_id": Masked, "num_envs": 1, "num_steps": 10, "total_timesteps": 500}
+    module = fit(data, SMALL | {"learning_starts": 100}, ppo=DiscreteSAC)
+    rows = module.buffer.columns["observation"][:2]
+    torch.testing.assert_close(module.desired_entropy(rows), torch.full((2, 1), 0.89 * math.log(2)))
+    assert module.log_alpha.item() < 0  # with that of ten actions, it rises
 
 
 class HalfFrozen(SAC):
@@ -281,7 +349,8 @@ REFUSED = {
     "norm_obs is for vectors": (DQN, ATARI, {"agent": functools.partial(QAgent, norm_obs=True)}),
     "must be below model.v_max": (C51, CARTPOLE, {"v_min": 3.0, "v_max": 3.0}),
     "less than one batch": (DQN, CARTPOLE, {"buffer_size": 19}),
-    r"must be below data.total_timesteps \(200\)": (DQN, CARTPOLE, {"learning_starts": 200}),
+    "ends after 200 steps without": (DQN, CARTPOLE | {"total_timesteps": 219}, {"learning_starts": 205}),
+    "hidden_sizes is for vectors": (DQN, ATARI, {"agent": functools.partial(QAgent, hidden_sizes=(8,))}),
     "set it to false": (DQN, CARTPOLE | {"overlap": True}, {}),
     "GB of memory": (DQN, CARTPOLE, {"buffer_size": 10**13}),
     "SAC take vectors of continuous actions": (SAC, PARTED, {}),
