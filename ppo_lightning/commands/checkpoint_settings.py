@@ -78,14 +78,13 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
 
 
 def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: str | None = None) -> str:
-    """Return the id that the user chose, or that of a checkpoint after checking for trust."""
+    """Return the id or import path that the user chose, or that of a checkpoint after checking for trust."""
     data = checkpoint["datamodule_hyper_parameters"]
     env_id = data["env_id"]
     _require_trust({} if chosen_id else code_in_id(env_id), args)
-    is_path = not isinstance(env_id, str) or "." in env_id.rpartition(":")[2]
-    if chosen_id is None and is_path and data["backend"] != "pettingzoo":
+    if chosen_id is None and not isinstance(env_id, str):
         raise ConfigError(
-            f"The checkpoint's data.env_id {env_id!r} is not the id of an environment, which play needs."
+            f"The checkpoint's data.env_id {env_id!r} is neither an id nor an import path, which play needs."
         )
     return chosen_id or env_id
 

@@ -13,6 +13,7 @@ from ppo_lightning.envs.factory import RENDERED_BY, Backend, EnvFactory
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.hub import find_model
 from ppo_lightning.games.tournament import play_games, probe_game
+from ppo_lightning.rollouts.datamodule import maker_of
 from ppo_lightning.utils.rounding import decimals
 from ppo_lightning.video.record import open_video, picture_of, record_video
 
@@ -77,7 +78,8 @@ def _record_agent(options: argparse.Namespace, args: Sequence[str]) -> None:
     )
     env_kwargs = data["env_kwargs"] or {} if env_id == data["env_id"] or same_family else {}
     settings = {key: getattr(options, key) for key in ("episodes", "seed", "overlay", "max_frames")}
-    returns = record_video(agent, EnvFactory(env_id, backend, env_kwargs), options.output, **settings)
+    factory = EnvFactory(maker_of(env_id), backend, env_kwargs)
+    returns = record_video(agent, factory, options.output, **settings)
     print(f"returns: {', '.join(f'{value:{decimals(value)}}' for value in returns)}")
 
 

@@ -11,6 +11,7 @@ from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.games.players import Player, agent_player, make_player
 from ppo_lightning.games.tournament import Outcomes, Rating, probe_game, rate, round_robin
+from ppo_lightning.rollouts.datamodule import maker_of
 
 
 def main(args: Sequence[str]) -> None:
@@ -56,7 +57,7 @@ def make_players(
             f" {listed or 'there is none'}."
         )
     game = games.popitem()[1]
-    factory = EnvFactory(**game)
+    factory = EnvFactory(**game | {"env_id": maker_of(game["env_id"])})
     env = probe_game(factory)
     players: dict[str, Player] = {}
     for name in names:

@@ -211,7 +211,8 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
             return features, features
         return features, self.critic_body(flat).unflatten(0, is_init.shape)
 
-    def _allowed(self, observation: Tensor) -> Tensor | None:
+    def allowed(self, observation: Tensor) -> Tensor | None:
+        """Return which discrete actions rows of observations allow, [B, A]; None without a mask."""
         return None if self.mask is None else observation[..., self.mask] > 0
 
     def initial_memory(self, num_envs: int) -> Tensor | None:
@@ -265,7 +266,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
             Actions [B, ...] before any clipping, log-probabilities [B], values [B] and the next hidden state.
         """
         actor_features, critic_features, memory = self._features(observation, memory)
-        action, log_prob = self.head.sample(actor_features, noise, self._allowed(observation))
+        action, log_prob = self.head.sample(actor_features, noise, self.allowed(observation))
         return action, log_prob, self.critic(critic_features).squeeze(-1), memory
 
     def evaluate(
@@ -287,7 +288,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         else:
             assert memory is not None and is_init is not None
             actor_features, critic_features = self._sequences(observation, memory, is_init)
-        log_prob, entropy, parameters = self.head.evaluate(actor_features, action, self._allowed(observation))
+        log_prob, entropy, parameters = self.head.evaluate(actor_features, action, self.allowed(observation))
         value = self.critic(critic_features).squeeze(-1)
         return Evaluation(log_prob, entropy, value, actor_features, critic_features, parameters)
 
@@ -295,7 +296,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         """Return the distribution of the actions for raw observations, as TorchRL's losses ask for it."""
         observation = self.normalize(tensordict["observation"])
         features, *_ = self._features(observation, None)
-        return _PolicyDistribution(self.head, features, self._allowed(observation))
+        return _PolicyDistribution(self.head, features, self.allowed(observation))
 
     def explain(self, observation: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return values [B] and the numbers and bars of :meth:`Head.bars`, each [B, A], for videos.
@@ -305,7 +306,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         observation = self.normalize(observation)
         actor_features, critic_features, _ = self._features(observation, memory)
         value = self.critic(critic_features).squeeze(-1)
-        return value, *self.head.bars(actor_features, self._allowed(observation))
+        return value, *self.head.bars(actor_features, self.allowed(observation))
 
     def value(self, observation: Tensor, memory: Tensor | None = None) -> Tensor:
         """Return the values [B] of normalized observations [B, ...].

@@ -71,7 +71,7 @@ class QAgent(OffPolicyAgent):
 
     def q_values(self, observation: Tensor) -> Tensor:
         """Return Q(s, a), [B, A]; very low for forbidden actions."""
-        return self.head.logits(self.actor_body(observation), self._allowed(observation))
+        return self.head.logits(self.actor_body(observation), self.allowed(observation))
 
 
 class DQN(OffPolicyModule):

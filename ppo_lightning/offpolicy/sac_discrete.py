@@ -86,7 +86,7 @@ class DiscreteSAC(SAC):
 
     def desired_entropy(self, observation: Tensor) -> Tensor | float:
         """Return a share of the entropy of uniformly random actions: with a mask, allowed ones, [B, 1]."""
-        allowed = self.agent._allowed(observation)
+        allowed = self.agent.allowed(observation)
         largest = self.agent.head.largest_entropy if allowed is None else allowed.sum(-1, keepdim=True).log()
         return self.hparams.target_entropy_scale * largest
 

@@ -154,8 +154,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams["transforms"] = private.given_hyperparameters().get("transforms", transforms)
         # A checkpoint holds plain data, as the command line gives it, and no objects.
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
-        is_path = isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)
-        self.env_id = _imported(env_id) if is_path else env_id  # type: ignore[arg-type]
+        self.env_id = maker_of(env_id)
         if worker_backend != "process" and not num_workers:
             raise ConfigError(
                 f"data.worker_backend is {worker_backend!r} and data.num_workers is 0: set the number of"
@@ -434,13 +433,16 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.collector = self._env = self._specs = None
 
 
-def _imported(path: str) -> Callable[..., EnvBase | gymnasium.Env | gymnasium.vector.VectorEnv]:
+def maker_of(env_id: Any) -> Any:
+    """Import what an import path names, and return anything else as it is."""
+    if not (isinstance(env_id, str) and IMPORT_PATH.fullmatch(env_id)):
+        return env_id
     try:
-        return pkgutil.resolve_name(path)
+        return pkgutil.resolve_name(env_id)
     except (ImportError, AttributeError, ValueError) as error:
-        reason = "only the program that defined it has it" if "<" in path else first_line(error)
+        reason = "only the program that defined it has it" if "<" in env_id else first_line(error)
         give = "give data.env_id, an environment's id or a function's import path"
-        raise ConfigError(f"data.env_id {path!r} cannot be imported ({reason}): {give}.") from error
+        raise ConfigError(f"data.env_id {env_id!r} cannot be imported ({reason}): {give}.") from error
 
 
 def _plain(value: Any) -> Any:

@@ -109,6 +109,24 @@ def test_what_is_no_picture_ends_in_one_sentence(trained, tmp_path, picture):
     assert not (tmp_path / "video.mp4").exists()
 
 
+class White(Painted):
+    """An environment of a user, whose picture can be asked for."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(np.full((32, 32, 3), 255, np.uint8))
+        self.render_mode = render_mode
+
+
+def test_play_makes_the_environment_of_a_function_or_class(fit, tmp_path, output_of, refusal_of):
+    path, name = tmp_path / "trained.ckpt", "tests.video.test_video.White"
+    fit(CARTPOLE | {"env_id": White, "total_timesteps": 512}).trainer.save_checkpoint(path)
+    play = ["play", "--ckpt_path", path, "--output", tmp_path / "it.gif", "--max_frames", "3"]
+    assert name in refusal_of(*play)
+    for flags in (["--trust_checkpoint"], ["--env_id", name]):
+        assert "returns: 1.0" in output_of(*play, *flags)
+        assert imageio.mimread(tmp_path / "it.gif")
+
+
 def test_play_says_that_it_leaves_transforms_out(fit, tmp_path, output_of):
     path = tmp_path / "trained.ckpt"
     fit(CARTPOLE | {"transforms": [RewardScaling(0, 2)]}).trainer.save_checkpoint(path)
