@@ -195,8 +195,9 @@ class GymnasiumEnv(BatchedEnv):
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step the environments in a loop."""
         actions = self._single_actions(action)
-        observation, rewards = self._observation, self._results[0]
-        rows = () if self.keeps_infos else self._rows
+        observation, rows, rewards = self._observation, self._rows, self._results[0]
+        if keeps_infos := self.keeps_infos:
+            self.infos.clear()
         dtype, seen, shape = observation.dtype, self._dtype, observation.shape[1:]
         valid = self.valid
         self._flags.fill(False)
@@ -214,6 +215,7 @@ class GymnasiumEnv(BatchedEnv):
                 goes_on = terminated is False or terminated is FALSE
                 goes_on = goes_on and (truncated is False or truncated is FALSE)
                 is_usual = goes_on and type(reward) in NUMBERS and type(info) is dict
+                is_usual = is_usual and not (keeps_infos and info)
                 if is_usual and rows and type(value) is np.ndarray:
                     if value.dtype is dtype:
                         try:
@@ -236,7 +238,7 @@ class GymnasiumEnv(BatchedEnv):
         check_step(answer)
         value, reward, terminated, truncated, info = answer
         over = bool(terminated or truncated)
-        if self.keeps_infos or (over and info):
+        if info and (over or self.keeps_infos):
             self.infos[i] = numbers_in(info)
         if self._mask_source is not None:
             value = self._with_mask(i, value, info, over)

@@ -105,6 +105,7 @@ class WorkerEnv(BatchedEnv):
         self._max_restarts = env_kwargs.get("max_restarts", 0)
         self.valid = np.ones(self.num_envs, bool) if self._max_restarts else None
         bounds = [number * self.num_envs // num_workers for number in range(num_workers + 1)]
+        self.keeps_infos = keeps_infos
         self._waiting: list[Worker] = []  # for replies, also after an exchange that was interrupted
         self.workers: list[Worker] = []
         self._lost: set[Worker] = set()  # made anew since the last step, so that their episodes must end
@@ -135,6 +136,8 @@ class WorkerEnv(BatchedEnv):
 
     def _step_arrays(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step in the workers."""
+        if self.keeps_infos:
+            self.infos.clear()
         requests = {w: ("step_arrays", action[w.rows]) for w in self.workers if w not in self._lost}
         replies = self._ask(requests)
         arrays = self._observation, *self._results

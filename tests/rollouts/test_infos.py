@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torchrl.envs import StepCounter
 
 from ppo_lightning import ConfigError
+from ppo_lightning.envs import EnvFactory
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from tests.documented import blocks
 from tests.helpers import ROOT, RecordedPPO, SaveAfter, require_same
@@ -124,6 +125,25 @@ def test_an_environment_reports_once_and_a_step_without_an_end_keeps_nothing(mon
     assert env.infos[0] == {"is_success": True, "pushes": 5, "rare": 5.0}
     assert env.final_infos(np.array([True, True])).tolist() == [[1, 5], [0, 0]]
     assert not env.infos
+
+
+class Sometimes(Pushes):
+    def step(self, action):
+        *step, info = super().step(action)
+        return *step, info if self.time == 2 else {}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.integration)])
+def test_infos_below_transforms_are_those_of_the_last_step(workers):
+    factory = EnvFactory(Sometimes, transforms=[StepCounter(50)], num_workers=workers)
+    env = factory.make(1).base_env
+    env.reset_arrays()
+    kept = []
+    for _ in range(3):
+        env.step_arrays(np.array([1]))
+        kept.append({row: info["pushes"] for row, info in env.infos.items()})
+    env.close()
+    assert kept == [{}, {0: 2}, {}]
 
 
 # Attributes
