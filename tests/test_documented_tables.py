@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks import candidate_table, rpo_table, scaling, selection_table
+from benchmarks import candidate_table, ppo_or_sac, rpo_table, scaling, selection_table
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 from ppo_lightning.commands.recipes import bundled_recipes
 from ppo_lightning.commands.report import PUBLISHED, read_csv
@@ -27,6 +27,7 @@ NUMBER = r"-?\d+(?:\.\d+)?"
     [
         (candidate_table, [], "best.md"),
         (selection_table, [], "best.md"),
+        (ppo_or_sac, [], "off-policy.md"),
         (rpo_table, [], "continuous.md"),
         (scaling, ["--table"], "scaling.md"),
     ],
