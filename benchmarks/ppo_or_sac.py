@@ -19,17 +19,17 @@ MINUTES = (10, 60)
 
 
 def last_within(rows: Sequence[dict[str, str]], seconds: float, delay: float) -> str:
-    """Return evaluation and steps of the last evaluation within a time, of the longest complete run."""
+    """Return the last evaluation within a time, and its steps. Of several runs, only the last ones count."""
     runs: dict[int, list[dict[str, str]]] = {}
     for row in rows:
         runs.setdefault(int(row["total_timesteps"]), []).append(row)
     within = [
-        (len(runs) == 1 or row is run[-1], total, int(row["env_steps"]), float(row["eval_return"]))
-        for total, run in runs.items()
-        for row in run
+        (int(row["env_steps"]), float(row["eval_return"]))
+        for run in runs.values()
+        for row in (run if len(runs) == 1 else run[-1:])
         if float(row["seconds"]) + delay * int(row["env_steps"]) <= seconds
     ]
-    _, _, steps, value = max(within)
+    steps, value = max(within)
     return f"{value:.1f} ({steps:,})".replace(",", " ")
 
 

@@ -42,7 +42,7 @@ class RunSummary(Guard):
             if entries is not None and len(entries.actor | entries.critic) > 1:
                 print(entries)
             shares = [getattr(trainer, x, 0) for x in ("val_check_interval", "limit_train_batches")]
-            if trainer.enable_validation and str(shares) == "[1.0, 1.0]":  # the integer 1 is a count
+            if trainer.enable_validation and all(type(x) is float and x == 1 for x in shares):
                 rollouts = data.rollouts_per_epoch * (trainer.check_val_every_n_epoch or 1)
                 steps = rollouts * data.frames_per_rollout
                 print(f"evaluation every {steps} environment steps, episodes: {data.eval_episodes}")

@@ -308,14 +308,14 @@ def _one_sentence(message: str, args: Sequence[str]) -> str:
 def _unknown(name: str, writer: str = "") -> str:
     """Say in one sentence that there is no such option, and name those that were probably meant."""
     dashes = "--" if name.startswith("-") else ""
-    options = known_options().items()  # of all algorithms: this one does not have the option
-    owners = {"model": "PPO", "model.agent": "MLPAgent"}  # of options without a class
-    owner = owners.get(name.lstrip("-").rpartition(".")[0])
-    known = {
-        option: f"{dashes}{shown}" + f" of ppo_lightning.{owner}" * (shown == name.lstrip("-"))
-        for option, shown in options
-        if owner or shown != name.lstrip("-")
-    }
+    options, asked = dict(known_options()), name.lstrip("-")
+    if options.get(asked) == asked:  # of another algorithm, without its class
+        owner = {"model": "PPO", "model.agent": "MLPAgent"}.get(asked.rpartition(".")[0])
+        if owner:
+            options[asked] += f" of ppo_lightning.{owner}"
+        else:
+            del options[asked]
+    known = {option: f"{dashes}{shown}" for option, shown in options.items()}
     ends = {option.rpartition(".")[2]: shown for option, shown in reversed(known.items())}
     parts = name.lstrip("-").replace("-", "_").replace(".init_args", "").split(".")
     prefixes = itertools.accumulate(parts, "{}.{}".format)

@@ -90,7 +90,7 @@ def format_difference(before: Sequence[float], after: Sequence[float]) -> str:
 
 def read_runs(path: Path, by: str = "recipe") -> Runs:
     """Read the returns of a benchmark, or its ``runs.csv``, by recipe or environment, and seed."""
-    path = path / "runs.csv" if path.is_dir() else path
+    path = _file_of(path)
     runs: Runs = {}
     try:
         rows = [(row[by], row["seed"], float(row["episodic_return"])) for row in read_csv(path)]
@@ -108,8 +108,12 @@ def read_runs(path: Path, by: str = "recipe") -> Runs:
 
 def read_tasks(path: Path, by: str) -> dict[str, str]:
     """Return environment and number of steps of the last run of each recipe or environment."""
-    rows = read_csv(path / "runs.csv" if path.is_dir() else path)
+    rows = read_csv(_file_of(path))
     return {row[by]: f"{row.get('env_steps', '?')} steps of {row.get('env_id', '?')}" for row in rows}
+
+
+def _file_of(path: Path) -> Path:
+    return path / "runs.csv" if path.is_dir() else path
 
 
 def main(args: Sequence[str]) -> None:

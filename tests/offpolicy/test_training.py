@@ -349,6 +349,7 @@ REFUSED = {
     "norm_obs is for vectors": (DQN, ATARI, {"agent": functools.partial(QAgent, norm_obs=True)}),
     "must be below model.v_max": (C51, CARTPOLE, {"v_min": 3.0, "v_max": 3.0}),
     "less than one batch": (DQN, CARTPOLE, {"buffer_size": 19}),
+    "ends after 200 steps without an update": (DQN, CARTPOLE, {"learning_starts": 200}),
     "ends after 200 steps without": (DQN, CARTPOLE | {"total_timesteps": 219}, {"learning_starts": 205}),
     "hidden_sizes is for vectors": (DQN, ATARI, {"agent": functools.partial(QAgent, hidden_sizes=(8,))}),
     "set it to false": (DQN, CARTPOLE | {"overlap": True}, {}),

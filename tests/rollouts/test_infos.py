@@ -76,7 +76,7 @@ def test_the_metrics_are_means_over_the_episodes_of_a_rollout(name, fit):
     following = module.rollouts[-1]["next"]
     ended = following["episode_done"][..., 0]
     pushes, metrics = following["episode_reward"][ended][:, 0], module.trainer.callback_metrics
-    assert 5 < len(pushes) < 17 and pushes.std() > 0
+    assert 5 < len(pushes) < (17 if "a transform" in name else 14) and pushes.std() > 0
     expected = {"success_rate": pushes >= 3, "pushes": pushes, "rare": pushes[pushes != 2]}
     for key, values in expected.items():
         torch.testing.assert_close(metrics[f"charts/{key}"], values.float().mean())
