@@ -410,7 +410,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             self.trainer.should_stop = True
 
     def on_fit_end(self) -> None:
-        """Explain why a run ended early.
+        """Explain why a run ended early, and name infos that never had a number.
 
         Raises:
             ConfigError: A limit of the Trainer ended a resumed run before its first rollout.
@@ -428,6 +428,8 @@ class AgentModule(NamedArguments, L.LightningModule):
                 f" {'batches' if self.steps_per_rollout == 1 else 'optimizer steps'}: it ended the run after"
                 f" {self.env_steps} of {total} environment steps."
             )
+        if names := self.run_log.missing_infos:
+            rank_zero_warn(f"data.log_info: no episode ended with a number called {' or '.join(names)}.")
 
     # Evaluation and prediction
 

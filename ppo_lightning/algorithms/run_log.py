@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from ppo_lightning import private
+from ppo_lightning.envs.factory import SUCCESS
 from ppo_lightning.rollouts.evaluation import info_means
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils import collectives
@@ -29,6 +30,7 @@ class RunLog:
         self.steps_before = module.env_steps
         self._values: dict[str, Any] = {}  # for the next call of `log`
         self._episodes: list[Tensor] = []  # that finished since the last one
+        self._infos: set[str] | None = None  # names of metrics of infos, None before an episode finished
         self._started = time.perf_counter()
         self._saved = self._started
 
@@ -49,8 +51,17 @@ class RunLog:
         self.module.episode_lengths.extend(episodes[:, 1].tolist())
         self._episodes.append(episodes)
         episodes = torch.cat(self._episodes)
-        self.add(info_means("charts", episodes[:, 3:], names))
+        infos = info_means("charts", episodes[:, 3:], names)
+        self._infos = (self._infos or set()) | infos.keys()
+        self.add(infos)
         self.add(episode_means(episodes[:, :3], zero_sum="mover" in rollout.keys()))  # noqa: SIM118
+
+    @property
+    def missing_infos(self) -> list[str]:
+        """Names of ``data.log_info`` of which no finished episode had a number."""
+        names = self.module.data.factory.log_info
+        infos = self._infos
+        return [] if infos is None else [x for x in names if x != SUCCESS and f"charts/{x}" not in infos]
 
     @property
     def waits(self) -> bool:

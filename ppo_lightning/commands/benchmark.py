@@ -29,7 +29,7 @@ def main(args: Sequence[str]) -> None:
         " curves, and, given again, resumes an interrupted benchmark. All other arguments are passed to fit:"
         " --model.compile true ...",
     )
-    parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="YAML files")
+    parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="recipes, as for fit --config")
     parser.add_argument(
         "--env_ids", nargs="+", default=[], help="train each recipe in each of these environments"
     )
@@ -56,8 +56,8 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
         runner.run(jobs)
     finally:
         print(write_report(runner, jobs, [shlex.quote(part) for part in command]))
-    files = "runs.csv, curves.csv, report.md, curves_env_steps.png, curves_seconds.png (and .svg)"
-    print(f"\n{options.output}: {files}")
+    files = sorted(path.name for path in options.output.glob("*.*") if path.is_file())
+    print(f"\n{options.output}: {', '.join(files)}")
     if runner.failed:
         raise SystemExit(1)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveFloat, PositiveInt
 from tensordict import TensorDictBase
 
 from ppo_lightning.envs.conformance import SEVERITIES, Finding, check_environment, episodes_of
@@ -26,8 +27,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--backend", default="gymnasium", choices=[*BACKENDS], help="as data.backend")
     parser.add_argument("--env_kwargs", type=dict[str, Any], default={}, help="as data.env_kwargs")
     parser.add_argument("--num_envs", type=int, default=4, help="number of environments")
-    parser.add_argument("--steps", type=int, default=1200, help="steps of each environment")
-    parser.add_argument("--seconds", type=float, default=10.0, help="longest time of random play")
+    parser.add_argument("--steps", type=PositiveInt, default=1200, help="steps of each environment")
+    parser.add_argument("--seconds", type=PositiveFloat, default=10.0, help="longest time of random play")
     options = parser.parse_args(list(args))
     env_kwargs = dict(options.env_kwargs)
     data = RolloutDataModule(options.env_id, options.backend, options.num_envs, 1, env_kwargs=env_kwargs)

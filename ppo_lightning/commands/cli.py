@@ -31,6 +31,7 @@ from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.callbacks import Threads
 from ppo_lightning.callbacks.loggers import SPARE
+from ppo_lightning.checkpoints.agent import known_class
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
 from ppo_lightning.commands.checkpoint_settings import option, with_checkpoint_settings
@@ -58,6 +59,7 @@ from ppo_lightning.utils.arguments import as_integer
 
 HEADER = [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"]  # of saved settings
 HELP = {"-h", "--help"}
+CONFIG = "cli_config.yaml"
 
 
 class Parser(LightningArgumentParser):
@@ -77,11 +79,22 @@ class SaveRunConfig(SaveConfigCallback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Write ``cli_config.yaml`` for ``fit``."""
-        if stage == "fit":  # other commands would write theirs to the current folder
+        if stage == "fit":
             _require_writable(Path(trainer.default_root_dir))
-            for key in ("ckpt_path", "auto_resume"):
-                self.config.pop(key, None)
             super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Write the file into the folder of the run, beside that of the checkpoints. None without a logger.
+
+        Lightning would write the file of a run on Weights & Biases to the current folder.
+        """
+        for key in ("ckpt_path", "auto_resume"):
+            self.config.pop(key, None)
+        for logger in trainer.loggers[:1]:
+            version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+            folder = Path(logger.save_dir or trainer.default_root_dir, str(logger.name), version)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.parser.save(self.config, folder / CONFIG, skip_none=False, overwrite=True)
 
 
 @private.keep_flags  # `main` inserts the settings of a checkpoint before the flags
@@ -118,8 +131,8 @@ class PPOCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check ``--ckpt_path`` and ``--num_threads``, and add the callbacks that depend on flags."""
         config = self.config[self.subcommand]
-        if self.subcommand != "fit" and config.ckpt_path is None:
-            raise ConfigError(f"{self.subcommand} needs a trained agent: give --ckpt_path.")
+        if self.subcommand != "fit" and config.ckpt_path in (None, "last"):  # Lightning would skip "last"
+            raise ConfigError(f"{self.subcommand} needs a trained agent: give its file as --ckpt_path.")
         name = config.name or _recipe_name(config.config) or self.algorithm.rpartition(".")[2].lower()
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():
             settings = logger.init_args
@@ -149,10 +162,13 @@ class PPOCLI(LightningCLI):
             raise ConfigError("ckpt_path takes a file: fit --auto_resume finds the last one of a run.")
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
+            self.datamodule.require_same_rollouts(checkpoint)
+            writer = known_class(checkpoint["hyper_parameters"].get("_class_path"), AgentModule)
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)
-            if steps + checkpoint["frames_per_rollout"] > self.datamodule.total_timesteps:
-                total = "data.total_timesteps"
-                print(f"The run is already at {total} ({steps}): raise {total} to train longer.")
+            total = self.datamodule.total_timesteps
+            is_complete = steps + checkpoint["frames_per_rollout"] > total
+            if is_complete and writer in (None, type(self.model)):  # `fit` refuses another algorithm
+                print(f"The run has {steps} steps: raise data.total_timesteps ({total}) to train longer.")
                 raise SystemExit(0)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -218,7 +234,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
             parser_class=Parser,
             parser_kwargs={"prog": "ppo-lightning", **common, **subcommands},
             save_config_callback=SaveRunConfig if save_config else None,
-            save_config_kwargs={"config_filename": "cli_config.yaml", "overwrite": True},
+            save_config_kwargs={"save_to_log_dir": False},
             trainer_defaults=TRAINER_DEFAULTS | {"callbacks": callbacks},
         )
     except argparse.ArgumentError as error:
@@ -239,12 +255,18 @@ def _read_recipes(args: Sequence[str]) -> str:
         for group in ("data", "trainer"):
             if not isinstance(settings.get(group, {}), dict | str):
                 raise ConfigError(f"--config {config}: {group} holds no settings: add some, or leave it out.")
-        if isinstance(settings.get("model"), dict):
-            class_path = settings["model"].get("class_path", class_path)
+        class_path = _class_of(settings.get("model")) or class_path
     for package in (ppo_lightning, ppo_lightning.callbacks):
         for name in words & {*package.__all__}:
             getattr(package, name)
-    return option(args, "--model", "--model.class_path") or class_path
+    return _class_of(option(args, "--model", "--model.class_path")) or class_path
+
+
+def _class_of(model: Any) -> str | None:
+    """Return the class path of settings of an algorithm: a dictionary, its file, or the class path itself."""
+    if isinstance(model, str) and os.path.isfile(model):
+        model = read_yaml(model, "--model")
+    return model.get("class_path") if isinstance(model, dict) else model
 
 
 def _recipe_name(configs: Sequence[Any] | None) -> str:

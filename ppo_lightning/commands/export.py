@@ -10,7 +10,7 @@ from ppo_lightning.errors import ConfigError
 from ppo_lightning.export.hub import write_folder
 from ppo_lightning.export.onnx import Deployed, largest_difference, random_observations, to_onnx
 from ppo_lightning.spaces.entries import describe
-from ppo_lightning.spaces.specs import spec_from_plain
+from ppo_lightning.spaces.specs import columns, spec_from_plain
 
 
 def main(args: Sequence[str]) -> None:
@@ -29,11 +29,12 @@ def main(args: Sequence[str]) -> None:
         spec = spec_from_plain(checkpoint["agent"]["observation_spec"])
         path = to_onnx(agent, spec, options.onnx)
         print(f"onnx: {path.resolve()}")
-        columns = Deployed(agent, spec).columns
-        if columns is not None and agent.entries is not None:
-            print(f"input: {describe(agent.entries.actor)}")
+        taken = Deployed(agent, spec).columns
+        if taken is not None:
+            sizes = {name: x.stop - x.start for name, _, x in columns(spec) if x in taken}
+            print(f"input: {describe(sizes)}")
         observations = random_observations(spec, normalizer=agent.normalizer)
-        difference = largest_difference(agent, path, observations, columns)
+        difference = largest_difference(agent, path, observations, taken)
         print(f"largest difference to PyTorch, random observations: {difference:.2g}")
     if options.hub is not None:
         write_folder(checkpoint, options.hub, run_folder(options.ckpt_path), "OWNER/NAME")

@@ -16,7 +16,8 @@ from ppo_lightning.rollouts.datamodule import RolloutDataModule
 from ppo_lightning.utils.arguments import as_integer
 
 FILES = ("--config", "-c", "--data", "--trainer")  # flags of ``fit`` that take a file
-FIXED = ("--seed_everything", "--ckpt_path", "--auto_resume")  # flags of ``fit`` that a benchmark sets
+FIXED = ("--seed_everything", "--num_threads", "--ckpt_path", "--auto_resume")  # a benchmark sets these
+MOVING = ("--name", "--trainer.logger", "--trainer.default_root_dir")  # move or remove what a report reads
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,11 @@ def jobs_of(
     """Return a job for each recipe, environment (by default, that of the recipe) and seed."""
     for flag in flags:
         if flag.partition("=")[0] in FIXED:
-            raise ConfigError(f"{flag}: a benchmark sets the seeds (--seeds) and resumes by itself.")
+            raise ConfigError(
+                f"{flag}: a benchmark sets the seeds (--seeds) and --threads, and resumes by itself."
+            )
+        if flag.partition("=")[0] in MOVING:
+            raise ConfigError(f"{flag}: a benchmark reads the default loggers of its runs: leave it out.")
         if flag.partition("=")[0] in FILES:
             raise ConfigError(f"{flag}: the settings of a benchmark are --recipes and single flags.")
     labelled: dict[str, tuple[Path, tuple[str, ...]]] = {}

@@ -37,7 +37,7 @@ SETTINGS = {  # of the command line beside Lightning's own
     NAME: "name of the run in the default loggers (default: that of the recipe's file, or of the algorithm)",
     NUM_THREADS: "PyTorch threads (default: all cores for convolutions and wide layers, otherwise 1)",
 }
-DEFAULT_NAME = "ppo"  # of a run without a recipe, and for other algorithms their names
+DEFAULT_NAME = "{name}"  # in the default loggers, in the place of the name of the run
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # data.total_timesteps ends the run
     "num_sanity_val_steps": 0,

@@ -1,5 +1,7 @@
 """``ppo-lightning profile``: measure the time of each stage of a run and try faster settings."""
 
+import contextlib
+import io
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -148,7 +150,8 @@ def profile(args: Sequence[str], seconds: float) -> StageClock:
 
     clock = StageClock(seconds)
     endless = ("--data.total_timesteps", str(10**9), "--trainer.limit_val_batches", "0")
-    cli.run([clock], ["fit", *args, *endless, *QUIET], save_config=False)
+    with contextlib.redirect_stdout(io.StringIO()):  # of the summary
+        cli.run([clock], ["fit", *args, *endless, *QUIET], save_config=False)
     return clock
 
 

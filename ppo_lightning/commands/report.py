@@ -72,7 +72,7 @@ def results_of(runner: Runner, job: Job) -> tuple[Row, list[Row]]:
     if not (metrics := list(metrics_of(folder))):
         raise ConfigError(
             f"{folder} has no runs/NAME/version_*/metrics.csv, of which the report is made: keep the default"
-            " loggers, and a --name without slashes."
+            " loggers."
         )
     names = ("eval/episodic_return", "charts/avg_episodic_return", "charts/avg_episodic_length")
     last = {name: float(row[name]) for name in names for row in metrics if row.get(name)}

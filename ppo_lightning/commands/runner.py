@@ -2,8 +2,8 @@
 
 import csv
 import functools
-import itertools
 import json
+import math
 import os
 import shlex
 import signal
@@ -46,7 +46,7 @@ class Runner:
         self.workers = workers
         self.threads = threads
         self.failed: list[Job] = []
-        self._running: dict[Job, tuple[subprocess.Popen, float]] = {}
+        self._running: dict[Job, tuple[subprocess.Popen, float]] = {}  # start, less the earlier attempts
 
     def run(self, jobs: Sequence[Job], report: Callable[[], None] = lambda: None) -> None:
         """Run the jobs in order. A failed job is put into ``failed``; the others still run.
@@ -70,6 +70,8 @@ class Runner:
                     else:
                         waiting.insert(0, job)
                 if ended or time.monotonic() > last_report + 1:
+                    for job, (_, started) in self._running.items():
+                        self.record(job, seconds=round(time.perf_counter() - started, 1))
                     report()
                     last_report = time.monotonic()
             report()  # also if all runs finished earlier
@@ -95,7 +97,10 @@ class Runner:
         return json.loads(json.dumps(settings, default=str))
 
     def require_same_settings(self, jobs: Sequence[Job]) -> None:
-        """Raise a ConfigError if the runs of the folder have other settings: the report would mix them."""
+        """Raise a ConfigError if the folder has runs with other settings, or runs of other jobs.
+
+        The report would mix them, or leave them out.
+        """
         for job in jobs:
             folder = self.folder_of(job)
             record = self.record_of(job)
@@ -107,6 +112,12 @@ class Runner:
             if changed := [name for name in settings if settings[name] != record["settings"].get(name)]:
                 advice = "keep them, or choose another --output"
                 raise ConfigError(f"{folder} has a run with other settings ({', '.join(changed)}): {advice}.")
+        runs = {path.parent for path in self.folder.glob(f"runs/*/{RECORD}")}
+        if others := sorted(path.name for path in runs - {self.folder_of(job) for job in jobs}):
+            raise ConfigError(
+                f"{self.folder} has runs that the report would leave out ({', '.join(others)}): add their"
+                " recipes and seeds, or choose another --output."
+            )
 
     def record_of(self, job: Job) -> dict[str, Any]:
         """Return the record of a job, which is empty before the first attempt."""
@@ -143,14 +154,13 @@ class Runner:
             options = {"cwd": folder, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
             options["preexec_fn"] = functools.partial(end_with_the_parent, signal.SIGTERM)
             process = subprocess.Popen(command, **options)  # type: ignore[call-overload]
-        self._running[job] = process, time.perf_counter()
+        self._running[job] = process, time.perf_counter() - self.record_of(job).get("seconds", 0.0)
 
     def _end(self, job: Job) -> bool:
         """Record the end of a process, and return whether the job is over: not after a signal."""
         process, started = self._running.pop(job)
         code = process.wait()
-        seconds = self.record_of(job).get("seconds", 0.0) + time.perf_counter() - started
-        self.record(job, seconds=round(seconds, 1), finished=code == 0)
+        self.record(job, seconds=round(time.perf_counter() - started, 1), finished=code == 0)
         if code == 0:
             tqdm.write(f"{job.name} has finished", file=sys.stderr)
         elif code not in (143, -signal.SIGTERM):  # preempted, or ended by the signal during start or end
@@ -175,11 +185,12 @@ def metrics_of(folder: Path) -> Iterator[dict[str, str]]:
     tries = [rows for rows in tries if rows and any("charts/" in name for name in rows[0])]  # of a `fit`
     seconds_before = 0.0
     steps_before = 0
-    for rows, next_rows in itertools.zip_longest(tries, tries[1:]):
-        end = int(next_rows[0]["step"]) if next_rows else None
+    starts = [int(rows[0]["step"]) for rows in tries]
+    for number, rows in enumerate(tries, 1):
+        end = min(starts[number:], default=math.inf)  # a later attempt may begin before the next one
         seconds, last = seconds_before, steps_before
         for row in rows:
-            if end is not None and int(row["step"]) >= end:
+            if int(row["step"]) >= end:
                 break
             if row.get("charts/SPS"):  # mean throughput since the start of this attempt
                 seconds = seconds_before + (int(row["step"]) - steps_before) / float(row["charts/SPS"])

@@ -29,6 +29,8 @@ def main(args: Sequence[str]) -> None:
         raise ConfigError("tournament needs two different players at least: name checkpoints or random.")
     if options.games < 1:
         raise ConfigError(f"--games is {options.games}: it must be at least 1.")
+    if options.seed < 0:
+        raise ConfigError(f"--seed is {options.seed}: it must be at least 0.")
     factory, players = make_players(options.players, args, options.deterministic)
     outcomes = round_robin(factory, players, options.games, options.seed)
     anchor = "random" if "random" in players else next(iter(players))

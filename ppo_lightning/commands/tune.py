@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import fcntl
 import io
+import itertools
 import json
 import math
 import shlex
@@ -180,6 +181,7 @@ class Tuner:
             if problem and is_start:
                 raise ConfigError(f"The recipes fail as they are ({problem}; see log.txt in {folder}).")
             if problem:  # pruned, so that the sampler avoids these parameters
+                trial.set_user_attr("problem", problem)
                 raise self.optuna.TrialPruned(problem)
 
         runner.run(jobs, report)
@@ -221,6 +223,8 @@ class Tuner:
             text = f"# {recipe.name} with {shlex.join(flags)}\n{resolved(recipe, flags)}"
             (options.output / "best" / recipe.name).write_text(text)
         print(f"Best trial: {best.number} ({best.value:.4f}); the recipes as they are: {start.value:.4f}.")
+        if failed := [trial.number for trial in self.study.trials if "problem" in trial.user_attrs]:
+            print(f"Failed trials (log.txt in trials/NUMBER): {', '.join(map(str, failed))}.")
         if best.number == start.number:
             print("No trial is better than the recipes as they are.")
             return
@@ -241,7 +245,7 @@ def main(args: Sequence[str]) -> None:
         "Each trial trains all recipes with several seeds. The same command resumes the study, and a second"
         " one joins it. All other arguments are passed to fit: --data.total_timesteps 100000 ...",
     )
-    parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="YAML files")
+    parser.add_argument("--recipes", nargs="+", type=Path, required=True, help="recipes, as for fit --config")
     parser.add_argument("--space", type=Path, required=True, help="search space, a YAML file")
     parser.add_argument("--trials", type=int, default=100, help="trials of the study (default: 100)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each trial, from 1 (default: 3)")
@@ -261,9 +265,11 @@ def main(args: Sequence[str]) -> None:
     if len(env_ids) > 1 and (missing := sorted(env_ids - set(targets))):
         raise ConfigError(f"--space {options.space}: several environments need targets; add {missing[0]}.")
     for name, entry in space.items():  # before trials fail one by one
-        value = entry.choices[0] if hasattr(entry, "choices") else entry.low
-        for recipe in options.recipes:
+        values = entry.choices if hasattr(entry, "choices") else (entry.low, entry.high)
+        for recipe, value in itertools.product(options.recipes, values):
             resolved(recipe, [*flags, f"--{name}", str(value)])
+    if unknown := sorted(set(targets) - env_ids):
+        raise ConfigError(f"--space {options.space}: no recipe is of the target's environment {unknown[0]}.")
     options.output.mkdir(parents=True, exist_ok=True)
     tuner = Tuner(options, tuple(flags), space, targets)
     benchmark.exit_on_signals()

@@ -320,6 +320,10 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
             f"env_id {env_id!r} needs a package that is missing: {first_line(error)}"
         ) from error
     except (TypeError, ValueError, AssertionError, OSError) as error:
+        if "'render_mode'" in str(error):
+            raise ConfigError(
+                f"env_id {env_id!r} cannot be rendered: its constructor has no parameter render_mode."
+            ) from error
         raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
     except gymnasium.error.Error as error:
         if re.fullmatch(r"\w+(\.[\w<>]+)+", env_id):

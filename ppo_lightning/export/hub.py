@@ -80,6 +80,9 @@ def write_folder(
     """
     hub = import_extra("huggingface_hub", extra="export")
     write_atomically(acting_part(checkpoint), folder / MODEL)
+    if run.resolve() != folder.resolve():
+        for name in (CURVE, SETTINGS):  # of another agent
+            (folder / name).unlink(missing_ok=True)
     videos = sorted(run.glob("videos/*.mp4"), key=os.path.getmtime)
     for source, name in ((run / SETTINGS, SETTINGS), *((video, VIDEO) for video in videos[-1:])):
         with contextlib.suppress(FileNotFoundError, shutil.SameFileError):

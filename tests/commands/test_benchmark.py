@@ -116,6 +116,12 @@ def test_a_run_without_a_record_of_its_settings_is_refused(finished, tmp_path):
         command.main(["--recipes", str(RECIPE), "--seeds", "2", "--output", str(folder), *SHORT])
 
 
+def test_a_report_leaves_no_run_out(finished):
+    """It would lose the rows of seed 1 in runs.csv."""
+    with pytest.raises(ConfigError, match=r"runs that the report would leave out \(cartpole-1\): add"):
+        command.main(["--recipes", str(RECIPE), "--seeds", "2", "3", "--output", str(finished[0]), *SHORT])
+
+
 def test_a_report_has_the_commits_and_versions_of_its_runs(finished, tmp_path, monkeypatch):
     """Seed 2 was interrupted and resumed by another version of the package."""
     folder, jobs = tmp_path / "resumed", jobs_of([RECIPE], [1, 2], [], tuple(SHORT))
@@ -237,11 +243,21 @@ def test_a_recipe_without_settings_of_data_has_the_defaults(tmp_path):
     assert (job.settings["env_id"], job.settings["total_timesteps"]) == ("CartPole-v1", 500_000)
 
 
-@pytest.mark.parametrize("flag", ["--seed_everything", "--seed_everything=3", "--ckpt_path", "--auto_resume"])
+SET = ["--seed_everything", "--seed_everything=3", "--num_threads", "--ckpt_path", "--auto_resume"]
+
+
+@pytest.mark.parametrize("flag", SET)
 def test_what_a_benchmark_sets_is_refused(flag):
     """Otherwise all seeds of a recipe would be the same run."""
     with pytest.raises(ConfigError, match=rf"^{flag}: a benchmark sets the seeds"):
         jobs_of([RECIPE], [1, 2], [], (flag,))
+
+
+@pytest.mark.parametrize("flag", ["--name", "--trainer.logger=false", "--trainer.default_root_dir"])
+def test_what_would_leave_no_metrics_is_refused_before_the_runs(flag):
+    with pytest.raises(ConfigError, match=rf"^{flag}: a benchmark reads the default loggers"):
+        jobs_of([RECIPE], [1, 2], [], (flag,))
+    assert jobs_of([RECIPE], [1], [], ("--trainer.logger+", "WandbLogger"))
 
 
 @pytest.mark.parametrize("flag", ["--config", "-c", "--data=it.yaml", "--trainer"])
@@ -269,6 +285,17 @@ def test_metrics_of_a_resumed_run_have_each_step_once_and_its_time(tmp_path):
         write_csv(path, [{"step": step, "charts/SPS": throughput} for step, throughput in rows])
     found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
     assert found == [(100, 2.0), (200, 4.0), (300, 5.0), (400, 6.0)]
+
+
+def test_an_attempt_from_an_older_checkpoint_replaces_those_before_it(tmp_path):
+    """The newest checkpoint, of step 250, was damaged after the second attempt."""
+    attempts = [(100, 50), (200, 50), (300, 50)], [(300, 100), (400, 100)], [(200, 50), (300, 50)]
+    for version, rows in enumerate(attempts):
+        path = tmp_path / f"runs/r/version_{version}/metrics.csv"
+        path.parent.mkdir(parents=True)
+        write_csv(path, [{"step": step, "charts/SPS": throughput} for step, throughput in rows])
+    found = [(int(row["step"]), float(row["seconds"])) for row in metrics_of(tmp_path)]
+    assert found == [(100, 2.0), (200, 4.0), (300, 6.0)]
 
 
 def test_an_evaluation_in_the_folder_of_a_run_is_no_attempt_of_it(tmp_path):

@@ -41,6 +41,7 @@ def test_an_error_has_exit_code_1_and_arguments_reach_the_function(run):
         (["own_env.nothing"], "cannot be imported"),
         (["CartPole-v1", "--backend", "nope"], "invalid choice: 'nope'"),
         (["CartPole-v1", "--num_envs", "0"], "data.num_envs is 0"),
+        (["CartPole-v1", "--steps", "0"], "steps"),
         (["CartPole-v1", "--env_kwargs.speed", "3"], "data.env_kwargs does not fit"),
         ([], "env_id"),
     ],

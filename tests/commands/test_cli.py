@@ -15,6 +15,7 @@ import lightning as L
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers.logger import Logger
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import EnvBase, SerialEnv
 from torchrl.envs.libs.gym import GymEnv
@@ -104,10 +105,62 @@ def test_a_misspelt_key_names_the_right_one(run_cli, config, message):
 def test_a_finished_run_says_so_and_makes_no_new_version(output_of, trained, tmp_path):
     for flags in (["--config", CARTPOLE, *SHORT, "--auto_resume"], ["--ckpt_path", trained]):
         *_, last = output_of("fit", *flags).splitlines()
-        assert last == (
-            "The run is already at data.total_timesteps (1024): raise data.total_timesteps to train longer."
-        )
+        assert last == ("The run has 1024 steps: raise data.total_timesteps (1024) to train longer.")
         assert [path.name for path in (tmp_path / "runs/cartpole").iterdir()] == ["version_0"]
+
+
+DQN = ["--data.num_envs=4", "--data.num_steps=128", "--model.learning_starts=9", "--model.train_frequency=1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--config", "classic/acrobot"], "is of a run on CartPole-v1 and data.env_id is Acrobot-v1"),
+        (
+            ["--config", CARTPOLE, "--data.num_envs", "2"],
+            "with data.num_envs * data.num_steps = 512, and now it is 256",
+        ),
+        (["--config", "dqn/cartpole", *DQN], "model.agent.class_path was"),
+    ],
+)
+def test_a_finished_run_is_not_that_of_other_settings(flags, sentence, refusal_of, trained):
+    assert sentence in refusal_of("fit", *SHORT, *flags, "--ckpt_path", trained)
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_an_evaluation_without_a_file_is_refused(command, refusal_of):
+    """Lightning would evaluate an untrained agent for "last", with a warning."""
+    for flags in [], ["--ckpt_path", "last"]:
+        assert "give its file as --ckpt_path" in refusal_of(command, "--config", CARTPOLE, *flags)
+
+
+def test_settings_are_beside_the_checkpoints_of_any_logger(run_cli, tmp_path):
+    code, _, err = run_cli("fit", *SHORT, "--trainer.logger", "tests.commands.test_cli.OwnLogger")
+    assert code == 0, err
+    assert {path.name for path in (tmp_path / "own/mine/run7").iterdir()} == {
+        "checkpoints",
+        "cli_config.yaml",
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"own"}
+
+
+class OwnLogger(Logger):
+    """Logger without a folder of its own, as that of Weights & Biases."""
+
+    name, version, save_dir = "mine", "run7", "own"
+
+    def log_metrics(self, metrics, step=None):
+        """Log nothing."""
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        """Log nothing."""
+
+
+@pytest.mark.parametrize("flags", [["--config", "model: ppo_lightning.SAC"], ["--model", "sac.yaml"]])
+def test_an_algorithm_may_be_text_or_a_file(flags, output_of, tmp_path):
+    (tmp_path / "sac.yaml").write_text("class_path: SAC")
+    data = ["--data.env_id", "Pendulum-v1", "--data.num_envs", "1", "--data.total_timesteps", "512"]
+    assert output_of("fit", *data, *flags, "--model.learning_starts", "500").startswith("SAC, SACAgent: ")
 
 
 def test_a_run_without_a_recipe_writes_where_others_do_and_shows_no_noise(run_cli, tmp_path):

@@ -88,6 +88,15 @@ def test_the_default_root_dir_moves_the_default_loggers_and_the_checkpoints(outp
     assert not Path("runs").exists()
 
 
+def test_a_saved_configuration_is_of_its_place(output_of, tmp_path):
+    output_of("fit", *SHORT, "--trainer.default_root_dir", "there")
+    saved = ["--config", "there/runs/ppo/version_0/cli_config.yaml", "--data.total_timesteps", "2048"]
+    assert "Resumed from there/runs/ppo/version_0/" in output_of("fit", *saved, "--auto_resume")
+    logger = ["--trainer.logger", "CSVLogger", "--trainer.logger.name", "ppo", "--trainer.logger.save_dir"]
+    output_of("fit", *SHORT, *logger, "own", "--trainer.default_root_dir", "elsewhere")
+    assert Path("own/ppo/version_0/metrics.csv").exists(), "its name is that of an algorithm, and its own"
+
+
 def test_auto_resume_knows_a_class_as_the_environment(output_of):
     env_id = {"class_path": "gymnasium.envs.classic_control.CartPoleEnv"}
     env_id["init_args"] = {"render_mode": "rgb_array"}

@@ -80,6 +80,7 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, out
         sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
         assert int(sps) > 0 and float(ratio) > 0
     assert "--data.backend envpool | does not work: env_id 'Reach-v0' is not an environment of EnvPool" in out
+    assert "checkpoint: none" not in out
     assert re.search(r"\n(Set|None of) .*\. Compilation takes \d+ s: it pays in ", out)
     assert list(tmp_path.iterdir()) == []
 

@@ -236,6 +236,8 @@ GAMMA = "parameters: {model.gamma: {choices: [0.9, 0.99]}}"
         (SPACE, ["--data.env_id", "Acrobot-v1", "--model.gama", "0.9"], "did you mean --model.gamma"),
         (GAMMA.replace("gamma", "gama"), [], "did you mean --model.gamma"),
         (GAMMA.replace("model.", ""), [], "--gamma: only flags --model.*"),
+        (GAMMA.replace("0.99", "high"), [], "gamma: Expected a float. Got value: high"),
+        (f"{GAMMA}\ntargets: {{CartPole-v0: [0, 500]}}", [], "no recipe is of the target's environment Cart"),
         (GAMMA, ["--recipes", CARTPOLE, ACROBOT], "several environments need targets; add Acrobot-v1"),
     ],
 )

@@ -13,6 +13,7 @@ from ppo_lightning.checkpoints.agent import trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.spaces.specs import spec_from_plain
+from tests.environments import Parts
 from tests.helpers import SaveAfter
 
 pytest.importorskip("onnxruntime")
@@ -93,6 +94,14 @@ def test_export_writes_onnx_and_hub_and_prints_the_deviation(checkpoint, output_
     assert f"Return of the last training episodes: {result}, after {module.env_steps} environment" in card
     observation = torch.randn(16, 4)
     assert torch.equal(PPO.from_pretrained("hub").predict(observation), module.predict(observation))
+
+
+def test_the_input_of_an_actor_of_some_entries_has_the_mask(fit, output_of, tmp_path):
+    data = {"env_id": Parts, "num_envs": 2, "num_steps": 16, "total_timesteps": 32}
+    module = fit(data, {"agent": functools.partial(MLPAgent, actor_keys=["kind"])})
+    module.trainer.save_checkpoint(tmp_path / "masked.ckpt")
+    out = output_of("export", "--ckpt_path", tmp_path / "masked.ckpt", "--onnx", "a.onnx")
+    assert "input: action_mask (5), kind (1)" in out
 
 
 def test_a_checkpoint_omits_an_evaluation_of_older_weights(fit, tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import threading
 import zipfile
 from pathlib import Path
@@ -259,6 +260,9 @@ def test_the_card_shows_what_the_folder_of_the_run_has(run, tmp_path, output_of,
     make_trainer().fit(loaded, RolloutDataModule(**SMALL))
     loaded.save_pretrained(tmp_path / "c")
     assert "Return of the last training episodes: " in (tmp_path / "c/README.md").read_text()
+    alone = shutil.copy(path, tmp_path / "alone.ckpt")
+    output_of("export", "--ckpt_path", alone, "--hub", tmp_path / "a")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"README.md", "model.ckpt", "replay.mp4"}
 
 
 class Code:
