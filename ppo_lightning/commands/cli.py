@@ -163,6 +163,7 @@ class PPOCLI(LightningCLI):
         if config.ckpt_path is not None and Path(config.ckpt_path).is_file():
             checkpoint = read_checkpoint(config.ckpt_path)
             self.datamodule.require_same_rollouts(checkpoint)
+            self.config.fit.seed_everything = checkpoint["seed"]  # for `SaveRunConfig`: a run keeps its seed
             writer = known_class(checkpoint["hyper_parameters"].get("_class_path"), AgentModule)
             steps = checkpoint["env_steps"] - checkpoint.get("extra_steps", 0)
             total = self.datamodule.total_timesteps
@@ -294,6 +295,8 @@ def _message(error: BaseException, args: Sequence[str]) -> BaseException | str |
         if isinstance(cause, ConfigError | NonFiniteError | MisconfigurationException):
             return cause
         cause = cause.__cause__
+    if isinstance(error, yaml.YAMLError):  # text of --config
+        return f"--config is not YAML: {' '.join(str(error).split())}."
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         settings = "data.num_envs, data.num_steps, data.eval_episodes, model.buffer_size or the widths of"
         return f"The run does not fit into memory ({first_line(error)}): lower {settings} model.agent."

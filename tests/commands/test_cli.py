@@ -44,6 +44,7 @@ WRONG = {
     "--data.env_id Ant-v5 --data.env_kwargs.xml_file no.xml": f"{FIT} 'Ant-v5'",
     "--ckpt_path nowhere.ckpt": "ckpt_path 'nowhere.ckpt' is not a file",
     "--ckpt_path last": "fit --auto_resume finds the last one",
+    "--config {[": "--config is not YAML: while parsing a flow node",
     '--config {"ckpt_path":"last"}': "fit --auto_resume finds the last one",
     '--config {"seed_everything":null}': "seed_everything is None: it must be between 0 and 4294967295",
     "--seed_everything 4294967296": "seed_everything is 4294967296: it must be between 0 and 4294967295",

@@ -88,6 +88,13 @@ def test_the_default_root_dir_moves_the_default_loggers_and_the_checkpoints(outp
     assert not Path("runs").exists()
 
 
+def test_a_saved_configuration_has_the_seed_of_the_resumed_run(output_of, trained):
+    flags = ["--ckpt_path", trained, "--seed_everything", "7", "--data.total_timesteps", "1536"]
+    output_of("fit", "--config", CARTPOLE, *flags)
+    saved = yaml.safe_load((trained.parents[2] / "version_1/cli_config.yaml").read_text())
+    assert saved["seed_everything"] == 1
+
+
 def test_a_saved_configuration_is_of_its_place(output_of, tmp_path):
     output_of("fit", *SHORT, "--trainer.default_root_dir", "there")
     saved = ["--config", "there/runs/ppo/version_0/cli_config.yaml", "--data.total_timesteps", "2048"]
