@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-from scipy.stats import trim_mean
+from scipy.stats import t, trim_mean
 
 from benchmarks.candidate_table import probability_of_improvement, row
 from ppo_lightning.commands.curves import decorate, plot_mean
-from ppo_lightning.commands.report import interval, published, read_csv
+from ppo_lightning.commands.report import published, read_csv
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -67,9 +67,9 @@ class Task(NamedTuple):
     env_steps: int
 
 
-def normalized(returns: np.ndarray, reference: float) -> np.ndarray:
-    """Return how many times better than the reference the returns are."""
-    return returns / reference if reference > 0 else reference / returns
+def normalized(returns: np.ndarray, reference: np.ndarray | float) -> np.ndarray:
+    """Return how many times better than the reference the returns are: a negative one is divided by them."""
+    return (returns / reference) ** np.sign(reference)
 
 
 def aggregate(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -80,22 +80,22 @@ def aggregate(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> d
         references: The same for the reference.
     """
 
-    def normalized_runs(best: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> np.ndarray:
-        pairs = zip(best, references, strict=True)
-        return np.concatenate([normalized(b, r.mean()) for b, r in pairs])
+    def normalized_runs(sides: Sequence[np.ndarray]) -> np.ndarray:  # [..., runs of all tasks]
+        pairs = zip(sides[: len(best)], sides[len(best) :], strict=True)
+        return np.concatenate([normalized(b, r.mean(-1, keepdims=True)) for b, r in pairs], axis=-1)
 
-    generator = np.random.default_rng(0)
-
-    def resample(runs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [generator.choice(returns, len(returns)) for returns in runs]
-
-    samples = [normalized_runs(resample(best), resample(references)) for _ in range(RESAMPLES)]
+    sides = [*best, *references]
+    counts = [len(runs) for runs in sides]
+    columns = np.repeat(counts, counts)  # number of runs among which each is drawn
+    rows = np.random.default_rng(0).integers(columns, size=(RESAMPLES, len(columns)))
+    parts = np.split(rows, np.cumsum(counts)[:-1], axis=1)
+    samples = normalized_runs([runs[part] for runs, part in zip(sides, parts, strict=True)])
     improvements = [
         probability_of_improvement(list(r), list(b)) for b, r in zip(best, references, strict=True)
     ]
     return {
-        "iqm": float(trim_mean(normalized_runs(best, references), 0.25)),
-        "interval": np.percentile(trim_mean(np.stack(samples), 0.25, axis=1), [2.5, 97.5]),
+        "iqm": float(trim_mean(normalized_runs(sides), 0.25)),
+        "interval": np.percentile(trim_mean(samples, 0.25, axis=1), [2.5, 97.5]),
         "improvement": float(np.mean(improvements)),
     }
 
@@ -128,8 +128,10 @@ def shade_interval(axis: Any, grid: np.ndarray, curves: np.ma.MaskedArray, color
         curves: Curves of the seeds, [seeds, G].
         color: Color of the mean.
     """
-    low, high = np.array([interval(values.compressed()) for values in curves.T]).T
-    axis.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0)
+    count = curves.count(axis=0)
+    half = t.ppf(0.975, count - 1) * curves.std(axis=0, ddof=1) / np.sqrt(count)
+    mean = curves.mean(axis=0)
+    axis.fill_between(grid, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
 
 
 def draw_task(axis: Any, name: str, sides: dict[str, Task]) -> None:

@@ -132,6 +132,8 @@ class Reader:
             flags += "" if "cartpole" in " ".join(args) else f" {SHORT_EPISODES}"
             flags += " --model.learning_starts 1000" if "configs/dqn" in " ".join(args) else ""
             flags += " --recipes " + " ".join([arg for arg in args if arg.endswith(".yaml")][:2])
+        if args[0] == "play" and "--opponent" not in args:
+            flags += " --max_frames 50"  # MuJoCo renders few pictures a second without a GPU
         if "--model.rating_games" in args:
             flags += " --model.rating_games 2"
         return flags.split()
