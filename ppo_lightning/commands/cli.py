@@ -131,7 +131,7 @@ class PPOCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check ``--ckpt_path`` and ``--num_threads``, and add the callbacks that depend on flags."""
         config = self.config[self.subcommand]
-        if self.subcommand != "fit" and config.ckpt_path in (None, "last"):  # Lightning would skip "last"
+        if self.subcommand != "fit" and config.ckpt_path in (None, "last"):  # Lightning: fresh weights
             raise ConfigError(f"{self.subcommand} needs a trained agent: give its file as --ckpt_path.")
         name = config.name or _recipe_name(config.config) or self.algorithm.rpartition(".")[2].lower()
         for logger in config.trainer.logger if isinstance(config.trainer.logger, list) else ():

@@ -46,7 +46,7 @@ class Runner:
         self.workers = workers
         self.threads = threads
         self.failed: list[Job] = []
-        self._running: dict[Job, tuple[subprocess.Popen, float]] = {}  # start, less the earlier attempts
+        self._running: dict[Job, tuple[subprocess.Popen, float]] = {}  # start minus earlier attempts
 
     def run(self, jobs: Sequence[Job], report: Callable[[], None] = lambda: None) -> None:
         """Run the jobs in order. A failed job is put into ``failed``; the others still run.
