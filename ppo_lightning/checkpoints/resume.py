@@ -45,15 +45,17 @@ def folders_of_runs(trainer: Trainer) -> list[Path]:
 
     These are the folders of ``ModelCheckpoint``: that of all versions of the first logger, where none is set.
     """
-    save_dir = Path(trainer.default_root_dir)
-    runs = save_dir / "checkpoints"
-    if trainer.loggers:
-        logger = trainer.loggers[0]
-        runs = Path(logger.save_dir or save_dir, str(logger.name))
+    runs = folder_of_logger(trainer) if trainer.loggers else Path(trainer.default_root_dir, "checkpoints")
     callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
     folders = [Path(callback.dirpath or runs) for callback in callbacks] or [runs]
     # A fit sets a folder that was not set, to one of a version.
     return [*dict.fromkeys(runs if runs.resolve() in each.resolve().parents else each for each in folders)]
+
+
+def folder_of_logger(trainer: Trainer) -> Path:
+    """Return the folder in which ``ModelCheckpoint`` has one for each version of the first logger."""
+    logger = trainer.loggers[0]
+    return Path(logger.save_dir or trainer.default_root_dir, str(logger.name))
 
 
 def save_beside_checkpoints(trainer: Trainer, name: str) -> str | None:

@@ -33,7 +33,7 @@ from ppo_lightning.callbacks import Threads
 from ppo_lightning.callbacks.loggers import SPARE
 from ppo_lightning.checkpoints.agent import known_class
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.checkpoints.resume import folders_of_runs, last_checkpoint
+from ppo_lightning.checkpoints.resume import folder_of_logger, folders_of_runs, last_checkpoint
 from ppo_lightning.commands.checkpoint_settings import option, with_checkpoint_settings
 from ppo_lightning.commands.options import (
     DEFAULT_NAME,
@@ -59,7 +59,6 @@ from ppo_lightning.utils.arguments import as_integer
 
 HEADER = [f"ppo_lightning=={__version__}", f"lightning.pytorch=={lightning.__version__}"]  # of saved settings
 HELP = {"-h", "--help"}
-CONFIG = "cli_config.yaml"
 
 
 class Parser(LightningArgumentParser):
@@ -92,9 +91,9 @@ class SaveRunConfig(SaveConfigCallback):
             self.config.pop(key, None)
         for logger in trainer.loggers[:1]:
             version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-            folder = Path(logger.save_dir or trainer.default_root_dir, str(logger.name), version)
-            folder.mkdir(parents=True, exist_ok=True)
-            self.parser.save(self.config, folder / CONFIG, skip_none=False, overwrite=True)
+            path = folder_of_logger(trainer) / version / self.config_filename
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.parser.save(self.config, path, skip_none=False, overwrite=True)
 
 
 @private.keep_flags  # `main` inserts the settings of a checkpoint before the flags
@@ -235,7 +234,7 @@ def run(callbacks: list[Callback], args: Sequence[str], save_config: bool = True
             parser_class=Parser,
             parser_kwargs={"prog": "ppo-lightning", **common, **subcommands},
             save_config_callback=SaveRunConfig if save_config else None,
-            save_config_kwargs={"save_to_log_dir": False},
+            save_config_kwargs={"config_filename": "cli_config.yaml", "save_to_log_dir": False},
             trainer_defaults=TRAINER_DEFAULTS | {"callbacks": callbacks},
         )
     except argparse.ArgumentError as error:

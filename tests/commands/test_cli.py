@@ -106,7 +106,7 @@ def test_a_misspelt_key_names_the_right_one(run_cli, config, message):
 def test_a_finished_run_says_so_and_makes_no_new_version(output_of, trained, tmp_path):
     for flags in (["--config", CARTPOLE, *SHORT, "--auto_resume"], ["--ckpt_path", trained]):
         *_, last = output_of("fit", *flags).splitlines()
-        assert last == ("The run has 1024 steps: raise data.total_timesteps (1024) to train longer.")
+        assert last == "The run has 1024 steps: raise data.total_timesteps (1024) to train longer."
         assert [path.name for path in (tmp_path / "runs/cartpole").iterdir()] == ["version_0"]
 
 
