@@ -41,7 +41,7 @@ def short(recipe=None, rollouts=2, **sizes):
     data = {"num_envs": 4, "num_steps": 128, "env_id": "CartPole-v1"}
     if recipe is not None:
         data |= yaml.safe_load(Path(recipe).read_text())["data"]
-    sizes = {name: data[name] for name in ("num_envs", "num_steps")} | sizes
+    sizes = {"num_envs": data["num_envs"], "num_steps": min(data["num_steps"], 512)} | sizes
     family, flags = Path(recipe or "").parent.name, []
     if "ALE/" in str(data["env_id"]) or str(data["env_id"]).startswith("atari/"):
         sizes |= {"num_steps": 16, "num_envs": min(sizes["num_envs"], 16)}  # one has 128

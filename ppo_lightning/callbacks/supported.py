@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.trainer.states import TrainerFn
@@ -64,6 +65,13 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
         for kind, sentence in REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigError(sentence)
+        saves_errors = isinstance(callback, OnExceptionCheckpoint)
+        saves_errors |= isinstance(callback, ModelCheckpoint) and callback.save_on_exception
+        if saves_errors and trainer.world_size > 1:
+            raise ConfigError(
+                f"{type(callback).__name__} saves after an exception, which may be that of one rank, and a"
+                " save needs all ranks: leave it out. Each epoch ends with a checkpoint."
+            )
         if not isinstance(callback, ModelCheckpoint):
             continue
         if private.saves_by_time(callback):

@@ -277,6 +277,17 @@ def test_a_run_resumes_in_the_middle_of_a_policy_phase_to_the_bit(kind, fit, tmp
     assert sizes[1] < sizes[0], "after an auxiliary phase, a checkpoint has no rollouts"
 
 
+def test_a_phase_resumes_with_rollouts_of_its_size_only(fit, tmp_path):
+    path = tmp_path / "2.ckpt"
+    fit(DATA, MODEL, ppo=PPG, callbacks=[SaveAfter(path, 2)])
+    sizes = {"num_envs": 2, "num_steps": 32}
+    for data, model in ((sizes, {}), ({}, {"n_iteration": 2})):
+        with pytest.raises(ConfigError, match=r"has 2 rollouts of a phase, .* = \(4, 16\): keep"):
+            fit(DATA | data, MODEL | model, ppo=PPG, ckpt_path=path)
+    longer = fit(DATA, MODEL | {"n_iteration": 4}, ppo=Traced, ckpt_path=path)
+    assert [phase for phase, *_ in longer.updates].count("auxiliary") == 2 * 4 * 4 // 2
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", RUNS)
 def test_eager_and_compiled_runs_agree(fit, kind):

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     LearningRateMonitor,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -20,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.callbacks import loggers
+from ppo_lightning.callbacks.supported import check_callbacks
 from tests.helpers import SaveAfter, weights
 
 STEPS = 64  # environment steps per rollout
@@ -189,6 +191,16 @@ def test_checkpoints_by_optimizer_steps(fit, tmp_path):
 def test_callbacks_that_would_do_nothing_are_refused(fit, callback, model, words):
     with pytest.raises(ConfigError, match=words):
         fit(EIGHT, MODEL | model, callbacks=[callback], enable_checkpointing=True)
+
+
+@pytest.mark.parametrize("callback", [OnExceptionCheckpoint, ModelCheckpoint])
+def test_no_rank_saves_alone_after_an_exception(make_trainer, tmp_path, callback):
+    """A save is a collective, and an exception of one rank is not."""
+    options = {"save_on_exception": True} if callback is ModelCheckpoint else {}
+    one, two = ({"callbacks": [callback(tmp_path, **options)], "devices": n} for n in (1, 2))
+    check_callbacks(make_trainer(**one, enable_checkpointing=True), 1)
+    with pytest.raises(ConfigError, match=f"{callback.__name__} saves after an exception"):
+        check_callbacks(make_trainer(**two, enable_checkpointing=True, strategy="ddp"), 1)
 
 
 def test_weights_are_averaged(fit, tmp_path):

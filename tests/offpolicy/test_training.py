@@ -28,6 +28,7 @@ from ppo_lightning import (
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.commands.report import read_csv
 from ppo_lightning.offpolicy import C51Agent, DeterministicAgent, QAgent, SACAgent
+from ppo_lightning.offpolicy.agents import OffPolicyAgent
 from ppo_lightning.offpolicy.buffer import FrameBuffer
 from tests.conftest import train, trainers_in
 from tests.helpers import SaveAfter, require_same, run, weights
@@ -346,6 +347,7 @@ REFUSED = {
     "Other.configure_optimizers must return the Adams": (Other, CARTPOLE, {}),
     "a memory, which DQN cannot train": (DQN, CARTPOLE, {"agent": MEMORY}),
     "whose head is a SoftmaxHead": (DiscreteSAC, CARTPOLE, {"agent": C51Agent}),
+    "model.agent is OffPolicyAgent, which DQN cannot": (DQN, CARTPOLE, {"agent": OffPolicyAgent}),
     "norm_obs is for vectors": (DQN, ATARI, {"agent": functools.partial(QAgent, norm_obs=True)}),
     "must be below model.v_max": (C51, CARTPOLE, {"v_min": 3.0, "v_max": 3.0}),
     "less than one batch": (DQN, CARTPOLE, {"buffer_size": 19}),
