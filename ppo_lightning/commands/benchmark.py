@@ -1,6 +1,7 @@
 """``ppo-lightning benchmark``: train recipes with several seeds and report the results."""
 
 import argparse
+import fcntl
 import shlex
 import signal
 from collections.abc import Sequence
@@ -44,18 +45,25 @@ def run(options: argparse.Namespace, jobs: Sequence[Job], command: Sequence[str]
     """Train, write the report, which has the command line, and print the table.
 
     Raises:
-        ConfigError: The folder has runs with other settings, or a number is below 1.
+        ConfigError: The folder has runs with other settings or another process, or a number is below 1.
         SystemExit: With code 1 if a run failed.
     """
     if min(options.workers, options.threads) < 1:
         raise ConfigError("--workers and --threads must be at least 1.")
     runner = Runner(options.output, options.workers, options.threads)
     runner.require_same_settings(jobs)
-    exit_on_signals()
-    try:
-        runner.run(jobs)
-    finally:
-        print(write_report(runner, jobs, [shlex.quote(part) for part in command]))
+    (options.output / "runs").mkdir(parents=True, exist_ok=True)
+    with (options.output / "runs/lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            advice = "wait for it, or choose another --output"
+            raise ConfigError(f"Another benchmark runs in {options.output}: {advice}.") from error
+        exit_on_signals()
+        try:
+            runner.run(jobs)
+        finally:
+            print(write_report(runner, jobs, [shlex.quote(part) for part in command]))
     files = sorted(path.name for path in options.output.glob("*.*") if path.is_file())
     print(f"\n{options.output}: {', '.join(files)}")
     if runner.failed:

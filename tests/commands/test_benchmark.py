@@ -1,6 +1,7 @@
 """Benchmarks in real processes, their files and reports, and the comparison of two benchmarks."""
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -216,6 +217,15 @@ def test_recipes_that_are_not_there_or_have_the_same_name_are_refused(tmp_path):
     other.write_text(RECIPE.read_text())
     with pytest.raises(ConfigError, match="two are called cartpole"):
         jobs_of([RECIPE, other], [1], [], ())
+
+
+def test_a_folder_has_one_benchmark_at_a_time(refusal_of, tmp_path):
+    (tmp_path / "one/runs").mkdir(parents=True)
+    with (tmp_path / "one/runs/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sentence = refusal_of("benchmark", "--recipes", RECIPE, "--seeds", "1", "--output", "one", *SHORT)
+    assert "Another benchmark runs in one: wait" in sentence
+    assert os.listdir(tmp_path / "one/runs") == ["lock"]
 
 
 def test_a_benchmark_without_workers_is_refused(refusal_of):
