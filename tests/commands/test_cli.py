@@ -362,7 +362,7 @@ def test_any_torchrl_environment_and_transform_can_be_named_in_yaml(run_cli):
         ("export", "--hub", "file", "file cannot be used (File exists)"),
         ("export", "--hub", "/proc/x/hub", "/proc/x cannot be used (No such file or directory)"),
         ("play", "--output", "file/a.gif", "file cannot be used (File exists)"),
-        ("benchmark", "--output", "file", "file/runs/cartpole-1 cannot be used (Not a directory)"),
+        ("benchmark", "--output", "file", "file/runs cannot be used (Not a directory)"),
         ("tune", "--output", "file", "file cannot be used (File exists)"),
     ],
 )
