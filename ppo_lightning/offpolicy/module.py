@@ -226,7 +226,7 @@ class OffPolicyModule(AgentModule):
         """Refuse an agent without the head of the algorithm, and make the buffer if it fits into memory."""
         super().check_agent()
         if type(self.agent.head) is not self.head:
-            if self.agent.default_head is not None:  # the actions do not fit any agent of this kind
+            if callable(self.agent.default_head):  # the actions do not fit any agent of this kind
                 self.agent.default_head(1, self.data.specs.action)
             raise ConfigError(
                 f"model.agent is {type(self.agent).__name__}, which {type(self).__name__} cannot train: leave"

@@ -341,6 +341,7 @@ class Other(DQN):
 TICTACTOE = CARTPOLE | {"env_id": "pettingzoo.classic.tictactoe_v3", "backend": "pettingzoo"}
 UNBOUNDED = PENDULUM | {"env_id": "Reach-v0", "env_kwargs": {"low": -np.inf, "high": np.inf}}
 PARTED = PENDULUM | {"env_id": "tests.environments:Parts-v0"}
+NAMED = type("NamedHead", (MLPAgent,), {"default_head": "categorical"})
 REFUSED = {
     "take turns, and the targets of DQN do not change sides": (DQN, TICTACTOE, {}),
     "Scheduled.configure_optimizers must return the Adams": (Scheduled, CARTPOLE, {}),
@@ -348,6 +349,7 @@ REFUSED = {
     "a memory, which DQN cannot train": (DQN, CARTPOLE, {"agent": MEMORY}),
     "whose head is a SoftmaxHead": (DiscreteSAC, CARTPOLE, {"agent": C51Agent}),
     "model.agent is OffPolicyAgent, which DQN cannot": (DQN, CARTPOLE, {"agent": OffPolicyAgent}),
+    "model.agent is NamedHead, which DQN cannot": (DQN, CARTPOLE, {"agent": NAMED}),
     "norm_obs is for vectors": (DQN, ATARI, {"agent": functools.partial(QAgent, norm_obs=True)}),
     "must be below model.v_max": (C51, CARTPOLE, {"v_min": 3.0, "v_max": 3.0}),
     "less than one batch": (DQN, CARTPOLE, {"buffer_size": 19}),
