@@ -328,6 +328,9 @@ def check_time_limits(rollout: TensorDictBase) -> Findings:
     length = end - start + 1
     if not len(length) or (limit := int(length.max())) < SHORT_EPISODE:
         return
+    last_end = torch.full((len(rollout),), -1).scatter_reduce(0, env, end, "amax")
+    if rollout.shape[1] - 1 - last_end[::players].min() > limit:  # a longer episode goes on
+        return
     counts = length.bincount()
     # Early ends may be frequent. If ends are possible at a few steps only, all of them count.
     others = counts[limit // 2 if counts.count_nonzero() > DENSE else 0 : limit].max()

@@ -216,19 +216,22 @@ def test_random_ends_are_no_time_limit_and_planted_time_limits_are_found():
 
 
 NEVER = 999
+# Three games with episodes of 10 to 29 steps, each length once.
+SHORTER = [*range(29, 24, -1), NEVER, *range(24, 18, -1), NEVER, *range(18, 9, -1), NEVER]
 
 
 @pytest.mark.parametrize("players", [1, 3])
 @pytest.mark.parametrize(
-    ("lengths", "found"),
+    ("lengths", "num_steps", "found"),
     [
-        ([30, NEVER] * 4, True),
-        ([30, NEVER] * 2 + [NEVER] * 2, False),  # two ends, whatever the number of players
-        ([30] * 4 + [NEVER] * 4, False),  # all in one game
+        ([30, NEVER] * 4, 60, True),
+        ([30, NEVER] * 4, 61, False),  # the second episode is longer, and goes on
+        ([30, NEVER] * 2 + [10, 25, NEVER] + [12, 20, NEVER], 60, False),  # two ends, whatever the players
+        ([30] * 5 + [NEVER] + SHORTER, 150, False),  # all in one game
     ],
 )
-def test_a_time_limit_needs_four_ends_in_two_games(players, lengths, found):
-    rollout = rollout_of(iter(lengths), 140, np.random.default_rng(0), players)
+def test_a_time_limit_needs_four_ends_in_two_games(players, lengths, num_steps, found):
+    rollout = rollout_of(iter(lengths), num_steps, np.random.default_rng(0), players)
     assert bool([*check_time_limits(rollout)]) == found
 
 
