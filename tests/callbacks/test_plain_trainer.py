@@ -163,11 +163,14 @@ def test_more_than_a_thousand_epochs_are_trained(fit):
     assert fit(data, {"num_minibatches": 1, "update_epochs": 1}).env_steps == 2 * 1005
 
 
+TEN_STEPS = {"env_kwargs": {"max_episode_steps": 10}}
+
+
 @pytest.mark.parametrize(
     ("data", "epochs", "episodes"),
     [
-        ({"env_kwargs": {"max_episode_steps": 10}}, 13, 2),
-        ({"env_kwargs": {"max_episode_steps": 10}, "num_envs": 64, "total_timesteps": 409_600}, 17, 10),
+        (TEN_STEPS, 13, 2),
+        ({**TEN_STEPS, "num_envs": 64, "total_timesteps": 409_600, "backend": "torch"}, 17, 10),
         ({}, 1, 3),
         ({"env_id": "Pendulum-v1"}, 3, 2),
         ({"num_workers": 2}, 1, 3),
