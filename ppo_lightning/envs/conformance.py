@@ -328,7 +328,7 @@ def check_time_limits(rollout: TensorDictBase) -> Findings:
     length = end - start + 1
     if not len(length) or (limit := int(length.max())) < SHORT_EPISODE:
         return
-    last_end = torch.full((len(rollout),), -1).scatter_reduce(0, env, end, "amax")
+    last_end = env.new_full((len(rollout),), -1).scatter_reduce(0, env, end, "amax")
     if rollout.shape[1] - 1 - last_end[::players].min() > limit:  # a longer episode goes on
         return
     counts = length.bincount()

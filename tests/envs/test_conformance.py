@@ -227,7 +227,9 @@ SHORTER = [*range(29, 24, -1), NEVER, *range(24, 18, -1), NEVER, *range(18, 9, -
         ([30, NEVER] * 4, 60, True),
         ([30, NEVER] * 4, 61, False),  # the second episode is longer, and goes on
         ([30, NEVER] * 2 + [10, 25, NEVER] + [12, 20, NEVER], 60, False),  # two ends, whatever the players
+        ([30, NEVER] * 2 + [NEVER] * 2, 140, False),
         ([30] * 5 + [NEVER] + SHORTER, 150, False),  # all in one game
+        ([30] * 4 + [NEVER] * 4, 140, False),
     ],
 )
 def test_a_time_limit_needs_four_ends_in_two_games(players, lengths, num_steps, found):
