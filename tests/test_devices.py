@@ -3,12 +3,15 @@
 import pytest
 import torch
 from torch.optim.adam import adam as own
+from torchrl.data import Bounded, Categorical, Unbounded
 
 from ppo_lightning import CNNAgent, MLPAgent
+from ppo_lightning.models import ActorCritic
 from ppo_lightning.offpolicy.module import adam
 from ppo_lightning.rollouts.storage import allocate
 from tests import fake_gpu
 from tests.helpers import CARTPOLE, MODEL, REACH, Forked, weights
+from tests.offpolicy.test_training import RUNS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 simulates_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
@@ -84,6 +87,58 @@ def test_training_on_a_gpu_agrees_with_the_cpu(fit, data, agent, options, monkey
     )
     assert there.env_steps == here.env_steps
     torch.testing.assert_close(weights(there).cpu(), weights(here), atol=1e-4, rtol=1e-3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", RUNS)
+def test_off_policy_training_on_a_gpu_agrees_with_the_cpu(fit, name, compiled, monkeypatch):
+    monkeypatch.setattr("torch.backends.cudnn.allow_tf32", False)
+    algorithm, data, model = RUNS[name]
+    here = fit(data, model, ppo=algorithm)
+    on_device = {"env_kwargs": {"device": "cuda"}} if data.get("backend") == "torch" else {}
+    there = fit(data | on_device, model | {"compile": compiled}, ppo=algorithm, **ON_GPU)
+    assert there.env_steps == here.env_steps
+    assert there.buffer.columns["reward"].is_cuda
+    # A weight whose gradient is nearly zero moves by a step of Adam in any direction.
+    distance = weights(there).cpu() - weights(here)
+    assert distance.norm() < 1e-3 * weights(here).norm()
+    assert (distance.abs() < 1e-4).float().mean() > 0.999
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["SAC", "DQN, pictures"])
+def test_an_off_policy_run_on_a_gpu_resumes_to_the_bit(fit_and_resume, name):
+    algorithm, data, model = RUNS[name]
+    fit_and_resume(6, data, model | {"save_buffer": True}, ppo=algorithm, **ON_GPU)
+
+
+def test_a_small_network_acts_on_a_copy_on_the_cpu(monkeypatch):
+    """Each step would take the round trip to a GPU and back."""
+    agent = MLPAgent(Unbounded((5,)), Categorical(3, shape=()), shared=True, memory="min_gru")
+    rows, noise, memory = torch.randn(4, 5).numpy(), agent.noise((4,)).numpy(), torch.zeros(4, 128).numpy()
+    expected, *_ = agent.array_policy()(rows, noise, memory.copy())
+    monkeypatch.setattr(ActorCritic, "array_policy", lambda self: lambda *arrays: "on the device")
+    monkeypatch.setattr(ActorCritic, "device", torch.device("cuda"))
+    policy = agent.array_policy()
+    for parameter in agent.parameters():
+        parameter.data.fill_(torch.nan)
+    action, log_prob, value = policy(rows, noise, memory)
+    assert action.tolist() == expected.tolist()
+    assert log_prob is value is None
+    monkeypatch.setattr("ppo_lightning.models.mlp.LARGEST_COPY", 1000)
+    assert agent.array_policy()(rows, noise, memory) == "on the device"
+
+
+@needs_gpu
+@pytest.mark.parametrize("rows", [1, 10_000])
+def test_agents_on_a_gpu_choose_the_actions_of_the_cpu(rows):
+    agent = MLPAgent(Unbounded((5,)), Bounded(-1.0, 1.0, shape=(2,)))
+    inputs = torch.randn(rows, 5).numpy(), agent.noise((rows,)).numpy(), None
+    expected, *_ = agent.array_policy()(*inputs)
+    action, log_prob, _ = agent.to("cuda").array_policy()(*inputs)
+    torch.testing.assert_close(action, expected, atol=1e-5, rtol=1e-4)
+    assert (log_prob is None) == (rows == 1)
 
 
 @needs_gpu

@@ -31,7 +31,7 @@ from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.spaces.specs import stored
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import Range, check_arguments
-from ppo_lightning.utils.compiler import compile_per_instance, of_arguments
+from ppo_lightning.utils.compiler import compile_per_instance, of_arguments, replay
 
 AgentMaker = Callable[[TensorSpec, TensorSpec], ActorCritic]
 Metrics = dict[str, Tensor]  # scalars by name
@@ -279,8 +279,13 @@ class OffPolicyModule(AgentModule):
         if self.hparams.compile and self.trainer.world_size == 1:
             trace_gradients()
             vectors = all(parameter.ndim < 3 for parameter in self.trainable_parameters())
-            options = {"cpp_wrapper": vectors and self.device.type == "cpu", "guard_filter_fn": of_arguments}
-            self._compiled = compile_per_instance(self.update, options=options)
+            options: Any = {"guard_filter_fn": of_arguments}
+            if self.device.type == "cuda" and vectors:
+                moments = (tensor for *parts, _ in self._adams.values() for part in parts for tensor in part)
+                self._compiled = replay(self.update, [*self.parameters(), *moments], options)
+            else:
+                options["cpp_wrapper"] = vectors and self.device.type == "cpu"
+                self._compiled = compile_per_instance(self.update, options=options)
         self.agent.head.exploration = self.exploration(self.env_steps)
 
     def on_train_end(self) -> None:

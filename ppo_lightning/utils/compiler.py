@@ -1,13 +1,21 @@
 """Compile methods for their objects."""
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.private import COMPILER_ERRORS, STORE_SCAN, FailOnRecompileLimitHit, tree_leaves, tree_map
+from ppo_lightning.private import (
+    COMPILER_ERRORS,
+    STORE_SCAN,
+    FailOnRecompileLimitHit,
+    mark_static_address,
+    tree_leaves,
+    tree_map,
+)
 
 
 def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, options: Any = None) -> Any:
@@ -48,6 +56,27 @@ def compile_per_instance(method: Callable[..., Any], fullgraph: bool = True, opt
                 f"model.compile does not work here ({first_line(error)}): install g++ (on a GPU, Triton) and"
                 " make PyTorch's cache writable, or leave model.compile off."
             ) from error
+
+    return call
+
+
+def replay(method: Callable[..., Any], tensors: Iterable[Tensor], options: dict[str, Any]) -> Any:
+    """Compile a method of small operations for a GPU, which replays their launches as CUDA graphs.
+
+    An update of SAC with 256 rows takes a quarter of the time of a graph whose kernels Python launches.
+
+    Args:
+        method: The bound method.
+        tensors: What the method changes in place. Their memory must stay the same.
+        options: As for ``torch.compile``.
+    """
+    for tensor in tensors:
+        mark_static_address(tensor)
+    compiled = compile_per_instance(method, options=options | {"triton.cudagraphs": True})
+
+    def call(*args: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return tree_map(torch.clone, compiled(*args))  # the next call overwrites its results
 
     return call
 

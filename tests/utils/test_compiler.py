@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.utils.compiler import compile_per_instance
+from ppo_lightning.utils.compiler import compile_per_instance, replay
 from tests.helpers import Forked
 
 PROGRAM = """
@@ -42,6 +42,22 @@ def test_a_compiled_scan_is_stored_on_disk_and_its_key_includes_the_step(tmp_pat
     assert run(2, 1) == "[3.0, 7.0] 1"
     assert run(3, 1) == "[4.0, 13.0] 0", "another step of the scan"
     assert run(2, 5) == "[7.0, 19.0] 1", "other weights are inputs of the same graph"
+
+
+@pytest.mark.integration
+def test_results_of_a_replayed_method_outlast_the_next_call():
+    class Sums:
+        total = torch.zeros(3)
+
+        def add(self, rows):
+            self.total += rows
+            return {"total": self.total, "largest": self.total.max()}
+
+    sums = Sums()
+    add = replay(sums.add, [sums.total], {})
+    first, second = add(torch.ones(3)), add(torch.arange(3.0))
+    assert first["total"].tolist() == [1, 1, 1] and first["largest"] == 1
+    assert second["total"].tolist() == sums.total.tolist() == [1, 2, 3]
 
 
 class Changing:
