@@ -1,14 +1,17 @@
 """GPUs: checks on a simulated device, and, where a GPU is present, agreement of training with the CPU."""
 
+import types
+
 import pytest
 import torch
 from torch.optim.adam import adam as own
 from torchrl.data import Bounded, Categorical, Unbounded
 
 from ppo_lightning import CNNAgent, MLPAgent
+from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.offpolicy.module import adam
-from ppo_lightning.rollouts.storage import allocate
+from ppo_lightning.rollouts.storage import allocate, check_memory
 from tests import fake_gpu
 from tests.helpers import CARTPOLE, MODEL, REACH, Forked, weights
 from tests.offpolicy.test_training import RUNS
@@ -111,6 +114,15 @@ def test_off_policy_training_on_a_gpu_agrees_with_the_cpu(fit, name, compiled, m
 def test_an_off_policy_run_on_a_gpu_resumes_to_the_bit(fit_and_resume, name):
     algorithm, data, model = RUNS[name]
     fit_and_resume(6, data, model | {"save_buffer": True}, ppo=algorithm, **ON_GPU)
+
+
+def test_a_buffer_must_fit_into_the_memory_of_the_gpu(monkeypatch):
+    laptop = types.SimpleNamespace(total_memory=8e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 0): laptop}.get)
+    gpu = torch.device("cuda", 0)
+    check_memory(8_000, 10**6, device=gpu)
+    with pytest.raises(ConfigError, match="buffer_size = 9000 steps take 9 GB and the GPU has 8 GB"):
+        check_memory(9_000, 10**6, "model.buffer_size", gpu)
 
 
 def test_a_small_network_acts_on_a_copy_on_the_cpu(monkeypatch):

@@ -238,8 +238,10 @@ class OffPolicyModule(AgentModule):
         size = row.shape.numel() * row.dtype.itemsize
         stacks_frames = row.ndim == 3 and getattr(self.data.env, "frame_stack", 1) == row.shape[0] > 1
         bytes_per_step = int(SPARE * size / row.shape[0]) + 80 if stacks_frames else 2 * size + 16
-        check_memory(capacity, bytes_per_step, "model.buffer_size")
-        capacity //= self.trainer.world_size
+        ranks, device = self.trainer.world_size, self.trainer.strategy.root_device
+        sharing = 1 if device.type == "cuda" else ranks  # a memory
+        check_memory(capacity // ranks * sharing, bytes_per_step, "model.buffer_size", device)
+        capacity //= ranks
         self.buffer = ReplayBuffer(capacity)
         if stacks_frames:
             self.buffer = FrameBuffer(capacity, self.data.shard.count, row.shape[0])

@@ -93,15 +93,23 @@ def in_parts(function: Callable[..., Tensor], microbatch_size: int, *tensors: Te
     return numbers.unflatten(0, tensors[0].shape[1::-1]).T
 
 
-def check_memory(steps: int, bytes_per_step: int, settings: str = "data.num_envs * data.num_steps") -> None:
-    """Refuse steps that take more than the machine's memory, if the operating system reports this size.
+def check_memory(
+    steps: int,
+    bytes_per_step: int,
+    settings: str = "data.num_envs * data.num_steps",
+    device: torch.device | None = None,
+) -> None:
+    """Refuse steps that take more than the memory of a GPU or, if the system reports it, of this machine.
 
     ``settings`` are those whose product is the number of steps, for the message.
     """
-    needed = steps * bytes_per_step
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    needed, memory, owner = steps * bytes_per_step, math.inf, "this machine"
+    if device is not None and device.type == "cuda":
+        memory, owner = torch.cuda.get_device_properties(device).total_memory, "the GPU"
+    elif hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise ConfigError(
-            f"{settings} = {steps} steps take {needed / 1e9:.0f} GB and this machine has"
-            f" {memory / 1e9:.0f} GB of memory: lower one of these settings."
+            f"{settings} = {steps} steps take {needed / 1e9:.0f} GB and {owner} has {memory / 1e9:.0f} GB of"
+            " memory: lower one of these settings."
         )
