@@ -239,8 +239,8 @@ class OffPolicyModule(AgentModule):
         stacks_frames = row.ndim == 3 and getattr(self.data.env, "frame_stack", 1) == row.shape[0] > 1
         bytes_per_step = int(SPARE * size / row.shape[0]) + 80 if stacks_frames else 2 * size + 16
         ranks, device = self.trainer.world_size, self.trainer.strategy.root_device
-        sharing = 1 if device.type == "cuda" else ranks  # a memory
-        check_memory(capacity // ranks * sharing, bytes_per_step, "model.buffer_size", device)
+        memories = ranks if device.type == "cuda" else 1
+        check_memory(capacity, bytes_per_step // memories, "model.buffer_size", device)
         capacity //= ranks
         self.buffer = ReplayBuffer(capacity)
         if stacks_frames:
