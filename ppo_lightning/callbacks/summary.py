@@ -61,7 +61,8 @@ class RunSummary(Guard):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:
         """Let bars refresh twice a second: with Rich, a refresh delays a rollout of CartPole by a tenth."""
-        self._rollouts += 1
+        # Rollouts before the first update of an off-policy algorithm are many times as fast.
+        self._rollouts += pl_module.env_steps > pl_module.hparams.get("learning_starts", 0)
         if self._rollouts == WARM_UP:  # a graph is compiled by now
             self._warm = time.perf_counter()
         elif self._rollouts == 2 * WARM_UP:

@@ -340,7 +340,7 @@ def action_bounds(spec: TensorSpec, width_ratio: float) -> tuple[Tensor, Tensor]
             " gymnasium.wrappers.TransformAction(env, lambda action: action, gymnasium.spaces.Box(-1, 1,"
             f" {shape})), without a ClipAction around it."
         )
-    lows, highs = spec.space.low.clone(), spec.space.high.clone()
+    lows, highs = spec.space.low.clone().float(), spec.space.high.clone().float()
     width = highs - lows
     if not (width > 0).all():
         index = int((width <= 0).int().argmax())

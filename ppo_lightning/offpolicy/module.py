@@ -188,9 +188,10 @@ class OffPolicyModule(AgentModule):
         return math.inf if step < self.hparams.learning_starts else self.hparams.get("exploration_noise", 1.0)
 
     def log_batch(self, metrics: list[Metrics]) -> None:
-        """Log the metrics of the updates of a batch, of the first one and every hundred environment steps."""
+        """Log the metrics of a batch: of the first, the last and one for every hundred environment steps."""
         before = self.env_steps - self.data.frames_per_rollout
-        if before // LOG_EVERY == self.env_steps // LOG_EVERY and before > self.run_log.steps_before:
+        is_between = self.run_log.steps_before < before and self.env_steps < self._last_step
+        if is_between and before // LOG_EVERY == self.env_steps // LOG_EVERY:
             return
         values: dict[str, Any] = {"charts/SPS": self.run_log.steps_per_second()}
         if metrics:  # of a delayed policy, those of the updates that include it
@@ -317,7 +318,7 @@ class OffPolicyModule(AgentModule):
             self._refilled_at = saved.get("refilled_at", 0)
             device = self.trainer.strategy.root_device
             self.buffer.load_state_dict(buffers[self.trainer.global_rank], device)
-        elif self.env_steps > 0:
+        elif 0 < self.env_steps < self._last_step:
             self._refilled_at = self.env_steps + self.hparams.learning_starts
             problem = (
                 f"The checkpoint has no replay buffer of this size: {self.hparams.learning_starts} steps of"

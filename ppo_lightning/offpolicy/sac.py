@@ -30,10 +30,9 @@ class SquashedGaussianHead(DeterministicHead):
         mean, log_std = self.moments(outputs)
         return self._squashed(mean + log_std.exp() * noise)
 
-    def policy(self, features: Tensor, noise: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
+    def policy(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return the actions [B, A] that normal noise [B, A] selects, and their log-probabilities [B]."""
         mean, log_std = self.moments(self.linear(features))
-        noise = torch.as_tensor(noise)
         raw = mean + log_std.exp() * noise
         slope = (self.high - self.low) / 2 * (1 - raw.tanh().square()) + 1e-6
         log_prob = -noise.square() / 2 - log_std - math.log(2 * math.pi) / 2 - slope.log()

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMPr
 from lightning.pytorch.loggers import CSVLogger
 
 import ppo_lightning
-from ppo_lightning import PPG, PPO, RolloutDataModule
+from ppo_lightning import DQN, PPG, PPO, RolloutDataModule
 from ppo_lightning.callbacks import Preemption, RunSummary, Threads
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
@@ -120,6 +120,14 @@ def test_bars_of_lightning_refresh_twice_a_second(fit):
     assert bars[0].refresh_rate > 2
     assert bars[1].refresh_rate == 2, "the user's"
     assert refreshes.per_second == 2
+
+
+def test_the_rate_of_a_bar_is_that_of_rollouts_with_updates(fit):
+    for begins, measured in ((490, False), (100, True)):
+        bar, model = TQDMProgressBar(), {"learning_starts": begins, "batch_size": 16}
+        data = {"num_envs": 1, "num_steps": 10, "total_timesteps": 500}
+        fit(data, model, ppo=DQN, callbacks=[bar], enable_progress_bar=True)
+        assert (bar.refresh_rate > 1) == measured
 
 
 class Epochs(L.Callback):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from torchrl.envs.transforms import RewardScaling
+from torchrl.envs import GymEnv, TransformedEnv
+from torchrl.envs.transforms import DTypeCastTransform, RewardScaling
 
 from ppo_lightning import (
     C51,
@@ -97,6 +98,9 @@ def test_a_run_without_its_buffer_refills_it_before_it_learns(counted, fit, tmp_
         assert len(module.buffer) == 100
     with pytest.raises(ConfigError, match=r"160 steps of its policy .* the run ends before: raise"):
         fit(CARTPOLE, model | {"learning_starts": 160}, ppo=DQN, ckpt_path=folder / "middle.ckpt")
+    data, model = CARTPOLE | {"total_timesteps": 40}, Q | {"learning_starts": 35}
+    ended = fit(data, model, ppo=Counted, ckpt_path=folder / "middle.ckpt")
+    assert ended.env_steps == 40 and not ended.steps, "a run that is complete has nothing to refill"
 
 
 def test_frames_of_another_number_of_environments_are_refilled(trained, fit):
@@ -109,6 +113,20 @@ def test_frames_of_another_number_of_environments_are_refilled(trained, fit):
 def test_rollouts_of_transforms_hold_what_the_agent_stores(fit):
     module = fit(PENDULUM | {"transforms": [RewardScaling(0.0, 0.1)]}, SMALL, ppo=SAC)
     assert len(module.buffer) == 100
+
+
+def pendulum_of_doubles():
+    cast = DTypeCastTransform(torch.float32, torch.float64, in_keys_inv=["action"])
+    return TransformedEnv(GymEnv("Pendulum-v1"), cast)
+
+
+@pytest.mark.parametrize("name", ["TD3", "SAC"])
+def test_actions_of_double_precision_are_learned(name, fit):
+    algorithm, data, model = RUNS[name]
+    assert pendulum_of_doubles().action_spec.dtype == torch.float64
+    module = fit(data | {"env_id": pendulum_of_doubles}, model, ppo=algorithm)
+    assert module.buffer.columns["action"].dtype == torch.float32
+    assert "losses/actor_loss" in module.trainer.callback_metrics
 
 
 def test_a_resumed_run_has_its_own_fixed_temperature(fit, tmp_path):
@@ -461,11 +479,11 @@ class Rising(gym.Env):
 
 
 def test_a_point_of_the_return_has_all_episodes_since_the_last_one(fit, tmp_path):
-    data = {"env_id": Rising, "num_envs": 1, "num_steps": 10, "total_timesteps": 300}
+    data = {"env_id": Rising, "num_envs": 1, "num_steps": 10, "total_timesteps": 330}
     fit(data, SMALL | {"learning_starts": 290}, ppo=DQN, logger=CSVLogger(tmp_path))
     (path,) = tmp_path.rglob("metrics.csv")
     returns = [float(row["charts/episodic_return"]) for row in read_csv(path)]
-    assert returns == pytest.approx([1.5, 11.5, 30.5, 50.5])  # episodes 1 and 2, 3 to 20, 21 to 40, 41 to 60
+    assert returns == pytest.approx([1.5, 11.5, 30.5, 50.5, 63.5])  # episodes 1, 2; to 20, 40, 60; to the end
 
 
 def test_metrics_have_the_names_of_cleanrl(trained):
