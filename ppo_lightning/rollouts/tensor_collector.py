@@ -9,6 +9,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchrl.data import Bounded
+from torchrl.envs import TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import CollectorMoments
@@ -187,9 +189,10 @@ class TensorCollector(Collector):
 
     def state_dict(self) -> OrderedDict:
         """Return the collector's state and the buffers of transforms."""
+        is_joined = isinstance(self.env, BatchedEnvBase)  # of single environments, whose states are nested
         state = {
             key: value.detach() if isinstance(value, Tensor) else value
-            for key, value in self.env.state_dict(keep_vars=True).items()
+            for key, value in self.env.state_dict(**{} if is_joined else {"keep_vars": True}).items()
             if not is_lazy(value)  # a buffer without a shape yet has no data
         }
         return OrderedDict(super().state_dict(), env=copy.deepcopy(state))
@@ -203,7 +206,7 @@ class TensorCollector(Collector):
         super().load_state_dict(state_dict)
         if (state := state_dict.get("env")) is None:  # of a collector of arrays
             return
-        transform = getattr(self.env, "transform", nn.Module())
+        transform = self.env.transform if isinstance(self.env, TransformedEnv) else nn.Module()
         lazy = {name: buffer for name, buffer in transform.named_buffers() if is_lazy(buffer)}
         for name in lazy.keys() & state.keys():
             lazy[name].materialize(state[name].shape)

@@ -17,7 +17,7 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from torchrl.envs import InitTracker, VecNormV2
+from torchrl.envs import GymEnv, InitTracker, TransformedEnv, VecNormV2
 
 from ppo_lightning import ConfigError, MLPAgent
 from ppo_lightning.checkpoints.resume import folders_of_runs
@@ -116,6 +116,28 @@ def test_another_backend_starts_fresh_episodes_and_other_transforms_are_refused(
     resumed = fit(second, {"num_minibatches": 2}, ckpt_path=path)
     assert "the environments start fresh episodes" in capsys.readouterr().out
     assert resumed.rollouts_done == 4
+
+
+def one_cartpole():
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
+def one_normalized_cartpole():
+    return TransformedEnv(one_cartpole(), VecNormV2(["observation"]))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("make", [one_cartpole, one_normalized_cartpole])
+def test_a_run_of_copies_of_a_torchrl_environment_resumes(fit, tmp_path, make, overlap):
+    data = {"env_id": make, "num_envs": 2, "num_steps": 16, "total_timesteps": 128, "overlap": overlap}
+    first, last = saves = [SaveAfter(tmp_path / f"{done}.ckpt", done) for done in (2, 4)]
+    fit(data, {"num_minibatches": 2}, callbacks=saves)
+    resumed = fit(data, {"num_minibatches": 2}, ckpt_path=first.path, callbacks=[last])
+    assert resumed.env_steps == 128
+    state = torch.load(last.path, weights_only=True)["RolloutDataModule"]["collector"]["env"]
+    if make is one_normalized_cartpole:
+        counts = [part["_extra_state"]["count.-|-.observation"] for part in state.values()]
+        assert len(counts) == 2 and min(counts) > 64, "the statistics go on"
 
 
 @pytest.mark.parametrize("reward", [None, np.nan])
