@@ -369,10 +369,6 @@ class StateStdHead(GaussianHead):
         normal = D.Normal(mean, log_std.exp(), validate_args=False)
         return normal.log_prob(action).sum(-1), normal.entropy().sum(-1), (mean, log_std)
 
-    def array_sampler(self) -> Any:
-        """See :meth:`Head.array_sampler`. The deviation is not a function of the mean."""
-        return None
-
 
 class BetaHead(Head):
     """A Beta distribution over the action bounds, with one mode.

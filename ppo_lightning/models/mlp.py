@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any
@@ -23,6 +24,8 @@ from ppo_lightning.spaces.pictures import is_picture
 from ppo_lightning.spaces.specs import has_numbers_only, mask_columns, not_measured, stored
 from ppo_lightning.utils.arguments import Range, check_arguments
 
+# Methods for NumPy of agent, body, head and memory
+ARRAY_VERSIONS = ("array_policy", "array_forward", "array_sampler", "array_step")
 LARGEST_COPY = 10_000_000  # rows times weights: above, a GPU acts faster than NumPy (H200, 16 cores)
 
 
@@ -136,11 +139,14 @@ class MLPAgent(ActorCritic):
 
         NumPy needs half of PyTorch's time, for a small network a thirtieth of that on a GPU. Values and
         log-probabilities are left to the end of the rollout, because one large batch costs less than many
-        small ones.
+        small ones. A subclass of agent, body or head that overrides a method acts on tensors.
         """
         on_tensors, device = super().array_policy, self.device.type
         parts: Any = self.actor_body, self.head, self.memory
         if not isinstance(self.actor_body, MLP) or torch.is_autocast_enabled(device):
+            return on_tensors()
+        kinds: Any = map(type, (self, *parts))
+        if any(map(is_changed, kinds, ARRAY_VERSIONS)):
             return on_tensors()
         largest = math.inf  # number of rows
         if device != "cpu":
@@ -167,3 +173,18 @@ class MLPAgent(ActorCritic):
             return sample(logits, noise), None, None
 
         return policy
+
+
+@functools.cache
+def is_changed(kind: type, array_version: str) -> bool:
+    """Return whether a user's subclass overrides a method that its inherited version for NumPy copies."""
+    classes = kind.__mro__
+    owner = next((cls for cls in classes if array_version in vars(cls)), kind)  # None has no such method
+    theirs = (
+        cls for cls in classes[: classes.index(owner)] if not cls.__module__.startswith("ppo_lightning.")
+    )
+    return any(
+        inspect.isfunction(method) and not name.startswith("__") and hasattr(owner, name)
+        for cls in theirs
+        for name, method in vars(cls).items()
+    )

@@ -10,6 +10,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from ppo_lightning import ActorCritic, CNNAgent, ConfigError, MLPAgent, make_env
 from ppo_lightning.checkpoints.agent import agent_from_plain, agent_to_plain, check_same_agent
+from ppo_lightning.models.bodies import MLP
+from ppo_lightning.models.heads import GaussianHead
 
 VECTOR, ACTIONS = Unbounded(shape=(5,)), Categorical(3, shape=(), dtype=torch.int64)
 PICTURE = Bounded(0, 255, (3, 64, 64), dtype=torch.uint8)
@@ -130,6 +132,47 @@ def test_acting_on_arrays_gives_what_act_gives_and_follows_the_weights(actions, 
             torch.testing.assert_close(torch.from_numpy(action), expected[0], atol=1e-5, rtol=1e-5)
             for array, tensor in zip(policies[1](*arrays), expected, strict=True):
                 torch.testing.assert_close(torch.from_numpy(array), tensor.clone(), atol=1e-6, rtol=1e-5)
+
+
+class Halved(MLPAgent):
+    def act(self, observation, noise=None, memory=None):
+        return super().act(observation, None if noise is None else noise / 2, memory)
+
+
+class Doubling(MLP):
+    def forward(self, observation):
+        return 2 * super().forward(observation)
+
+
+class Wide(MLPAgent):
+    network = Doubling
+
+
+class Hot(GaussianHead):
+    def sample(self, features, noise, mask=None):
+        return super().sample(features + 1, noise, mask)
+
+
+class Hotter(MLPAgent):
+    default_head = Hot
+
+
+class Renamed(MLPAgent):
+    """A subclass that overrides nothing stays on NumPy."""
+
+    def of_its_own(self): ...
+
+
+@pytest.mark.parametrize("kind", [Halved, Wide, Hotter, Renamed])
+def test_a_subclass_acts_on_arrays_as_it_acts_on_tensors(kind):
+    agent = kind(VECTOR, VECTOR_ACTIONS)
+    torch.nn.init.normal_(agent.head.linear.weight)
+    observation, noise = torch.randn(30, 5), agent.noise((30,))
+    with torch.inference_mode():
+        expected, *_ = agent.act(observation, noise)
+        action, log_prob, _ = agent.array_policy()(observation.numpy(), noise.numpy(), None)
+    torch.testing.assert_close(torch.from_numpy(action), expected.clone(), atol=1e-5, rtol=1e-5)
+    assert (log_prob is None) == (kind is Renamed)
 
 
 def test_without_noise_the_most_probable_action_is_taken(agent):
