@@ -74,6 +74,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     """
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
+    takes_memory: ClassVar[bool] = False  # whether minibatches are whole sequences
     takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
@@ -183,7 +184,7 @@ class AgentModule(NamedArguments, L.LightningModule):
                 f"{type(self).__name__} builds on the features of an agent, and model.actor and model.critic"
                 " show none: use ppo_lightning.PPO, or write an ActorCritic for model.agent."
             )
-        if self.agent.memory is not None:
+        if self.agent.memory is not None and not self.takes_memory:
             raise ConfigError(
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
                 " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."

@@ -168,10 +168,10 @@ class PPO(AgentModule):
         value = rollout["state_value"].squeeze(-1)
         done = following["done"].squeeze(-1)
         terminated = following["terminated"].squeeze(-1) if self.hparams.bootstrap_truncated else done
-        if (valid := rollout.get("valid", None)) is not None:
-            done = done | losses.before_invalid(valid)
         boundary = done & ~terminated
         boundary[:, -1] = ~terminated[:, -1]
+        if (valid := rollout.get("valid", None)) is not None:  # such a step has an observation and its value
+            done = done | losses.before_invalid(valid)
         next_value = value.roll(-1, dims=1)
         memory = following["memory"][boundary] if self.agent.memory is not None else None
         with torch.no_grad():

@@ -26,12 +26,15 @@ class RecurrentPPO(PPO):
         >>> module = RecurrentPPO(agent=agent, num_minibatches=2)
     """
 
+    takes_memory = True
+
     def check_agent(self) -> None:
-        """Refuse an agent without a memory."""
+        """Refuse an agent without a memory, and what PPO refuses."""
         if self.agent.memory is None:
             raise ConfigError(
                 "RecurrentPPO needs an agent with a memory: set model.agent.memory to lstm or min_gru."
             )
+        super().check_agent()
 
     def check_split(self) -> None:
         """Check that the environments can be split into minibatches."""

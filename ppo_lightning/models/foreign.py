@@ -23,7 +23,7 @@ from ppo_lightning.models.composite import make_head
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.models.heads import Head, Parameters
 from ppo_lightning.models.mlp import MLPAgent
-from ppo_lightning.spaces.specs import columns, is_mask, mask_columns, spec_to_plain, stored
+from ppo_lightning.spaces.specs import choice_counts, columns, is_mask, mask_columns, spec_to_plain, stored
 
 Network = Callable[[TensorSpec, TensorSpec], nn.Module] | nn.Module  # what makes a module, or a module
 PAIR = (
@@ -106,6 +106,10 @@ class ForeignAgent(ActorCritic):
             readers = (actor, critic) if self.body is None else (self.body,)
             asked = {key for module in readers for key in getattr(module, "in_keys", ())}
             self._keys = [*asked] if len(asked) == 1 else ["observation"]
+        if is_torchrl and mask_columns(observation_spec):
+            read = {key for module in (actor, self.body) for key in getattr(module, "in_keys", ())}
+            if not any(is_mask(key if isinstance(key, str) else ".".join(key)) for key in read):
+                raise ValueError("the actor does not read the observation's action_mask")
         if is_torchrl or action_spec.dtype.is_floating_point:
             self.head: Any = _DistributionHead(action_spec)  # type: ignore[abstract]
         else:
@@ -179,7 +183,7 @@ class _DistributionHead(Head):
         self.noise_shape = action_spec.shape
         bounds = None
         if isinstance(action_spec, Categorical):
-            self.largest_entropy = math.log(action_spec.space.n)
+            self.largest_entropy = sum(map(math.log, choice_counts(action_spec)))
         elif isinstance(action_spec, Bounded):
             bounds = torch.stack([action_spec.space.low, action_spec.space.high])
         self.register_buffer("bounds", bounds, persistent=False)

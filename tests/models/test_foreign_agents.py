@@ -2,13 +2,16 @@
 
 import argparse
 import functools
+import math
 
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import distributions as D
 from torch import nn
+from torchrl.data import MultiCategorical, Unbounded
 from torchrl.modules import (
     ActorValueOperator,
     IndependentNormal,
@@ -26,6 +29,7 @@ from ppo_lightning.envs import state
 from ppo_lightning.export.onnx import largest_difference, random_observations
 from ppo_lightning.models import foreign
 from ppo_lightning.models.foreign import PAIR
+from ppo_lightning.spaces.specs import join_vectors, mask_columns, spec_from_space
 from tests.documented import blocks
 from tests.helpers import ROOT, RecordedPPO, SaveAfter, difference, require_same, run, weights
 
@@ -389,6 +393,36 @@ def test_a_class_beside_an_object_is_given_again(fit, tmp_path):
 def test_an_agent_beside_an_actor_is_refused():
     with pytest.raises(ConfigError, match=r"model\.agent and model\.actor are both given"):
         PPO(agent=MLPAgent, **networks())
+
+
+@pytest.mark.parametrize("reads_mask", [False, True])
+def test_an_actor_of_torchrl_reads_the_action_mask_or_is_refused(reads_mask):
+    space = spaces.Dict(place=spaces.Box(-1, 1, (4,)), action_mask=spaces.MultiBinary(3))
+    observation, action = map(spec_from_space, (join_vectors(space), spaces.Discrete(3)))
+    logits = TensorDictModule(mlp(4, 3), in_keys=["place"], out_keys=["logits"])
+    names = {"logits": "logits"} | ({"mask": "action_mask"} if reads_mask else {})
+    kind = MaskedCategorical if reads_mask else D.Categorical
+    actor = ProbabilisticActor(logits, in_keys=names, distribution_class=kind)
+    critic = ValueOperator(mlp(4, 1), in_keys=["place"])
+    if not reads_mask:
+        with pytest.raises(ConfigError, match="the actor does not read the observation's action_mask"):
+            foreign.ForeignAgent(observation, action, actor, critic)
+        return
+    agent = foreign.ForeignAgent(observation, action, actor, critic)
+    rows = torch.rand(200, 7)
+    rows[:, mask_columns(observation)] = torch.tensor([1.0, 1.0, 0.0])
+    assert agent.act(rows, agent.noise((200,)))[0].unique().tolist() == [0, 1]
+
+
+def test_an_actor_of_torchrl_takes_several_discrete_actions():
+    layers = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(-1, (2, 3)))
+    logits = TensorDictModule(layers, in_keys=["observation"], out_keys=["logits"])
+    actor = ProbabilisticActor(logits, in_keys=["logits"], distribution_class=D.Categorical)
+    critic = ValueOperator(mlp(4, 1), in_keys=["observation"])
+    agent = foreign.ForeignAgent(Unbounded((4,)), MultiCategorical([3, 3]), actor, critic)
+    action, log_prob, *_ = agent.act(torch.zeros(5, 4), agent.noise((5,)))
+    assert action.shape == (5, 2) and log_prob.shape == (5,)
+    assert agent.head.largest_entropy == pytest.approx(2 * math.log(3))
 
 
 @pytest.mark.parametrize("algorithm", [PPG, RND, RPO, RecurrentPPO])

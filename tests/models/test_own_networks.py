@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from ppo_lightning import PPO, ActorCritic, ConfigError, MLPAgent, RolloutDataModule
+from ppo_lightning import PPO, ActorCritic, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule
 from ppo_lightning.models import MLP
 from ppo_lightning.models.agent import CONTRACT
 from ppo_lightning.spaces.specs import mask_columns, stored
@@ -104,17 +104,19 @@ class Choices(gymnasium.Env):
 
 
 class OfRows(ActorCritic):
-    def __init__(self, observation_spec, action_spec, masked=True):
+    def __init__(self, observation_spec, action_spec, masked=True, memory=None):
         size = stored(observation_spec).shape[0]
         mask = mask_columns(observation_spec) if masked else None
-        super().__init__(action_spec, lambda: MLP(size, [8]), mask=mask)
+        super().__init__(action_spec, lambda: MLP(size, [8]), mask=mask, memory=memory)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
 
 
 def test_an_own_agent_reads_the_action_mask_or_is_refused(fit, tmp_path):
     data = {"env_id": Choices, "total_timesteps": 1024}
-    with pytest.raises(ConfigError, match=r"OfRows, which would ignore the action_mask .*: pass mask="):
-        fit(data, {"agent": functools.partial(OfRows, masked=False)})
+    for algorithm, memory in ((PPO, None), (RecurrentPPO, "lstm")):
+        agent = functools.partial(OfRows, masked=False, memory=memory)
+        with pytest.raises(ConfigError, match=r"OfRows, which would ignore the action_mask .*: pass mask="):
+            fit(data, {"agent": agent}, ppo=algorithm)
     fit(data, {"agent": OfRows}).trainer.save_checkpoint(tmp_path / "last.ckpt")
     module = PPO.load_from_checkpoint(tmp_path / "last.ckpt")
     assert module.agent.mask == slice(4, 7)

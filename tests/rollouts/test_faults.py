@@ -13,14 +13,23 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchrl.envs import StepCounter
 
-from ppo_lightning import DQN, PPO, ConfigError, MLPAgent, RolloutDataModule, last_checkpoint, make_env
+from ppo_lightning import (
+    DQN,
+    PPO,
+    ConfigError,
+    MLPAgent,
+    RecurrentPPO,
+    RolloutDataModule,
+    last_checkpoint,
+    make_env,
+)
 from ppo_lightning.algorithms import losses
 from ppo_lightning.callbacks.guards import RolloutGuard
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
 from tests.environments import Trouble
-from tests.helpers import Forked, RecordedPPO, finish, start
+from tests.helpers import Forked, RecordedPPO, Recorder, finish, start
 
 SMALL = {"num_envs": 2, "num_steps": 16, "total_timesteps": 2 * 16 * 4}
 
@@ -276,6 +285,19 @@ def test_the_update_uses_the_valid_steps_alone(fit, options):
         for batch, alone in zip(epoch, valid, strict=True):  # the loss and its parts
             del alone["valid"]
             torch.testing.assert_close(module.total_loss(batch), module.total_loss(alone))
+
+
+def test_the_step_before_a_failed_one_is_bootstrapped_with_the_memory_of_its_episode(fit):
+    kwargs = {"kind": "raises", "at": 20, "env": Trouble.made + 1, "max_restarts": 2}
+    data = {"env_id": "tests.environments:Trouble-v0", "env_kwargs": kwargs}
+    data |= {"num_envs": 3, "num_steps": 8, "total_timesteps": 24 * 3}
+    model = {"num_minibatches": 1, "agent": functools.partial(MLPAgent, memory="lstm")}
+    with pytest.warns(UserWarning, match="restart 1 of 2"):
+        module = fit(data, model, ppo=type("Recorded", (Recorder, RecurrentPPO), {}))
+    rollout = module.rollouts[-1]
+    (row, step) = (~rollout["valid"]).nonzero()[0].tolist()
+    before, at = rollout[row, step - 1], rollout[row, step]
+    torch.testing.assert_close(before["value_target"], before["next", "reward"] + 0.99 * at["state_value"])
 
 
 def test_the_guard_compares_nothing_in_a_rollout_without_valid_steps(fit):
