@@ -36,9 +36,9 @@ class IterationLR(LambdaLR):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the number of iterations, and override the restored optimizer's learning rate."""
         self.last_epoch = state_dict["last_epoch"]
-        factor = self.lr_lambdas[0](self.last_epoch)
-        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group.update(initial_lr=base, lr=float(base) * factor)
+        groups = zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True)
+        for group, base, factor in groups:
+            group.update(initial_lr=base, lr=float(base) * factor(self.last_epoch))
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
@@ -89,10 +89,13 @@ class KLAdaptiveLR(IterationLR):
 
 
 def override_restored_settings(optimizer: torch.optim.Optimizer) -> None:
-    """Override the settings of a restored Adam with those of this run. The schedule has the learning rate."""
-    fused = optimizer.defaults.get("fused")
-    for group in optimizer.param_groups:
-        group.update(eps=optimizer.defaults.get("eps"), fused=fused)
+    """Override the settings of a restored Adam with those of this run. The schedule has the learning rate.
+
+    Several groups are those of a subclass, and keep their epsilons.
+    """
+    groups, fused = optimizer.param_groups, optimizer.defaults.get("fused")
+    for group in groups:
+        group.update(fused=fused, eps=optimizer.defaults["eps"] if len(groups) == 1 else group["eps"])
     for parameter, state in optimizer.state.items():
         if fused and "step" in state:  # a run in another precision saves it on the CPU
             state["step"] = state["step"].to(parameter.device)

@@ -69,6 +69,32 @@ def test_kl_adaptation_stays_between_1e_5_and_1e_2_and_leaves_the_bounds_again()
     assert adapt(schedule, TOO_LOW) == pytest.approx([1.5e-5])
 
 
+class Grouped(RecordedPPO):
+    """Another schedule and another epsilon for the value function."""
+
+    def configure_optimizers(self):
+        agent = self.agent
+        actor, critic = (
+            [*body.parameters(), *out.parameters()]
+            for body, out in ((agent.actor_body, agent.head), (agent.critic_body, agent.critic))
+        )
+        groups = [{"params": actor}, {"params": critic, "eps": 1e-8}]
+        optimizer = torch.optim.Adam(groups, lr=1e-3, eps=1e-5)
+        return [optimizer], [IterationLR(optimizer, [lambda done: 0.5**done, lambda done: 1.0])]
+
+    def begin_iteration(self, rollout):
+        super().begin_iteration(rollout)
+        groups = self.trainer.optimizers[0].param_groups
+        self.seen = [*getattr(self, "seen", []), [(group["lr"], group["eps"]) for group in groups]]
+
+
+def test_groups_keep_their_schedules_and_epsilons(fit, tmp_path):
+    path = tmp_path / "middle.ckpt"
+    whole = fit(DATA, {}, ppo=Grouped, callbacks=[SaveAfter(path, 3)])
+    assert whole.seen == [[(1e-3 * 0.5**done, 1e-5), (1e-3, 1e-8)] for done in range(6)]
+    assert fit(DATA, {}, ppo=Grouped, ckpt_path=path).seen == whole.seen[3:]
+
+
 # The desired KL divergence is so high that each iteration multiplies the learning rate by 1.5.
 GROWING = {"learning_rate": 1e-4, "anneal_lr": False, "desired_kl": 100.0}
 
