@@ -151,7 +151,7 @@ class PPO(AgentModule):
             apart = self.hparams.target_kl or self.draws_by_epoch
             for minibatches in epochs if apart else [itertools.chain.from_iterable(epochs)]:
                 metrics += self.update(minibatches)
-                if metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
+                if self.hparams.target_kl and metrics and self.kl_exceeded(metrics[-1]["approx_kl"]):
                     break
         with profile("log"):
             self.log_rollout(rollout, metrics)
@@ -408,6 +408,15 @@ class PPO(AgentModule):
                 f"{type(self).__name__}.configure_optimizers must return one optimizer (but not LBFGS), with"
                 " at most one LRScheduler (but not ReduceLROnPlateau), which is stepped once a rollout:"
                 " self.data.num_rollouts times."
+            )
+        trained = {parameter for group in optimizers[0].param_groups for parameter in group["params"]}
+        left = {
+            key.split(".")[0] for key, x in self.named_parameters() if x.requires_grad and x not in trained
+        }
+        if left:
+            rank_zero_warn(
+                f"The optimizer does not have all parameters of {', '.join(sorted(left))}: yield them in"
+                " trainable_parameters, or freeze them by requires_grad_(False)."
             )
 
     @property

@@ -94,8 +94,10 @@ def override_restored_settings(optimizer: torch.optim.Optimizer) -> None:
     Several groups are those of a subclass, and keep their epsilons.
     """
     groups, fused = optimizer.param_groups, optimizer.defaults.get("fused")
+    if len(groups) == 1:
+        groups[0].update(eps=optimizer.defaults.get("eps"))
     for group in groups:
-        group.update(fused=fused, eps=optimizer.defaults["eps"] if len(groups) == 1 else group["eps"])
+        group.update(fused=fused)
     for parameter, state in optimizer.state.items():
         if fused and "step" in state:  # a run in another precision saves it on the CPU
             state["step"] = state["step"].to(parameter.device)

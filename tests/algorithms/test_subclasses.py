@@ -3,6 +3,7 @@
 import functools
 import itertools
 import signal
+import warnings
 from typing import ClassVar
 
 import lightning as L
@@ -291,11 +292,29 @@ class NotOptimized(Auxiliary):
 
 
 def test_an_additional_network_is_trained_if_it_is_among_the_trainable_parameters(fit):
-    trained, constant = (fit(DATA, MODEL, ppo=ppo) for ppo in (Auxiliary, NotOptimized))
+    with pytest.warns(UserWarning, match="does not have all parameters of second_critic: yield"):
+        constant = fit(DATA, MODEL, ppo=NotOptimized)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The optimizer does not have")
+        trained = fit(DATA, MODEL, ppo=Auxiliary)
     assert trained.second_critic.weight.abs().min() > 1e-4
     assert not constant.second_critic.weight.any()
     assert trained.moved > 1e-3
     assert trained.trainer.callback_metrics["losses/second_value_loss"] > 0
+
+
+class Terse(PPO):
+    def loss(self, minibatch, evaluation):
+        loss, parts = super().loss(minibatch, evaluation)
+        return loss, {"policy_loss": parts["policy_loss"]}
+
+
+def test_a_loss_names_the_parts_that_it_likes(fit):
+    metrics = fit(DATA, MODEL, ppo=Terse).trainer.callback_metrics
+    assert {name for name in metrics if name.startswith("losses/")} == {
+        "losses/policy_loss",
+        "losses/explained_variance",
+    }
 
 
 def test_an_additional_network_is_saved_and_resumed(fit_and_resume, tmp_path):
