@@ -154,6 +154,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
         self.hparams["transforms"] = private.given_hyperparameters().get("transforms", transforms)
         # A checkpoint holds plain data, as the command line gives it, and no objects.
         self.hparams.update({key: _plain(value) for key, value in self.hparams.items()})
+        if isinstance(env_id, functools.partial):
+            self.hparams["env_kwargs"] = _plain(env_id.keywords | (env_kwargs or {}))
         self.env_id = maker_of(env_id)
         if worker_backend != "process" and not num_workers:
             raise ConfigError(
@@ -450,8 +452,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    if isinstance(value, functools.partial):
-        return _plain(value.func)
+    if isinstance(value, functools.partial):  # with positional arguments, a name that cannot be imported
+        return _plain(value.func) + (".<arguments>" if value.args else "")
     if callable(value) and type(value).__repr__ is object.__repr__:  # shows an address, which changes
         value = type(value)
     if callable(value) and hasattr(value, "__qualname__"):

@@ -459,11 +459,10 @@ def test_a_run_of_a_function_resumes_from_python_and_not_from_the_command_line(
     assert "to the bit" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     command = ["validate", "--ckpt_path", "middle.ckpt", *QUIET, "--data.eval_episodes", "1"]
-    if not isinstance(make, functools.partial):
-        with pytest.raises(SystemExit):
-            cli.main([*command, "--trust_checkpoint"])
-        error = capsys.readouterr().err
-        assert re.fullmatch(r"error: data.env_id '.*' cannot be imported .*: give .*\n", error), error
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--trust_checkpoint"])
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: data.env_id '.*' cannot be imported .*: give .*\n", error), error
     cli.main([*command, "--data.env_id", "CartPole-v1"])
     assert "eval/episodic_return" in capsys.readouterr().out
 
@@ -477,6 +476,14 @@ def test_wrappers_whose_state_is_unknown_are_not_resumed_in_the_middle(fit, tmp_
 
 def made_for_yaml(**options) -> gym.Env:
     return gym.make("CartPole-v1", **options)
+
+
+def test_a_checkpoint_has_the_arguments_of_a_partial_function(fit, tmp_path, capsys, monkeypatch):
+    make = functools.partial(made_for_yaml, max_episode_steps=3)
+    fit(SMALL | {"env_id": make}, callbacks=[SaveAfter(tmp_path / "middle.ckpt", 1)])
+    monkeypatch.chdir(tmp_path)
+    cli.main(["validate", "--ckpt_path", "middle.ckpt", *QUIET, "--trust_checkpoint"])
+    assert re.search(r"eval/episodic_length\W+3\.0\W", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
