@@ -101,7 +101,7 @@ class TensorEnv(EnvBase):
         self.reward_spec_unbatched = Unbounded(shape=(1,), dtype=torch.float32, device=self.device)
         flag = Categorical(2, shape=(1,), dtype=torch.bool, device=self.device)
         self.done_spec_unbatched = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
-        self._begun: Tensor | None = None  # observations of a simulator with autoreset
+        self._begun: Tensor | None = None  # last observations of a simulator with autoreset
 
     @abstractmethod
     def reset_tensors(self, mask: Tensor | None) -> Any:
@@ -146,7 +146,7 @@ class TensorEnv(EnvBase):
             observation = self._begun
         else:
             observation = self.rows(self.reset_tensors(None if mask is None else mask.reshape(-1)))
-        self._begun = observation
+        self._begun = observation.clone()
         return self._pack({"observation": observation, **self.full_done_spec.zero()})
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -154,9 +154,9 @@ class TensorEnv(EnvBase):
         done = step.terminated | step.truncated
         following = self.rows(step.observation)
         if self.autoresets:
-            self._begun = following
-            final = step.final_observation
-            final = tensordict["observation"] if final is None else self.rows(final)
+            assert self._begun is not None
+            final = self._begun if step.final_observation is None else self.rows(step.final_observation)
+            self._begun = following.clone()
             rows = done.reshape(-1, *[1] * (following.ndim - 1))
             following = torch.where(rows, final.to(following.dtype), following)
         flags = {"terminated": step.terminated, "truncated": step.truncated, "done": done}

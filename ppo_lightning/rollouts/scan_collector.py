@@ -112,10 +112,10 @@ class ScanCollector(TensorCollector):
         raw, begun = self.env.rows(step.observation), self.env.rows(after)
         done = step.terminated | step.truncated
         following: dict[str, Tensor] = {
-            "reward": step.reward.unsqueeze(-1),
+            "reward": step.reward.float().unsqueeze(-1),
             "terminated": step.terminated.unsqueeze(-1),
             "truncated": step.truncated.unsqueeze(-1),
-            "observation": raw.clone(),
+            "observation": raw.to(torch.float32 if raw.is_floating_point() else raw.dtype, copy=True),
         }
         output: dict[str, Any] = self._acted(action, log_prob, value)
         output |= {"observation": observation.clone(), "next": following}

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from gymnasium import spaces
+from torchrl.envs import ObservationNorm, TransformedEnv
 
 from ppo_lightning import PPO, MLPAgent
 from ppo_lightning.envs.factory import EnvFactory
@@ -120,6 +121,14 @@ def test_without_final_observations_the_last_seen_one_takes_their_place():
         truncated = one["next", "truncated"]
         following = torch.where(truncated, one["observation"], one["next", "observation"])
         assert torch.equal(other["next", "observation"], following)
+
+
+def test_the_last_seen_observation_is_transformed_once():
+    norm = ObservationNorm(loc=1.0, scale=2.0, in_keys=["observation"], standard_normal=True)
+    (rollout, *_) = rollouts(lambda: TransformedEnv(SelfResetting(), norm))
+    truncated = rollout["next", "truncated"]
+    assert truncated.any()
+    assert torch.equal(rollout["next", "observation"][truncated], rollout["observation"][truncated])
 
 
 @pytest.mark.parametrize("kind", [Clock, SelfResetting])

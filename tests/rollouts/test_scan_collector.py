@@ -9,6 +9,7 @@ from torch import Tensor
 from ppo_lightning import PPO, MLPAgent, RecurrentPPO
 from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.envs.torch_env import TorchEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
@@ -50,6 +51,24 @@ def test_rollouts_are_those_of_the_collector_that_steps_one_by_one(env_id, norm_
         assert scanned.agent.normalizer.count > 0 or deterministic
         for name, values in scanned.agent.normalizer.state_dict().items():
             torch.testing.assert_close(values, stepped.agent.normalizer.state_dict()[name], msg=name)
+
+
+class Doubles(TorchEnv):
+    def reset_tensors(self, mask):
+        return super().reset_tensors(mask).double()
+
+    def transition(self, state, action):
+        state, step, after = super().transition(state, action)
+        doubles = {"observation": step.observation.double(), "reward": step.reward.double()}
+        return state, step._replace(**doubles), after.double()
+
+
+def test_doubles_of_an_environment_become_floats():
+    env = Doubles("CartPole-v1", [1, 2, 3], **SHORT)
+    collector = make_collector(env, MLPAgent(*specs_of(env)), 16, shard=Shard.whole(3, seed=2))
+    assert isinstance(collector, ScanCollector)
+    dtypes = {values.dtype for values in collector.rollout().values(True, True)}
+    assert torch.float64 not in dtypes and torch.float32 in dtypes
 
 
 @pytest.mark.integration
