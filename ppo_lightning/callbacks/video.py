@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 
+from ppo_lightning.rollouts.evaluation import isolated
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.arguments import Range, check_arguments
 from ppo_lightning.video.record import record_video
@@ -43,7 +44,7 @@ class CaptureVideo(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Record one step, so that a run ends at its start if it cannot be recorded."""
         if trainer.is_global_zero:
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory() as folder, isolated():
                 record_video(pl_module.agent, pl_module.data.factory, Path(folder, "a.mp4"), max_frames=1)
 
     def on_train_batch_end(
@@ -56,10 +57,11 @@ class CaptureVideo(L.Callback):
         if not trainer.is_global_zero:
             return
         data, step = pl_module.data, pl_module.env_steps
-        data.wait()  # the recording uses PyTorch's generator, too
+        data.wait()  # the recording uses the global generators, too
         path = Path(folder, "videos", f"step={step}.mp4")
         options: dict[str, Any] = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
-        record_video(pl_module.agent, data.factory, path, **options)
+        with isolated():
+            record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.log_video("videos/episode", [str(path)], step=step)

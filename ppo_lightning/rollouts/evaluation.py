@@ -2,10 +2,12 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from lightning.pytorch.utilities.seed import isolate_rng
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
@@ -18,14 +20,19 @@ MAX_EPISODE_STEPS = 30_000
 STEPS_AT_ONCE = 64
 
 
-@torch.random.fork_rng(devices=[])  # a TorchRL environment may draw from the global generator
+def isolated() -> AbstractContextManager[None]:
+    """Keep the global random number generators, which an environment may seed or draw from."""
+    return isolate_rng(include_cuda=torch.cuda.is_initialized())
+
+
+@isolate_rng(include_cuda=False)
 def evaluate(
     agent: ActorCritic, env: EnvBase, num_steps: int = STEPS_AT_ONCE, step_timeout: float | None = None
 ) -> TensorDictBase:
     """Play one whole episode in each environment with the most probable actions.
 
-    Every environment counts once, so that short episodes are not over-represented. The agent and PyTorch's
-    random number generators do not change. An episode that has not ended after 30 000 steps counts with the
+    Every environment counts once, so that short episodes are not over-represented. The agent and the
+    global random number generators do not change. An episode that has not ended after 30 000 steps counts with the
     return and the length so far, with a warning.
 
     Args:
@@ -114,13 +121,14 @@ class EvaluationLoader:
         if not shard.count:
             yield no_episodes(0)
             return
-        env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
-        try:
-            with self.profiler.profile("evaluate"):
-                episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)
-        finally:
-            if not env.is_closed:
-                env.close()
+        with isolated():
+            env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
+            try:
+                with self.profiler.profile("evaluate"):
+                    episodes = evaluate(self.agent, env, step_timeout=self.step_timeout)
+            finally:
+                if not env.is_closed:
+                    env.close()
         yield episodes  # Lightning takes no further batch, and would leave the environments open
 
 

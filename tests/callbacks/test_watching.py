@@ -1,12 +1,15 @@
 """Callbacks that show a run during training, and the loggers."""
 
 import json
+import random
 import struct
 from pathlib import Path
 
 import imageio.v2 as imageio
+import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -31,12 +34,36 @@ def test_videos_are_recorded_at_their_steps(fit, tmp_path):
     assert len(frames) == 8 and frames[0].shape == (400, 820, 3), "with the panel beside it, and bounded"
 
 
-def test_videos_change_nothing(fit, tmp_path):
-    with_video, without = (
-        fit(SMALL, callbacks=callbacks, logger=CSVLogger(tmp_path, name=str(len(callbacks))))
-        for callbacks in ([CaptureVideo(every=2, max_frames=5)], [])
+class Careless(CartPoleEnv):
+    """An environment that seeds the global generators, and draws its rewards from them."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode=render_mode)
+        torch.manual_seed(7)
+
+    def reset(self, *, seed=None, options=None):
+        for seeds in (torch.manual_seed, np.random.seed, random.seed) if seed is not None else ():
+            seeds(seed % 2**32)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(torch.rand(()) + np.random.random() + random.random()), *rest
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", Careless])
+def test_videos_and_evaluations_change_nothing(fit, tmp_path, env_id):
+    data = SMALL | {"env_id": env_id, "rollouts_per_epoch": 2}
+    without, *others = (
+        fit(data, callbacks=callbacks, limit_val_batches=batches, logger=CSVLogger(tmp_path, name=name))
+        for name, callbacks, batches in (
+            ("without", [], 0),
+            ("video", [CaptureVideo(every=2, max_frames=5)], 0),
+            ("evaluation", [], 1),
+        )
     )
-    assert torch.equal(weights(with_video), weights(without))
+    for module in others:
+        assert torch.equal(weights(module), weights(without))
 
 
 def test_environments_by_a_function_are_recorded_if_they_have_pictures(fit, tmp_path):
