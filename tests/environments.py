@@ -35,6 +35,13 @@ class Counter(gym.Env):
         return self.observation(), self.reward, self.time == self.terminate_at, False, {}
 
 
+class Drawn(Counter):
+    """Counter that observes numbers of NumPy's global generator."""
+
+    def observation(self):
+        return np.random.random(1).astype(np.float32)  # noqa: NPY002
+
+
 class Probe(gym.Env):
     """The five probe environments of Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021).
 
@@ -281,5 +288,5 @@ class NextStepVector(gym.vector.VectorEnv):
 
 
 gym.register("Twin-v0", Reach)
-for entry in (Counter, Match, Probe, Script, Reach, Trouble, Parts):
+for entry in (Counter, Drawn, Match, Probe, Script, Reach, Trouble, Parts):
     gym.register(f"{entry.__name__}-v0", entry)

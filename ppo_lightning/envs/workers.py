@@ -8,7 +8,6 @@ import multiprocessing.connection
 import multiprocessing.util
 import os
 import pickle
-import random
 import signal
 import socket
 import struct
@@ -27,7 +26,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.utils.seeding import derive_seed
+from ppo_lightning.utils.seeding import derive_seed, seed_globally
 from ppo_lightning.utils.watch import end_with_the_parent
 
 # Share of `step_timeout` after which a worker that does not answer is ended. The watchdog of the run ends the
@@ -300,9 +299,7 @@ def make_envs(
 ) -> GymnasiumEnv:
     """Make the environments of a worker."""
     # A forked process inherits the global generators: without seeds, all workers would draw the same.
-    random.seed(seeds[0])
-    np.random.seed(seeds[0])  # noqa: NPY002
-    torch.manual_seed(seeds[0])
+    seed_globally(seeds[0])
     envs = GymnasiumEnv(env_id, seeds, first_env, **env_kwargs)
     envs.keeps_infos = keeps_infos
     for name, value in attributes.items():

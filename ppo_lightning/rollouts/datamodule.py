@@ -32,7 +32,7 @@ from ppo_lightning.rollouts.overlap import OverlappedCollector
 from ppo_lightning.utils import collectives
 from ppo_lightning.utils.arguments import NamedArguments, Range, check_arguments
 from ppo_lightning.utils.overrides import warn_of_lost_hooks
-from ppo_lightning.utils.seeding import Shard, derive_seed
+from ppo_lightning.utils.seeding import Shard, derive_seed, seed_globally
 
 EPOCHS = 20  # of a run, by default
 EVAL_EPISODES, FEWEST_EPISODES = 10, 2  # of an evaluation, by default
@@ -338,6 +338,9 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             self.collector = OverlappedCollector(collector, *learned) if self.overlap else collector
             if self.trainer.ckpt_path is not None:
                 self._resume()
+            done, first = module.rollouts_done, self.shard.first
+            if done or first:  # otherwise ranks and resumed runs would draw the same numbers again
+                seed_globally(derive_seed(self.seed, "global", done * self.num_envs + first))
         return RolloutLoader(
             self.collector, self.rollouts_per_epoch, self.trainer.profiler, module.begin_iteration
         )

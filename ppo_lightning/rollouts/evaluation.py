@@ -31,8 +31,8 @@ def evaluate(
 ) -> TensorDictBase:
     """Play one whole episode in each environment with the most probable actions.
 
-    Every environment counts once, so that short episodes are not over-represented. The agent and the
-    global random number generators do not change. An episode that has not ended after 30 000 steps counts with the
+    Every environment counts once, so that short episodes are not over-represented. The agent and the global
+    random number generators do not change. An episode that has not ended after 30 000 steps counts with the
     return and the length so far, with a warning.
 
     Args:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
@@ -21,6 +22,7 @@ Stream = Literal[
     "auxiliary",  # minibatches of PPG's auxiliary phase
     "curiosity",  # RND's random steps before the training, a run of their own
     "replay",  # minibatches of a replay buffer and the noise of their update
+    "global",  # the global generators of a rank
 ]
 
 
@@ -33,6 +35,19 @@ def derive_seed(seed: int, stream: Stream, index: int = 0) -> int:
     """
     entropy = (seed, get_args(Stream).index(stream), index)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
+
+def seed_globally(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and PyTorch, from which an environment may draw.
+
+    ``torch.initial_seed()``, the seed of later runs of this process, stays.
+    """
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    state = torch.Generator().manual_seed(seed).get_state()
+    state[:8] = torch.get_rng_state()[:8]  # the initial seed
+    torch.set_rng_state(state)
+    torch.cuda.manual_seed(seed)
 
 
 def extend_seeds(seeds: list[int], count: int) -> list[int]:

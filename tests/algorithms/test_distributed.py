@@ -217,6 +217,11 @@ def test_ranks_on_a_group_of_recipes_save_and_resume(tmp_path, alone, name):
         assert again["env_steps"] == one["env_steps"]
 
 
+def test_ranks_have_random_numbers_of_their_own(tmp_path):
+    ranks = run(tmp_path, 2, data={"env_id": "tests.environments:Drawn-v0"})
+    assert not (ranks[0]["observation"] == ranks[1]["observation"]).any()
+
+
 def test_ranks_with_overlap_are_equal_past_rollout_10(tmp_path):
     """The ranks compare all their buffers while the threads exchange statistics."""
     options = overlapped(validations=0, timeout=60, model={"norm_reward": True, "num_minibatches": 2})

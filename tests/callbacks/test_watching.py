@@ -48,7 +48,8 @@ class Careless(CartPoleEnv):
 
     def step(self, action):
         observation, _, *rest = super().step(action)
-        return observation, float(torch.rand(()) + np.random.random() + random.random()), *rest
+        reward = float(torch.rand(()) + np.random.random() + random.random())  # noqa: NPY002
+        return observation, reward, *rest
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", Careless])

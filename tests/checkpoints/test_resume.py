@@ -140,6 +140,15 @@ def test_a_run_of_copies_of_a_torchrl_environment_resumes(fit, tmp_path, make, o
         assert len(counts) == 2 and min(counts) > 64, "the statistics go on"
 
 
+def test_a_resumed_run_draws_new_numbers_from_the_global_generators(fit, tmp_path):
+    data = {"env_id": "tests.environments:Drawn-v0", "num_envs": 2, "num_steps": 16, "total_timesteps": 128}
+    path = tmp_path / "middle.ckpt"
+    whole = fit(data, {"num_minibatches": 2}, ppo=RecordedPPO, callbacks=[SaveAfter(path, 2)])
+    resumed = fit(data, {"num_minibatches": 2}, ppo=RecordedPPO, ckpt_path=path)
+    first, later = ({*module.rollouts[0]["observation"].flatten().tolist()} for module in (whole, resumed))
+    assert len(first) == 32 and not first & later
+
+
 @pytest.mark.parametrize("reward", [None, np.nan])
 def test_a_checkpoint_of_a_rollout_that_failed_resumes_with_fresh_episodes(
     fit, tmp_path, capsys, monkeypatch, reward

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from ppo_lightning import PPG, PPO, RND, RPO
-from ppo_lightning.utils.seeding import Shard, Stream, derive_seed
+from ppo_lightning.utils.seeding import Shard, Stream, derive_seed, seed_globally
 from tests.helpers import SaveAfter
 
 DATA = {"num_envs": 2, "num_steps": 8, "total_timesteps": 64}
@@ -68,3 +68,12 @@ def test_a_resumed_run_keeps_the_numbers_of_its_seed(fit, drawn, tmp_path):
     drawn.clear()
     fit(DATA, limit_val_batches=0, seed=2, ckpt_path=tmp_path / "half.ckpt")
     assert drawn.keys() == second_half
+
+
+def test_the_initial_seed_stays_when_the_global_generators_are_seeded():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    seed_globally(5)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.initial_seed() == 4
