@@ -118,6 +118,13 @@ class CompiledUpdate:
         """Update the weights, see :meth:`EagerUpdate.__call__`."""
         if self._drift > self.module.tolerance:
             return self.eager(minibatches)
+        group = self._optimizer.param_groups[0]
+        trained = [parameter for parameter in group["params"] if parameter.requires_grad]
+        if [*map(id, trained)] != [*map(id, self._params)] or len(self._optimizer.param_groups) > 1:
+            raise ConfigError(
+                "model.compile trains the parameters that require gradients when the run starts, and these"
+                " have changed: leave model.compile off."
+            )
         self._done = torch.stack(self._steps).tolist()
         remaining = iter(minibatches)
         first = next(remaining, None)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -264,6 +265,12 @@ class EnvFactory:
             make_games = _import_class("games:make_games")
             return make_games(begin_with(env, make), seeds)
         if not isinstance(env, EnvBase):
+            if num_envs > 1 and wanted.keys() & {"seed", "seeds"}:
+                warnings.warn(
+                    "env_id makes one environment at each call, and gets the same seed each time: leave the"
+                    " parameter out, reset(seed=...) gets a seed of its own.",
+                    stacklevel=2,
+                )
             return self._of_singles(begin_with(env, make), restarts, batch)
         if env.batch_size == torch.Size([]):
             env.close()

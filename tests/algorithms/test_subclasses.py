@@ -10,8 +10,9 @@ import lightning as L
 import pytest
 import torch
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RecurrentPPO
+from ppo_lightning import PPG, PPO, ConfigError, MLPAgent, RecurrentPPO
 from ppo_lightning.algorithms import losses
+from ppo_lightning.utils.overrides import NEVER_CALLED
 from tests.helpers import RecordedPPO, weights
 
 ROLLOUTS = 3
@@ -182,6 +183,21 @@ def test_an_override_that_loses_what_the_package_does_is_named(fit, hook, purpos
     sentence = rf"Own.{hook} does not call super\(\).{hook}\(\), so that .* lacks what it does: {purpose}"
     with pytest.warns(UserWarning, match=sentence):
         fit(DATA, MODEL, ppo=ppo, max_epochs=1)
+
+
+@pytest.mark.parametrize("name", NEVER_CALLED)
+def test_a_hook_that_lightning_does_not_call_is_named(fit, name):
+    own = type("Own", (PPO,), {name: lambda self, *args: pytest.fail("it is called")})
+    with pytest.warns(UserWarning, match=rf"^Own.{name} is never called, because training_step has"):
+        fit(DATA, MODEL, ppo=own, max_epochs=1)
+
+
+@pytest.mark.parametrize(("base", "named"), [(PPO, False), (PPG, True)])
+def test_the_end_of_an_iteration_is_free_where_nothing_happens(fit, recwarn, base, named):
+    own = type("Own", (base,), {"end_iteration": lambda self, rollout, metrics: None})
+    fit(DATA, MODEL | ({"n_iteration": 2} if named else {}), ppo=own, max_epochs=1)
+    sentences = [str(w.message) for w in recwarn if "does not call super().end_iteration()" in str(w.message)]
+    assert bool(sentences) == named
 
 
 def test_an_own_configure_model_without_super_is_refused(fit):

@@ -193,6 +193,20 @@ def test_a_scan_takes_equal_minibatches_and_the_rest_go_one_by_one(fit, calls):
     require_same_updates(eager, compiled)
 
 
+class Staged(PPO):
+    """PPO that freezes the policy after the first iteration."""
+
+    def begin_iteration(self, rollout):
+        super().begin_iteration(rollout)
+        self.agent.actor_body.requires_grad_(self.rollouts_done < 2)
+
+
+@pytest.mark.integration
+def test_a_graph_for_other_parameters_than_those_that_are_trained_is_refused(fit):
+    with pytest.raises(ConfigError, match="parameters that require gradients when the run starts, and these"):
+        fit(REACH, MODEL | {"compile": True}, ppo=Staged)
+
+
 @pytest.mark.integration
 def test_the_compiled_loss_is_checked_about_every_thousandth_update(fit, monkeypatch):
     checked = []

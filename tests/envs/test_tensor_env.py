@@ -123,6 +123,19 @@ def test_without_final_observations_the_last_seen_one_takes_their_place():
         assert torch.equal(other["next", "observation"], following)
 
 
+class LongFlags(Clock):
+    def step_tensors(self, action):
+        step = super().step_tensors(action)
+        return step._replace(truncated=step.truncated.long())
+
+
+def test_flags_must_be_bool():
+    with pytest.raises(
+        ConfigError, match=r"^LongFlags.step_tensors returns .* truncated of torch.int64: both"
+    ):
+        rollouts(LongFlags)
+
+
 def test_the_last_seen_observation_is_transformed_once():
     norm = ObservationNorm(loc=1.0, scale=2.0, in_keys=["observation"], standard_normal=True)
     (rollout, *_) = rollouts(lambda: TransformedEnv(SelfResetting(), norm))

@@ -244,7 +244,10 @@ def test_a_function_gets_what_its_parameters_name():
         calls.append((num_envs, seed))
         return gym.make("CartPole-v1")
 
-    make_env(make_one, 2, seed=7)
+    make_env(make_one, 1, seed=7)
+    calls.clear()
+    with pytest.warns(UserWarning, match=r"the same seed each time: leave the parameter out, reset\(seed="):
+        make_env(make_one, 2, seed=7)
     assert calls == [(2, derive_seed(7, "train", 0))] * 2
 
 
