@@ -8,6 +8,7 @@ RUN pip install --no-cache-dir hatchling==1.33.0
 COPY pyproject.toml README.md LICENSE ./
 COPY ppo_lightning ppo_lightning
 COPY configs configs
+COPY zoo zoo
 COPY benchmarks/results benchmarks/results
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist .
 

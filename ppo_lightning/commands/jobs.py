@@ -44,6 +44,8 @@ class Job:
         for name, value in itertools.pairwise(flags):
             if name.startswith("--data.") and name.count(".") == 1:
                 data[name.removeprefix("--data.")] = yaml.safe_load(value)
+        if isinstance(data["env_id"], dict):  # a class with arguments
+            data["env_id"] = data["env_id"]["class_path"]
         return {name: as_integer(value) for name, value in data.items()}
 
 

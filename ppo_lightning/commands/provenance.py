@@ -6,7 +6,17 @@ import platform
 import subprocess
 from pathlib import Path
 
-PACKAGES = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "envpool", "mujoco", "ale-py")
+PACKAGES = (
+    "ppo-lightning",
+    "torch",
+    "torchrl",
+    "tensordict",
+    "lightning",
+    "gymnasium",
+    "envpool",
+    "mujoco",
+    "ale-py",
+)
 
 
 def source() -> dict[str, str]:
@@ -23,6 +33,7 @@ def commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # an installed package has no commit
         changed = bool(git("status", "--porcelain", ".."))
         return git("rev-parse", "--short=10", "HEAD") + " with changes" * changed
     except (OSError, subprocess.CalledProcessError):

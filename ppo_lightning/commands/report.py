@@ -17,6 +17,7 @@ from ppo_lightning.errors import ConfigError, import_extra
 from ppo_lightning.utils.rounding import decimals
 
 PUBLISHED = Path(__file__).with_name("published.csv")
+OTHERS = {"dqn", "c51", "ddpg", "td3", "sac", "rnd", "rpo", "ppg"}  # families of other algorithms than PPO
 
 
 def interval(runs: Sequence[float], reference: Sequence[float] | None = None) -> tuple[float, float]:
@@ -35,9 +36,13 @@ def interval(runs: Sequence[float], reference: Sequence[float] | None = None) ->
 
 
 def published(env_id: str, family: str) -> Row | None:
-    """Return CleanRL's result for an environment, preferably of the same family of recipes, None without."""
-    rows = [row for row in read_csv(PUBLISHED) if common_id(row["env_id"]) == common_id(env_id)]
+    """Return CleanRL's result for an environment: of this family of recipes, or PPO's for a family of PPO."""
+    name = common_id(env_id)
+    rows = [row for row in read_csv(PUBLISHED) if common_id(row["env_id"]) == name]
+    if env_id.startswith("ALE/"):  # EnvPool's names in the tables of all games
+        rows += [row for row in read_csv(PUBLISHED) if row["env_id"] == f"{name}-v5"]
     rows = [row for row in rows if "CleanRL" in row["source"]]
+    rows = [row for row in rows if row["recipe"] == family or not OTHERS & {family, row["recipe"]}]
     return min(rows, key=lambda row: row["recipe"] != family, default=None)
 
 
@@ -149,7 +154,9 @@ def table(runs: Sequence[Row], known: dict[str, Row | None]) -> str:
             if reference["metric"] == "episodic_length":  # returns of equal players are 0
                 shown += f", length {statistics.fmean(float(run['episodic_length']) for run in seeds):.1f}"
                 cleanrl, spec = "length ", ".1f"
-            cleanrl += f"{float(reference['mean']):{spec}} ± {float(reference['std']):{spec}}"
+            cleanrl += f"{float(reference['mean']):{spec}}"
+            if reference["std"]:
+                cleanrl += f" ± {float(reference['std']):{spec}}"
             if int(reference["env_steps"] or 0) > 1.1 * steps:
                 cleanrl += f" ({int(reference['env_steps']):_} steps)".replace("_", " ")
         seconds = statistics.median(float(run["wall_seconds"]) for run in seeds)

@@ -148,7 +148,7 @@ class Runner:
         command += ["--auto_resume", "--trainer.enable_progress_bar", "false"]
         command += ["--num_threads", str(self.threads), *job.flags]
         package = str(Path(__file__).parents[2])  # works without installing the package
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [package, os.getcwd(), os.environ.get("PYTHONPATH")]))
         env = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path}
         with (folder / "log.txt").open("a") as log:
             options = {"cwd": folder, "env": env, "stdout": log, "stderr": log, "start_new_session": True}

@@ -208,6 +208,8 @@ class Tuner:
         steps = share * job.settings["total_timesteps"]
         if not runner.is_done(job) and (share == 1.0 or not rows or int(rows[-1]["step"]) < steps):
             return None
+        if share == 1.0:  # RND's random steps before the training count, too
+            steps = math.inf
         rows = [row for row in rows if row.get("charts/avg_episodic_return") and int(row["step"]) <= steps]
         low, high = self.targets.get(job.settings["env_id"], (0.0, 1.0))
         return (float(rows[-1]["charts/avg_episodic_return"]) - low) / (high - low) if rows else math.nan

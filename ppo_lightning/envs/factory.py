@@ -213,6 +213,8 @@ class EnvFactory:
         env_id = full_id(env_id)
         backend = RENDERED_BY.get(self.backend, self.backend) if batch.render else self.backend
         path = BACKENDS[backend]
+        if backend != self.backend:
+            env_kwargs = {key: x for key, x in env_kwargs.items() if key not in ("device", "num_threads")}
         if ATARI_ID.fullmatch(env_id):
             if backend not in ATARI:
                 raise ConfigError(

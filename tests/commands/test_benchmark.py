@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -356,6 +357,8 @@ def test_the_row_of_a_run_is_that_of_its_end_whatever_checkpoints_it_has(tmp_pat
         ("HalfCheetah-v4", "mujoco", 1442.64),
         ("HalfCheetah-v4", "best", 1442.64),
         ("HalfCheetah-v4", "sac", 9635),
+        ("ALE/Berzerk-v5", "atari", 992.88),
+        ("Berzerk-v5", "atari_envpool", 992.88),
         ("ALE/Breakout-v5", "atari", 414.66),
         ("ALE/Pong-v5", "elsewhere", 20.36),
         ("starpilot", "procgen", 30.99),
@@ -370,6 +373,7 @@ def test_published_results_are_found(env_id, family, mean):
     assert float(found["mean"]) == mean
     assert "CleanRL" in found["source"]
     assert published("MyEnv-v0", family) is None
+    assert published("ALE/Pong-v5", "sac") is None, "not PPO's"
 
 
 @pytest.mark.parametrize(
@@ -385,6 +389,41 @@ def test_a_table_shows_three_digits(returns, shown):
     run = {"recipe": "mine", "env_id": "Mine-v0", "env_steps": "1000", "wall_seconds": "9"}
     runs = [run | {"episodic_return": str(value)} for value in returns]
     assert f"| {shown} [" in table(runs, {"mine": None})
+
+
+def test_a_published_return_of_one_run_has_no_deviation():
+    run = {"recipe": "montezuma", "env_id": "ALE/MontezumaRevenge-v5", "env_steps": "1000"}
+    runs = [run | {"episodic_return": "7", "wall_seconds": "9"}]
+    text = table(runs, {"montezuma": published("ALE/MontezumaRevenge-v5", "rnd")})
+    assert "| 7100.00 (2 000 000 000 steps) |" in text
+    assert published("ALE/MontezumaRevenge-v5", "atari")["mean"] == "0.08"
+
+
+def test_a_class_with_arguments_is_reported_by_its_name(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    data = {"env_id": {"class_path": "tests.environments.Counter", "init_args": {"terminate_at": 9}}}
+    recipe.write_text(json.dumps({"data": data}))
+    (job,) = jobs_of([recipe], [1], [], ())
+    assert job.settings["env_id"] == "tests.environments.Counter"
+
+
+def test_an_installed_package_has_no_commit_of_the_repository_around_it(tmp_path, monkeypatch):
+    assert provenance.commit() != "unknown"
+    for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "Mine"]):
+        identity = ["-c", "user.name=me", "-c", "user.email=me@localhost"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    assert provenance.commit() == "unknown"
+
+
+@pytest.mark.integration
+def test_a_recipe_may_name_a_module_of_the_current_folder(tmp_path, monkeypatch):
+    text = "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    (tmp_path / "my_own_env.py").write_text(text)
+    (tmp_path / "mine.yaml").write_text("data: {env_id: my_own_env.make}")
+    monkeypatch.chdir(tmp_path)
+    command.main(["--recipes", "mine.yaml", "--seeds", "1", "--output", "out", *SHORT])
+    assert read_csv(Path("out/runs.csv"))[0]["env_id"] == "my_own_env.make"
 
 
 def test_a_published_length_stands_beside_the_length():

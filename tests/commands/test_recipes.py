@@ -156,6 +156,16 @@ def test_a_recipe_has_the_settings_of_its_source(pattern):
         assert {name: found[name] for name in PUBLISHED[pattern]} == PUBLISHED[pattern], recipe
 
 
+def test_each_recipe_has_a_folder_of_its_own():
+    """Otherwise ``--auto_resume`` finds the run of another recipe."""
+    folders = [
+        yaml.safe_load(path.read_text()).get("name", path.stem)
+        for path in sorted((ROOT / "configs").glob("*/*.yaml"))
+    ]
+    assert len(folders) > 40
+    assert not [name for name in folders if folders.count(name) > 1]
+
+
 def test_ppo_has_the_defaults_of_cleanrl():
     assert {name: PPO().hparams[name] for name in CLEANRL} == CLEANRL
 

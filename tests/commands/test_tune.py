@@ -53,10 +53,10 @@ def tuner_of(folder, flags=(), **options):
     return Tuner(options, flags, *read_space(options.space))
 
 
-def finish(folder, flags, returns, num_trial=0):
+def finish(folder, flags, returns, num_trial=0, random_steps=0):
     """Write the files of a trial's finished runs: a return after each eighth of the steps of a recipe.
 
-    Those of the second seed are in reverse.
+    Those of the second seed are in reverse. RND makes random steps before the training.
     """
     runner = Runner(folder / f"out/trials/{num_trial}", workers=1, threads=1)
     for job in jobs_of([CARTPOLE, ACROBOT], [1, 2], [], flags):
@@ -64,7 +64,8 @@ def finish(folder, flags, returns, num_trial=0):
         path.parent.mkdir(parents=True)
         runner.record_attempt(job)
         values = returns[job.label][:: 1 if job.seed == 1 else -1]
-        rows = [f"{500_000 * (k + 1) // 8},{value},1000" for k, value in enumerate(values)]
+        steps = [random_steps + 500_000 * (k + 1) // 8 for k in range(len(values))]
+        rows = [f"{step},{value},1000" for step, value in zip(steps, values, strict=True)]
         path.write_text("\n".join(["step,charts/avg_episodic_return,charts/SPS", *rows]))
         runner.record(job, finished=True)
 
@@ -139,6 +140,13 @@ def test_scores_are_means_over_recipes_after_equal_shares_of_each_seed(tmp_path,
     expected = first + [(first[3] + score) / 2 for score in second]
     assert trial.intermediate_values == pytest.approx(dict(enumerate(expected, start=1)))
     assert trial.value == pytest.approx((first[3] + second[3]) / 2) and trial.params == {}
+
+
+def test_the_last_score_is_that_of_the_end_whatever_random_steps_came_first(tmp_path, space_file):
+    finish(tmp_path, (), {"cartpole": [*range(100, 500, 50)], "acrobot": [-500] * 8}, random_steps=100_000)
+    tuner = tuner_of(tmp_path)
+    tuner.run()
+    assert tuner.study.trials[0].value == pytest.approx((450 / 500 + 100 / 500) / 2 / 2)
 
 
 @pytest.mark.parametrize("is_start", [False, True])

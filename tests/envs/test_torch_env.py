@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from ppo_lightning.envs.factory import EnvFactory
 from ppo_lightning.envs.torch_env import TASKS, TorchEnv, uniform
 
 NUM_ENVS = 8
@@ -65,3 +66,10 @@ def test_known_bits():
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     drawn = uniform(torch.tensor([0]), torch.tensor([0]), 3)[0]
     assert drawn.tolist() == [(bits >> 11) * 2.0**-53 for bits in expected]
+
+
+def test_a_picture_needs_no_option_of_the_backend():
+    env = EnvFactory("CartPole-v1", "torch", {"device": "cpu"}).make(1, render=True)
+    env.reset_arrays()
+    assert env.render().shape == (400, 600, 3)
+    env.close()
