@@ -117,6 +117,11 @@ def replace_defaults(trainer: "Trainer") -> None:
         trainer.fit_loop.max_epochs = -1
     if trainer.num_sanity_val_steps == NUM_SANITY_VAL_STEPS:
         trainer.num_sanity_val_steps = 0
+    if (trainer.check_val_every_n_epoch or 1) > 1:  # the last epochs may have no validation, which saves
+        checkpoint: Any
+        for checkpoint in trainer.checkpoint_callbacks:
+            if checkpoint.monitor is None and checkpoint._save_on_train_epoch_end is None:
+                checkpoint._save_on_train_epoch_end = True
 
 
 def requeue_signal(trainer: "Trainer") -> int | None:

@@ -28,8 +28,9 @@ class RunLog:
     def __init__(self, module: Learner) -> None:
         self.module = module
         self.steps_before = module.env_steps
-        self._values: dict[str, Any] = {}  # for the next call of `log`
-        self._episodes: list[Tensor] = []  # that finished since the last one
+        self._values: dict[str, Any] = {}  # for the loggers
+        self._episodes: list[Tensor] = []  # that finished since the last point of the loggers
+        self.waits = False  # whether there are values that no call of `log` has seen
         self._infos: set[str] | None = None  # names of metrics of infos, None before an episode finished
         self._started = time.perf_counter()
         self._saved = self._started
@@ -63,14 +64,10 @@ class RunLog:
         infos = self._infos
         return [] if infos is None else [x for x in names if x != SUCCESS and f"charts/{x}" not in infos]
 
-    @property
-    def waits(self) -> bool:
-        """Whether there are values that no call of :meth:`log` has logged yet."""
-        return bool(self._values)
-
     def add(self, values: Mapping[str, Any]) -> None:
         """Add scalars to the next call of :meth:`log`."""
         self._values |= values
+        self.waits = True
 
     def steps_per_second(self) -> float:
         """Return the environment steps of all ranks per second, since the start of this fit."""
@@ -92,7 +89,7 @@ class RunLog:
             if last:
                 self.add({f"charts/avg_episodic_{name}": sum(last) / len(last)})
         values = self._values | dict(values)
-        self._values, self._episodes = {}, []
+        self.waits = False
         options: dict[str, Any] = {"dtype": torch.float32, "device": module.device}
         scalars = [torch.as_tensor(value, **options) for value in values.values()]
         means = collectives.gather(torch.stack(scalars)).mean(dim=0).cpu()  # one transfer
@@ -105,6 +102,8 @@ class RunLog:
         private.publish_metrics(trainer, dict(zip(values, means, strict=True)), shown)
         is_last = module.rollouts_done >= module.data.num_rollouts
         logs = rare or is_last or module.rollouts_done % trainer.log_every_n_steps == 0
+        if logs:
+            self._values, self._episodes = {}, []
         # CSVLogger saves at (step + 1) % 100 == 0, which environment steps rarely hit.
         saves = time.perf_counter() - self._saved > SAVE_EVERY
         for logger in trainer.loggers:

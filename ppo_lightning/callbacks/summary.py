@@ -56,7 +56,8 @@ class RunSummary(Guard):
         if self._limits_epochs:
             length = max(int(trainer.num_training_batches), 1)
             left = pl_module.data.num_rollouts - pl_module.rollouts_done
-            begun = 1 if trainer.ckpt_path else 0  # a resumed epoch may have any length
+            # A resumed epoch may have any length; with `max_steps`, Lightning repeats the last one as empty.
+            begun = (1 if trainer.max_steps == -1 else 2) if trainer.ckpt_path else 0
             trainer.fit_loop.max_epochs = trainer.current_epoch + math.ceil(left / length) + begun
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Learner, *args: Any) -> None:

@@ -1,11 +1,13 @@
 """Refusal of options and callbacks of Lightning that do not work or would silently have no effect."""
 
+import re
 import warnings
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
+    EMAWeightAveraging,
     LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
@@ -72,6 +74,19 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
                 f"{type(callback).__name__} saves after an exception, which may be that of one rank, and a"
                 " save needs all ranks: leave it out. Each epoch ends with a checkpoint."
             )
+        monitor = str(getattr(callback, "monitor", None))
+        if getattr(callback, "mode", "max") == "min" and re.search(r"episodic_return$|success_rate", monitor):
+            raise ConfigError(
+                f"{type(callback).__name__} would take the smallest {monitor} for the best: set mode='max'."
+            )
+        if (
+            isinstance(callback, EMAWeightAveraging)
+            and steps_per_rollout != 1 != callback.update_every_n_steps
+        ):
+            raise ConfigError(
+                "EMAWeightAveraging looks at the count of optimizer steps once a rollout, where it may never"
+                " be a multiple of update_every_n_steps: set it to 1, and decay to about 1 - 10 / rollouts."
+            )
         if not isinstance(callback, ModelCheckpoint):
             continue
         if private.saves_by_time(callback):
@@ -80,6 +95,11 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
                 " set every_n_epochs (an epoch has data.rollouts_per_epoch rollouts) instead."
             )
         every = private.steps_between_saves(callback)
+        if every and monitor.startswith("eval/"):
+            raise ConfigError(
+                f"ModelCheckpoint's every_n_train_steps ({every}) saves before an evaluation, with the"
+                f" {monitor} of older weights: set every_n_epochs instead."
+            )
         if every > 1 and steps_per_rollout is None:
             raise ConfigError(
                 f"ModelCheckpoint's every_n_train_steps ({every}) needs the same number of optimizer steps"

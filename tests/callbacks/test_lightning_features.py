@@ -4,7 +4,9 @@ import csv
 import re
 from datetime import timedelta
 
+import gymnasium
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -168,6 +170,48 @@ def test_checkpoints_are_named_by_environment_steps(fit, tmp_path, options):
     assert names == {"epoch=0-step=192", "epoch=1-step=384", "epoch=2-step=512"}
 
 
+def test_the_end_is_saved_if_it_is_not_evaluated(fit, tmp_path):
+    keep = ModelCheckpoint(tmp_path)
+    fit(
+        EIGHT,
+        MODEL,
+        callbacks=[keep],
+        enable_checkpointing=True,
+        limit_val_batches=1.0,
+        check_val_every_n_epoch=2,
+    )
+    assert [path.stem for path in tmp_path.glob("*.ckpt")] == ["epoch=2-step=512"]
+
+
+def test_a_resumed_run_with_a_limit_of_steps_goes_to_its_end(fit, tmp_path):
+    keep = ModelCheckpoint(tmp_path, save_top_k=-1)
+    fit(EIGHT, MODEL, callbacks=[keep], enable_checkpointing=True)
+    for path in [tmp_path / "epoch=0-step=192.ckpt", tmp_path / "epoch=1-step=384.ckpt"]:
+        assert fit(EIGHT, MODEL, ckpt_path=path, max_epochs=-1, max_steps=1000).env_steps == 512
+
+
+class Numbered(gymnasium.Env):
+    """Episodes of five steps, whose returns are 1, 2, 3 and so on."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.time = self.episode + 1, 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(2, np.float32), self.episode / 5, self.time == 5, False, {}
+
+
+def test_a_point_of_several_rollouts_has_all_their_episodes(fit, tmp_path):
+    data = {"env_id": Numbered, "num_envs": 1, "num_steps": 10, "total_timesteps": 70}
+    fit(data, {"num_minibatches": 2}, logger=CSVLogger(tmp_path), log_every_n_steps=3)
+    assert points(tmp_path, "charts/episodic_return") == [(30, 3.5), (60, 9.5), (70, 13.5)]
+
+
 def test_checkpoints_by_optimizer_steps(fit, tmp_path):
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=2 * UPDATES, save_top_k=-1)
     fit(EIGHT, MODEL, callbacks=[keep], enable_checkpointing=True)
@@ -186,6 +230,14 @@ def test_checkpoints_by_optimizer_steps(fit, tmp_path):
         ),
         (ModelCheckpoint(train_time_interval=timedelta(1)), {}, "train_time_interval .* set every_n_epochs"),
         (StochasticWeightAveraging(1e-3), {}, "use EMAWeightAveraging"),
+        (EMAWeightAveraging(update_every_n_steps=2), {}, "EMAWeightAveraging looks at .* set it to 1"),
+        (ModelCheckpoint(monitor="eval/episodic_return"), {}, "ModelCheckpoint would .* set mode='max'"),
+        (EarlyStopping("charts/success_rate"), {}, "EarlyStopping would .* set mode='max'"),
+        (
+            ModelCheckpoint(monitor="eval/episodic_return", mode="max", every_n_train_steps=4),
+            {},
+            r"every_n_train_steps \(4\) saves before an evaluation",
+        ),
     ],
 )
 def test_callbacks_that_would_do_nothing_are_refused(fit, callback, model, words):

@@ -328,7 +328,7 @@ def test_twenty_signals_at_random_moments_on_any_of_two_ranks(runs):
 
 
 def test_the_folders_of_runs_are_those_of_all_callbacks(tmp_path):
-    best = ModelCheckpoint(dirpath=tmp_path / "best", monitor="eval/episodic_return")
+    best = ModelCheckpoint(dirpath=tmp_path / "best", monitor="eval/episodic_return", mode="max")
     for callbacks, folders in (
         ([ModelCheckpoint(), best], ["runs", "best"]),
         ([best], ["best"]),

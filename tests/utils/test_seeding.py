@@ -5,6 +5,7 @@ from collections import Counter
 from typing import get_args
 
 import pytest
+import torch
 
 from ppo_lightning import PPG, PPO, RND, RPO
 from ppo_lightning.utils.seeding import Shard, Stream, derive_seed, seed_globally
