@@ -410,6 +410,13 @@ class AgentModule(NamedArguments, L.LightningModule):
         if self.rollouts_done >= self.data.num_rollouts:
             self.trainer.should_stop = True
 
+    def on_train_end(self) -> None:
+        """Release what the run held."""
+        self.release()
+
+    def release(self) -> None:
+        """Release what a run holds, also after an error. By default, this is nothing."""
+
     def on_fit_end(self) -> None:
         """Explain why a run ended early, and name infos that never had a number.
 

@@ -204,9 +204,9 @@ class PPG(PPO):
         super().on_train_start()
         self.optimize_auxiliary = make_update(self, self.auxiliary_loss)
 
-    def on_train_end(self) -> None:
+    def release(self) -> None:
         """Release compiled graphs."""
-        super().on_train_end()
+        super().release()
         self.optimize_auxiliary = EagerUpdate(self, self.auxiliary_loss)
 
     @property

@@ -353,7 +353,7 @@ class PPO(AgentModule):
         if lost := ", and not ".join(what for what, is_lost in omissions.items() if is_lost):
             rank_zero_warn(f"The first {type(self).__name__}.training_step did not {lost}.")
 
-    def on_train_end(self) -> None:
+    def release(self) -> None:
         """Release compiled graphs."""
         self.optimize = EagerUpdate(self, self.total_loss)
 

@@ -291,7 +291,7 @@ class OffPolicyModule(AgentModule):
                 self._compiled = compile_per_instance(self.update, options=options)
         self.agent.head.exploration = self.exploration(self.env_steps)
 
-    def on_train_end(self) -> None:
+    def release(self) -> None:
         """Release the graph."""
         self._compiled = None
 

@@ -423,7 +423,7 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Let the module release what it holds, and close the training environments, after an error."""
-        self.trainer.lightning_module.on_train_end()  # Lightning calls no `on_exception` of the module
+        self.trainer.lightning_module.release()
         self._close()
         # Lightning calls this hook after those of all callbacks, and then `sys.exit(1)` for an interrupt.
         if isinstance(exception, KeyboardInterrupt):

@@ -185,6 +185,20 @@ def test_an_override_that_loses_what_the_package_does_is_named(fit, hook, purpos
         fit(DATA, MODEL, ppo=ppo, max_epochs=1)
 
 
+class Fails(PPO):
+    def on_train_end(self):
+        super().on_train_end()
+        pytest.fail("the run has not ended")
+
+    def end_iteration(self, rollout, metrics):
+        raise RuntimeError("my own error")
+
+
+def test_the_end_of_training_is_no_error(fit):
+    with pytest.raises(RuntimeError, match="my own error"):
+        fit(DATA, MODEL, ppo=Fails)
+
+
 @pytest.mark.parametrize("name", NEVER_CALLED)
 def test_a_hook_that_lightning_does_not_call_is_named(fit, name):
     own = type("Own", (PPO,), {name: lambda self, *args: pytest.fail("it is called")})
