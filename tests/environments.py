@@ -42,6 +42,23 @@ class Drawn(Counter):
         return np.random.random(1).astype(np.float32)  # noqa: NPY002
 
 
+class Rising(gym.Env):
+    """Episodes of five steps, whose returns are 1, 2, 3 and so on."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+    episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(2, np.float32), self.episode / 5, self.time == 5, False, {}
+
+
 class Probe(gym.Env):
     """The five probe environments of Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021).
 

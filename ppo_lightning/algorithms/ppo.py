@@ -25,7 +25,7 @@ from ppo_lightning.algorithms.schedule import (
     override_restored_settings,
     remaining,
 )
-from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update
+from ppo_lightning.algorithms.update import CompiledUpdate, EagerUpdate, make_update, trained_parameters
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic, Evaluation
 from ppo_lightning.models.default import DefaultAgent
@@ -409,7 +409,7 @@ class PPO(AgentModule):
                 " at most one LRScheduler (but not ReduceLROnPlateau), which is stepped once a rollout:"
                 " self.data.num_rollouts times."
             )
-        trained = {parameter for group in optimizers[0].param_groups for parameter in group["params"]}
+        trained = {*trained_parameters(optimizers[0])}
         left = {
             key.split(".")[0] for key, x in self.named_parameters() if x.requires_grad and x not in trained
         }

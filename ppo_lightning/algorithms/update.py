@@ -118,9 +118,7 @@ class CompiledUpdate:
         """Update the weights, see :meth:`EagerUpdate.__call__`."""
         if self._drift > self.module.tolerance:
             return self.eager(minibatches)
-        group = self._optimizer.param_groups[0]
-        trained = [parameter for parameter in group["params"] if parameter.requires_grad]
-        if [*map(id, trained)] != [*map(id, self._params)] or len(self._optimizer.param_groups) > 1:
+        if [*map(id, trained_parameters(self._optimizer))] != [*map(id, self._params)]:
             raise ConfigError(
                 "model.compile trains the parameters that require gradients when the run starts, and these"
                 " have changed: leave model.compile off."
@@ -260,10 +258,14 @@ class CompiledUpdate:
             param.sub_(size * mean / (square.sqrt() / root + eps))
 
 
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups that require gradients."""
+    return [x for group in optimizer.param_groups for x in group["params"] if x.requires_grad]
+
+
 def adam_state(optimizer: torch.optim.Adam) -> list[Tensors]:
     """Return parameters, moments, squares and step counts of an Adam, whose state may not exist yet."""
-    group = optimizer.param_groups[0]
-    parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
+    group, parameters = optimizer.param_groups[0], trained_parameters(optimizer)
     for parameter in parameters:
         if parameter not in optimizer.state:
             device = parameter.device if group["fused"] or group["capturable"] else "cpu"

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 
-from ppo_lightning.rollouts.evaluation import isolated
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.utils.arguments import Range, check_arguments
+from ppo_lightning.utils.seeding import isolated
 from ppo_lightning.video.record import record_video
 
 

@@ -38,9 +38,8 @@ def interval(runs: Sequence[float], reference: Sequence[float] | None = None) ->
 def published(env_id: str, family: str) -> Row | None:
     """Return CleanRL's result for an environment: of this family of recipes, or PPO's for a family of PPO."""
     name = common_id(env_id)
-    rows = [row for row in read_csv(PUBLISHED) if common_id(row["env_id"]) == name]
-    if env_id.startswith("ALE/"):  # EnvPool's names in the tables of all games
-        rows += [row for row in read_csv(PUBLISHED) if row["env_id"] == f"{name}-v5"]
+    names = {name, f"{name}-v5"} if env_id.startswith("ALE/") else {name}  # EnvPool's, of all games
+    rows = [row for row in read_csv(PUBLISHED) if common_id(row["env_id"]) in names]
     rows = [row for row in rows if "CleanRL" in row["source"]]
     rows = [row for row in rows if row["recipe"] == family or not OTHERS & {family, row["recipe"]}]
     return min(rows, key=lambda row: row["recipe"] != family, default=None)

@@ -23,6 +23,7 @@ from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.spaces.rows import to_row
 from ppo_lightning.spaces.specs import choice_counts, columns, mask_columns, row_spec
+from ppo_lightning.utils.seeding import isolated
 
 LARGE_REWARD = 100.0  # root mean square; the value function would dominate the loss
 REACHED = 10.0  # largest bound that a policy with standard deviation 1 may reach
@@ -126,7 +127,7 @@ def random_play(env: EnvBase, num_steps: int, seed: int = 0, seconds: float = ma
     Return a rollout [N, T] with their keys. Environments of TorchRL ignore the ``seconds``.
     """
     if not isinstance(env, BatchedEnv):
-        with torch.random.fork_rng(devices=[]):
+        with isolated():
             torch.manual_seed(seed)
             return env.rollout(num_steps, break_when_any_done=False)
     policy, generator = random_policy(env, seed), np.random.default_rng(seed)

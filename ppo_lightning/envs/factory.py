@@ -21,7 +21,7 @@ from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
 from ppo_lightning.errors import ConfigError, first_line, nearest
-from ppo_lightning.utils.seeding import Stream, derive_seed
+from ppo_lightning.utils.seeding import Stream, derive_seed, isolated
 
 SUCCESS = "is_success"  # in the info at the end of an episode
 NO_LIMIT = 2**31 - 1  # EnvPool's time limit of board games
@@ -169,7 +169,7 @@ class EnvFactory:
             ConfigError: A transform does not work.
         """
         env = replace(self, transforms=(), num_workers=0).make(num_envs)
-        with torch.random.fork_rng(devices=[]), contextlib.closing(env):
+        with isolated(), contextlib.closing(env):
             specs_of(TransformedEnv(env, Compose()))  # refuses masks, which random actions would break
             rollout = env.rollout(2)
             for i, transform in enumerate(transforms, start=1):

@@ -2,30 +2,23 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-from lightning.pytorch.utilities.seed import isolate_rng
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
 from ppo_lightning.envs.factory import SUCCESS, EnvFactory
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.make_collector import make_collector
-from ppo_lightning.utils.seeding import Shard
+from ppo_lightning.utils.seeding import Shard, isolated
 
 MAX_EPISODE_STEPS = 30_000
 STEPS_AT_ONCE = 64
 
 
-def isolated() -> AbstractContextManager[None]:
-    """Keep the global random number generators, which an environment may seed or draw from."""
-    return isolate_rng(include_cuda=torch.cuda.is_initialized())
-
-
-@isolate_rng(include_cuda=False)
+@isolated()
 def evaluate(
     agent: ActorCritic, env: EnvBase, num_steps: int = STEPS_AT_ONCE, step_timeout: float | None = None
 ) -> TensorDictBase:
@@ -121,7 +114,7 @@ class EvaluationLoader:
         if not shard.count:
             yield no_episodes(0)
             return
-        with isolated():
+        with isolated():  # also while environments are made
             env = self.factory.make(shard.count, shard.seed, shard.first, stream="eval")
             try:
                 with self.profiler.profile("evaluate"):

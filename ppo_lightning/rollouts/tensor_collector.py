@@ -189,10 +189,11 @@ class TensorCollector(Collector):
 
     def state_dict(self) -> OrderedDict:
         """Return the collector's state and the buffers of transforms."""
-        is_joined = isinstance(self.env, BatchedEnvBase)  # of single environments, whose states are nested
+        env = self.env  # copies of a single environment have nested states, and take no `keep_vars`
+        values = env.state_dict() if isinstance(env, BatchedEnvBase) else env.state_dict(keep_vars=True)
         state = {
             key: value.detach() if isinstance(value, Tensor) else value
-            for key, value in self.env.state_dict(**{} if is_joined else {"keep_vars": True}).items()
+            for key, value in values.items()
             if not is_lazy(value)  # a buffer without a shape yet has no data
         }
         return OrderedDict(super().state_dict(), env=copy.deepcopy(state))

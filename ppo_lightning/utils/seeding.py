@@ -50,6 +50,22 @@ def seed_globally(seed: int) -> None:
     torch.cuda.manual_seed(seed)
 
 
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Keep the global generators of Python, NumPy and PyTorch, which an environment may seed or draw from.
+
+    Lightning's ``isolate_rng`` does not restore them after an error.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng([*devices]):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+
+
 def extend_seeds(seeds: list[int], count: int) -> list[int]:
     """Return the first seeds, and further ones if there are not enough."""
     return seeds[:count] + [derive_seed(seeds[-1], "eval", index) for index in range(count - len(seeds))]

@@ -4,9 +4,7 @@ import csv
 import re
 from datetime import timedelta
 
-import gymnasium
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -24,6 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
 from ppo_lightning.callbacks import loggers
 from ppo_lightning.callbacks.supported import check_callbacks
+from tests.environments import Rising
 from tests.helpers import SaveAfter, weights
 
 STEPS = 64  # environment steps per rollout
@@ -190,24 +189,8 @@ def test_a_resumed_run_with_a_limit_of_steps_goes_to_its_end(fit, tmp_path):
         assert fit(EIGHT, MODEL, ckpt_path=path, max_epochs=-1, max_steps=1000).env_steps == 512
 
 
-class Numbered(gymnasium.Env):
-    """Episodes of five steps, whose returns are 1, 2, 3 and so on."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
-    action_space = gymnasium.spaces.Discrete(2)
-    episode = 0
-
-    def reset(self, *, seed=None, options=None):
-        self.episode, self.time = self.episode + 1, 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.time += 1
-        return np.zeros(2, np.float32), self.episode / 5, self.time == 5, False, {}
-
-
 def test_a_point_of_several_rollouts_has_all_their_episodes(fit, tmp_path):
-    data = {"env_id": Numbered, "num_envs": 1, "num_steps": 10, "total_timesteps": 70}
+    data = {"env_id": Rising, "num_envs": 1, "num_steps": 10, "total_timesteps": 70}
     fit(data, {"num_minibatches": 2}, logger=CSVLogger(tmp_path), log_every_n_steps=3)
     assert points(tmp_path, "charts/episodic_return") == [(30, 3.5), (60, 9.5), (70, 13.5)]
 

@@ -32,6 +32,7 @@ from ppo_lightning.offpolicy import C51Agent, DeterministicAgent, QAgent, SACAge
 from ppo_lightning.offpolicy.agents import OffPolicyAgent
 from ppo_lightning.offpolicy.buffer import FrameBuffer
 from tests.conftest import train, trainers_in
+from tests.environments import Rising
 from tests.helpers import SaveAfter, require_same, run, weights
 
 CARTPOLE = {"num_envs": 2, "num_steps": 10, "total_timesteps": 200}
@@ -459,23 +460,6 @@ def test_two_ranks_have_equal_states_and_buffers_of_their_own(tmp_path):
     assert one["buffer"] == other["buffer"] == 50
     for rank in run(tmp_path, 2, **options, ckpt_path=str(tmp_path / "middle.ckpt")):
         assert torch.equal(rank["weights"], one["weights"])
-
-
-class Rising(gym.Env):
-    """Episodes of five steps, whose returns are 1, 2, 3 and so on."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,))
-    action_space = gym.spaces.Discrete(2)
-    episode = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episode, self.time = self.episode + 1, 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.time += 1
-        return np.zeros(2, np.float32), self.episode / 5, self.time == 5, False, {}
 
 
 def test_a_point_of_the_return_has_all_episodes_since_the_last_one(fit, tmp_path):

@@ -1,14 +1,16 @@
 """Random numbers as functions of seed, stream and number."""
 
 import itertools
+import random
 from collections import Counter
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
 from ppo_lightning import PPG, PPO, RND, RPO
-from ppo_lightning.utils.seeding import Shard, Stream, derive_seed, seed_globally
+from ppo_lightning.utils.seeding import Shard, Stream, derive_seed, isolated, seed_globally
 from tests.helpers import SaveAfter
 
 DATA = {"num_envs": 2, "num_steps": 8, "total_timesteps": 64}
@@ -78,3 +80,15 @@ def test_the_initial_seed_stays_when_the_global_generators_are_seeded():
     seed_globally(5)
     assert torch.equal(torch.rand(3), expected)
     assert torch.initial_seed() == 4
+
+
+def test_the_global_generators_are_kept_after_an_error_too():
+    def states():
+        numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002
+        return random.getstate(), numpy_state, torch.get_rng_state().tolist()
+
+    before = states()
+    with pytest.raises(RuntimeError), isolated():
+        seed_globally(3)
+        raise RuntimeError
+    assert states() == before
