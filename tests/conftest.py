@@ -11,12 +11,18 @@ os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.utilities import registry
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import tests.environments  # noqa: F401  (registers them)
 from ppo_lightning import PPO, RolloutDataModule, make_env
 from tests.helpers import Runs, SaveAfter, require_same
 
 torch.set_num_threads(1)
+# Each Trainer looks for callbacks in the metadata of all installed packages: a sixth of a short run.
+registry.entry_points = functools.cache(registry.entry_points)
+# Each export to ONNX parses the source of all operators: half of its time.
+ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
 
 
 def trainers_in(folder):
