@@ -20,8 +20,7 @@ from torchrl.data import TensorSpec
 from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.prediction import Predictor
 from ppo_lightning.algorithms.run_log import RunLog
-from ppo_lightning.callbacks.guards import EqualRanksGuard, NonFiniteGuard, RolloutGuard
-from ppo_lightning.callbacks.loggers import LoggerGuard
+from ppo_lightning.callbacks.guards import EqualRanksGuard, LoggerGuard, NonFiniteGuard, RolloutGuard
 from ppo_lightning.callbacks.preemption import Preemption
 from ppo_lightning.callbacks.summary import RunSummary
 from ppo_lightning.callbacks.supported import check_callbacks, check_trainer
@@ -310,7 +309,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     def from_pretrained(cls, source: str | Path, **kwargs: Any) -> Any:
         """Load the module from a folder of :meth:`save_pretrained`, or from ``"OWNER/NAME"`` on the Hub.
 
-        Or load a bundled agent, for example ``"best/halfcheetah"`` (``ppo-lightning recipes`` lists them).
+        Or load a bundled agent, for example ``"best/halfcheetah"`` (``zoo/agents.csv`` lists them).
         Only the checkpoint is read, by :meth:`load_from_checkpoint`, which gets the other arguments.
         """
         from ppo_lightning.export.hub import find_model  # few runs need it
@@ -428,7 +427,7 @@ class AgentModule(NamedArguments, L.LightningModule):
             counts = {"max_epochs": self.trainer.current_epoch, "max_steps": self.trainer.global_step}
             ended = (name for name, count in counts.items() if 0 <= getattr(self.trainer, name) <= count)
             limit = next(ended, "max_time, of all attempts together,")
-            raise ConfigError(f"trainer.{limit} ended the run with {left} steps left: raise it to go on.")
+            raise ConfigError(f"trainer.{limit} ended the run with {left} steps left: raise it to continue.")
         if left > 0 and 0 <= self.trainer.max_steps <= self.trainer.global_step:
             total = self.env_steps + left
             rank_zero_warn(

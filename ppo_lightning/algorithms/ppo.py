@@ -1,6 +1,5 @@
 """Proximal Policy Optimization: one ``training_step`` is one PPO iteration."""
 
-import inspect
 import itertools
 import math
 import sys
@@ -46,8 +45,9 @@ class PPO(AgentModule):
     Args:
         learning_rate: Initial learning rate of Adam.
         anneal_lr: Decrease the learning rate linearly to 0 over the run.
-        desired_kl: Desired mean approximate KL divergence of an iteration, to which the learning rate adapts
-            (:class:`~ppo_lightning.algorithms.schedule.KLAdaptiveLR`). Needs ``anneal_lr=False``. None: off.
+        desired_kl: Desired mean approximate KL divergence of an iteration in nats, to which the learning rate
+            adapts (:class:`~ppo_lightning.algorithms.schedule.KLAdaptiveLR`). It needs ``anneal_lr=False``.
+            None: off.
         gamma: Discount of future rewards.
         gae_lambda: Weight of longer returns in the advantage estimate.
         num_minibatches: Number of minibatches per rollout.
@@ -59,10 +59,11 @@ class PPO(AgentModule):
         ent_coef: Weight of the entropy bonus.
         vf_coef: Weight of the value loss.
         max_grad_norm: Maximum norm of the gradient of all parameters together.
-        target_kl: Stop the epochs of an iteration when the approximate KL divergence exceeds this value.
-            None: never.
+        target_kl: Stop the epochs of an iteration when the approximate KL divergence exceeds this number of
+            nats. None: never.
         adam_eps: Adam's epsilon.
-        norm_reward: Divide the rewards by the running standard deviation of their discounted sum.
+        norm_reward: Divide the rewards by the running standard deviation of their discounted sum, and clip
+            them to [-10, 10].
         bootstrap_truncated: Bootstrap from the value of the final observation at a time limit. If False, a
             time limit counts as a terminal state, as in CleanRL.
         microbatch_size: Maximum number of rows of a minibatch that are differentiated at once. Gradients of
@@ -384,19 +385,12 @@ class PPO(AgentModule):
             )
 
     def check_update(self) -> None:
-        """Refuse minibatches of one step, and a loss of the old form ``loss(minibatch)``."""
+        """Refuse minibatches of one step."""
         if self.minibatch_size == 1 and self.hparams.norm_adv:
             raise ConfigError(
                 f"model.num_minibatches = {self.hparams.num_minibatches} makes minibatches of one step, whose"
                 " advantage cannot be normalized: lower it, or collect more steps."
             )
-        try:
-            inspect.signature(self.loss).bind(None, None)
-        except TypeError as error:
-            raise ConfigError(
-                f"{type(self).__name__}.loss must be loss(self, minibatch, evaluation), where evaluation is"
-                " the result of self.evaluate(minibatch): add the argument, and pass it on to super().loss."
-            ) from error
 
     def check_optimizers(self) -> None:
         """Refuse a result of a subclass's ``configure_optimizers`` that the update cannot use."""

@@ -18,17 +18,6 @@ SATURATED = 3.8  # input whose tanh is 0.999
 ITERATIONS = 10  # iterations over which metrics are averaged
 
 
-class Finding(NamedTuple):
-    """What was observed, the likely cause and a remedy."""
-
-    observation: str
-    cause: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.observation}. Likely cause: {self.cause}. Try: {self.remedy}."
-
-
 class RunSnapshot(NamedTuple):
     """State of a run before an update."""
 
@@ -43,8 +32,8 @@ class Doctor(L.Callback):
     """Callback that diagnoses a run at regular intervals, on rank 0, and prints each symptom once.
 
     Symptoms: a large KL divergence, no clipped ratio, an entropy collapse, a negative explained variance,
-    unscaled observations and dead units. ``findings`` maps each symptom to its :class:`Finding`. Training is
-    not changed.
+    unscaled observations and dead units. ``findings`` maps each symptom to a sentence with what was observed,
+    the likely cause and a remedy. Training is not changed.
 
     Args:
         every: Iterations between two checks.
@@ -58,7 +47,7 @@ class Doctor(L.Callback):
 
     def __init__(self, every: int = 10) -> None:
         self.every = every
-        self.findings: dict[str, Finding] = {}
+        self.findings: dict[str, str] = {}
 
     def on_fit_start(self, *args: Any) -> None:
         """Forget the previous run."""
@@ -100,31 +89,31 @@ def sample_observations(run: RunSnapshot) -> Tensor:
     return rows[:: max(1, len(rows) // ROWS)]
 
 
-def large_kl(run: RunSnapshot) -> Finding | None:
+def large_kl(run: RunSnapshot) -> str | None:
     """Check the KL divergence: above 0.02, updates usually are too large (Huang et al., 2022)."""
     kl = run.metrics.get("approx_kl", 0.0)
     if kl <= 0.02:
         return None
-    return Finding(
+    return _finding(
         f"the approximate KL divergence is {kl:.3f}",
         "the policy changes too much in one iteration",
         "a lower model.learning_rate, fewer model.update_epochs, or model.target_kl",
     )
 
 
-def no_clipping(run: RunSnapshot) -> Finding | None:
+def no_clipping(run: RunSnapshot) -> str | None:
     """Check whether any ratio is clipped: if none ever is, the policy hardly changes."""
     kl = run.metrics.get("approx_kl", 1.0)
     if run.metrics.get("clipfrac", 1.0) > 0 or kl > 1e-5 or _in_second_half(run):
         return None
-    return Finding(
+    return _finding(
         f"no ratio is ever clipped, and the KL divergence is {kl:.1g}",
         "the policy does not change",
         "a higher model.learning_rate, and check whether all rewards are equal",
     )
 
 
-def entropy_collapse(run: RunSnapshot) -> Finding | None:
+def entropy_collapse(run: RunSnapshot) -> str | None:
     """Check the entropy: a policy that is deterministic early in the run stops exploring."""
     head = run.module.agent.head
     entropy = run.metrics.get("entropy", math.nan)
@@ -138,26 +127,26 @@ def entropy_collapse(run: RunSnapshot) -> Finding | None:
         collapsed = entropy < run.first_entropy - 3 * run.rollout["action"].shape[-1]
     if not collapsed:
         return None
-    return Finding(
+    return _finding(
         f"the entropy fell from {run.first_entropy:.2f} to {entropy:.2g} in the first half of the run",
         "the policy became nearly deterministic before it explored enough",
         "a higher model.ent_coef, or a lower model.learning_rate",
     )
 
 
-def unexplained_variance(run: RunSnapshot) -> Finding | None:
+def unexplained_variance(run: RunSnapshot) -> str | None:
     """Check the explained variance: below 0, the values are worse than a constant."""
     explained = run.metrics.get("explained_variance", 0.0)
     if run.iterations < 3 * ITERATIONS or explained > -0.05:  # slightly negative at the start is normal
         return None
-    return Finding(
+    return _finding(
         f"the explained variance is {explained:.2f}",
         "the value function does not fit the returns, which may be large or change fast",
         "model.norm_reward, model.clip_vloss false, or separate networks (shared: false)",
     )
 
 
-def unscaled_observations(run: RunSnapshot) -> Finding | None:
+def unscaled_observations(run: RunSnapshot) -> str | None:
     """Check the scale of observations: networks need inputs of magnitude about 1."""
     observation = sample_observations(run)
     if not observation.is_floating_point() or run.module.agent.normalizer is not None:
@@ -168,14 +157,14 @@ def unscaled_observations(run: RunSnapshot) -> Finding | None:
     largest = magnitudes.max().item()
     if largest <= 20:
         return None
-    return Finding(
+    return _finding(
         f"a component of the observations has a mean magnitude of {largest:.3g}",
         "the inputs of the networks are far from 1",
         "model.agent.norm_obs true",
     )
 
 
-def dead_units(run: RunSnapshot) -> Finding | None:
+def dead_units(run: RunSnapshot) -> str | None:
     """Check for units that are 0 or saturated for every observation: their gradient is 0."""
     observation = sample_observations(run)
     agent = run.module.agent
@@ -187,11 +176,15 @@ def dead_units(run: RunSnapshot) -> Finding | None:
     worst = max(shares, key=lambda name: shares[name], default=None)
     if worst is None or shares[worst] <= 0.5:
         return None
-    return Finding(
+    return _finding(
         f"{100 * shares[worst]:.0f} % of the units in {worst} are constant over all observations",
         "large inputs or large steps drove them out of their active range",
         "a lower model.learning_rate, or scaled observations",
     )
+
+
+def _finding(observation: str, cause: str, remedy: str) -> str:
+    return f"{observation}. Likely cause: {cause}. Try: {remedy}."
 
 
 def _dead_shares(body: nn.Module, observation: Tensor) -> list[float]:
@@ -217,7 +210,7 @@ def _in_second_half(run: RunSnapshot) -> bool:
     return run.module.rollouts_done - 1 > run.module.data.num_rollouts / 2
 
 
-CHECKS: dict[str, Callable[[RunSnapshot], Finding | None]] = {
+CHECKS: dict[str, Callable[[RunSnapshot], str | None]] = {
     "large KL": large_kl,
     "no clipping": no_clipping,
     "entropy collapse": entropy_collapse,

@@ -22,7 +22,6 @@ class CaptureVideo(L.Callback):
     Args:
         every: Iterations between two videos.
         max_frames: Maximum number of frames of a video.
-        overlay: Whether to draw action probabilities, value and return beside the picture.
 
     Source: CleanRL's ``--capture_video``.
 
@@ -34,12 +33,10 @@ class CaptureVideo(L.Callback):
         self,
         every: Annotated[int, Range(1)] = 100,
         max_frames: Annotated[int, Range(1)] = 1000,
-        overlay: bool = True,
     ) -> None:
         check_arguments(CaptureVideo.__init__, locals(), "CaptureVideo")
         self.every = every
         self.max_frames = max_frames
-        self.overlay = overlay
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Learner) -> None:
         """Record one step, so that a run ends at its start if it cannot be recorded."""
@@ -59,7 +56,7 @@ class CaptureVideo(L.Callback):
         data, step = pl_module.data, pl_module.env_steps
         data.wait()  # the recording uses the global generators, too
         path = Path(folder, "videos", f"step={step}.mp4")
-        options: dict[str, Any] = {"seed": data.seed, "overlay": self.overlay, "max_frames": self.max_frames}
+        options: dict[str, Any] = {"seed": data.seed, "overlay": True, "max_frames": self.max_frames}
         with isolated():
             record_video(pl_module.agent, data.factory, path, **options)
         for logger in trainer.loggers:

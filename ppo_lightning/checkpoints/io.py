@@ -6,8 +6,13 @@ from typing import Any
 
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from ppo_lightning.checkpoints.beside import BESIDE, remove_beside, write_beside
-from ppo_lightning.checkpoints.file import read_checkpoint, write_atomically
+from ppo_lightning.checkpoints.file import (
+    BESIDE,
+    read_checkpoint,
+    remove_beside,
+    write_atomically,
+    write_beside,
+)
 
 
 class CheckedCheckpointIO(TorchCheckpointIO):

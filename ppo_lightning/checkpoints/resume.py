@@ -7,8 +7,7 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ppo_lightning.checkpoints.beside import read_beside
-from ppo_lightning.checkpoints.file import read_checkpoint
+from ppo_lightning.checkpoints.file import read_beside, read_checkpoint
 from ppo_lightning.errors import ConfigError
 
 

@@ -30,7 +30,7 @@ from ppo_lightning import __version__, private
 from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.callbacks import Threads
-from ppo_lightning.callbacks.loggers import SPARE
+from ppo_lightning.callbacks.guards import SPARE
 from ppo_lightning.checkpoints.agent import known_class
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.resume import folder_of_logger, folders_of_runs, last_checkpoint

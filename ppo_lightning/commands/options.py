@@ -30,7 +30,7 @@ DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS
 TRUST = "--trust_checkpoint"
 FLAGS = {  # flags beside those of Lightning
     "--auto_resume": "fit: resume from the newest intact checkpoint, if any",
-    TRUST: "import and call code that the settings of --ckpt_path name: only for files that you trust",
+    TRUST: "import and call code that the settings of a checkpoint name: only for files that you trust",
 }
 NAME, NUM_THREADS = "--name", "--num_threads"
 SETTINGS = {  # of the command line beside Lightning's own

@@ -15,11 +15,11 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 
 from ppo_lightning.envs.answers import check_observation, numbers_of, store
-from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.spaces.rows import EXACT, from_row, raw_dtype, to_row
 from ppo_lightning.spaces.specs import (
     MASK,
+    cells_as_choices,
     choice_counts,
     join_vectors,
     mask_columns,

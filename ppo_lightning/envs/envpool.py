@@ -14,7 +14,6 @@ from gymnasium import spaces
 from ppo_lightning.envs.batched import BatchedEnv
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
 from ppo_lightning.utils.collectives import world_size
-from ppo_lightning.utils.processors import processors
 
 
 class EnvPoolEnv(BatchedEnv):
@@ -127,3 +126,8 @@ def threads_of(num_threads: int, num_envs: int) -> int:
     if num_threads == 0 and ranks > 1:
         num_threads = max(1, processors() // ranks)
     return min(num_threads, num_envs)
+
+
+def processors() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import itertools
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -326,10 +325,6 @@ def make_registered(env_id: str, **env_kwargs: Any) -> gymnasium.Env:
             ) from error
         raise ConfigError(f"data.env_kwargs does not fit env_id {env_id!r}: {first_line(error)}.") from error
     except gymnasium.error.Error as error:
-        if re.fullmatch(r"\w+(\.[\w<>]+)+", env_id):
-            raise ConfigError(
-                f"env_id {env_id!r} is a function: give the id of a registered environment."
-            ) from error
         if "entry_point is not specified" in str(error):
             raise ConfigError(
                 f"env_id {env_id!r} has a vectorized environment only: set data.backend to 'vectorized'."

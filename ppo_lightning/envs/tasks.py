@@ -53,7 +53,6 @@ class Locks(gymnasium.Env):
 
     def __init__(self, num_locks: int = 8, num_keys: int = 32, masked: bool = True) -> None:
         self.num_locks = num_locks
-        self.num_keys = num_keys
         self.observation_space = spaces.MultiBinary(num_locks)
         self.action_space = spaces.MultiDiscrete([num_keys, num_keys])
         generator = np.random.default_rng(0)

@@ -67,10 +67,8 @@ def observe_pendulum(state: Tensor) -> Tensor:
     return torch.stack([theta.cos(), theta.sin(), theta_dot], dim=-1)
 
 
-CARTPOLE = Task((0.05,) * 4, step_cartpole, lambda state: state)
 TASKS = {
-    "CartPole-v0": CARTPOLE,
-    "CartPole-v1": CARTPOLE,
+    "CartPole-v1": Task((0.05,) * 4, step_cartpole, lambda state: state),
     "Pendulum-v1": Task((math.pi, 1.0), step_pendulum, observe_pendulum),
 }
 

@@ -338,7 +338,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
         return policy
 
-    def forward(self, tensordict: TensorDictBase, generator: torch.Generator | None = None) -> TensorDictBase:
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act on a TensorDict of any batch size.
 
         The actions are deterministic under ``ExplorationType.DETERMINISTIC``. An agent with a memory reads
@@ -346,7 +346,6 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
 
         Args:
             tensordict: Has raw observations under ``observation``.
-            generator: Random generator of the noise. None: PyTorch's default generator.
 
         Returns:
             The same TensorDict, with ``action``, ``action_log_prob`` and ``state_value``.
@@ -355,7 +354,7 @@ class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
         observation = observation.reshape(-1, *observation.shape[tensordict.ndim :])
         noise = None
         if exploration_type() != ExplorationType.DETERMINISTIC:
-            noise = self.noise((tensordict.numel(),), generator).to(observation.device)
+            noise = self.noise((tensordict.numel(),)).to(observation.device)
         memory = tensordict.get("memory") if self.memory is not None else None
         flat = None if memory is None else memory.reshape(-1, memory.shape[-1])
         *outputs, next_memory = self.act(observation, noise, flat)

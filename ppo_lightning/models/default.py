@@ -1,6 +1,7 @@
 """The agent of a run whose settings name none."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torchrl.data import TensorSpec
@@ -31,17 +32,21 @@ class DefaultAgent(MLPAgent):
         """Make a CNNAgent or an MLPAgent."""
         if not is_picture(observation_spec):
             return MLPAgent(observation_spec, action_spec, **arguments)
-        known, defaults = (inspect.signature(agent).parameters for agent in (CNNAgent, MLPAgent))
-        # The command line gives all arguments, and lists for tuples.
-        values: dict[str, Any] = {
-            name: tuple(x) if isinstance(x, list) else x for name, x in arguments.items()
-        }
-        given: dict[str, Any] = {
-            name: x for name, x in values.items() if name not in defaults or x != defaults[name].default
-        }
+        known = inspect.signature(CNNAgent).parameters
+        given = changed(arguments)
         if unknown := given.keys() - known.keys():
             raise ConfigError(
                 f"env_id has pictures, and model.agent.{min(unknown)} is an argument of MLPAgent: remove it,"
                 " or set model.agent to ppo_lightning.CNNAgent with arguments of its own."
             )
         return CNNAgent(observation_spec, action_spec, **given)
+
+
+def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an agent that are not the defaults of :class:`MLPAgent`.
+
+    The command line gives all arguments, and lists for tuples.
+    """
+    defaults = inspect.signature(MLPAgent).parameters
+    values = {name: tuple(x) if isinstance(x, list) else x for name, x in arguments.items()}
+    return {name: x for name, x in values.items() if name not in defaults or x != defaults[name].default}

@@ -6,7 +6,6 @@ import json
 import math
 import zlib
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import torch
@@ -20,9 +19,8 @@ from torchrl.modules.distributions.utils import has_analytic_entropy
 from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.models.agent import ActorCritic
 from ppo_lightning.models.composite import make_head
-from ppo_lightning.models.default import DefaultAgent
+from ppo_lightning.models.default import DefaultAgent, changed
 from ppo_lightning.models.heads import Head, Parameters
-from ppo_lightning.models.mlp import MLPAgent
 from ppo_lightning.spaces.specs import choice_counts, columns, is_mask, mask_columns, spec_to_plain, stored
 
 Network = Callable[[TensorSpec, TensorSpec], nn.Module] | nn.Module  # what makes a module, or a module
@@ -254,10 +252,7 @@ def choose_agent(agent: Callable[..., Any], actor: Any, critic: Any) -> Callable
     """Return what makes the agent: ``agent``, or the actor and the critic if they are given."""
     if actor is None and critic is None:
         return agent
-    # The command line gives all arguments, and lists for tuples.
-    settings = {k: tuple(x) if isinstance(x, list) else x for k, x in getattr(agent, "keywords", {}).items()}
-    defaults = {name: parameter.default for name, parameter in signature(MLPAgent).parameters.items()}
-    if _class_of(agent) is not DefaultAgent or not settings.items() <= defaults.items():
+    if _class_of(agent) is not DefaultAgent or changed(getattr(agent, "keywords", {})):
         raise ConfigError("model.agent and model.actor are both given: remove one of them.")
     return functools.partial(ForeignAgent, actor=actor, critic=critic)
 

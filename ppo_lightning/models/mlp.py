@@ -55,7 +55,8 @@ class MLPAgent(ActorCritic):
         activation: ``tanh``, ``relu`` or ``elu``.
         critic_hidden_sizes: Widths of the value function's multilayer perceptron, if it differs from the
             policy's. None: the policy's layers.
-        log_std_init: Initial logarithm of the standard deviation of a Gaussian.
+        log_std_init: Initial natural logarithm of the standard deviation, for ``gaussian`` in units of the
+            action, for ``tanh_gaussian`` before the tanh.
 
     Raises:
         ConfigError: The observations are a picture, the head does not support the actions, a key is unknown,

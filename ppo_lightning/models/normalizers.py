@@ -110,24 +110,6 @@ def merged(one: Tensor, other: Tensor) -> Tensor:
     return torch.stack([size, one[1] + delta * share, one[2] + other[2] + delta.square() * one[0] * share])
 
 
-def summaries_of_ranks(batches: Sequence[Tensor]) -> list[Tensor]:
-    """Summarize a step's batches over all ranks.
-
-    With several ranks this is a collective: a rank without resets participates, too.
-
-    Args:
-        batches: One or two batches of this rank, [B, *shape]: observations of a step, and those after resets.
-
-    Returns:
-        One summary per batch. With several ranks there are two, of which the second may have the size 0.
-    """
-    local = [summary_of(batch) for batch in batches]
-    if collectives.world_size() == 1:
-        return local
-    local += [torch.zeros_like(local[0])] * (2 - len(local))
-    return [functools.reduce(merged, ranks) for ranks in collectives.gather(torch.stack(local)).unbind(1)]
-
-
 def merge_rows(moments: Moments, rows: Tensor) -> None:
     """Merge rows of all ranks into statistics.
 
@@ -207,7 +189,10 @@ class CollectorMoments:
             batches = [batch.to(self.mean.device) for batch in batches]
         if collectives.world_size() == 1:
             return [summarize(batch) for batch in batches]
-        ranks: list[Any] = summaries_of_ranks([torch.as_tensor(batch) for batch in batches])
+        local = [summary_of(torch.as_tensor(batch)) for batch in batches]
+        local += [torch.zeros_like(local[0])] * (2 - len(local))  # a rank without resets participates, too
+        gathered = collectives.gather(torch.stack(local)).unbind(1)
+        ranks: list[Any] = [functools.reduce(merged, summaries) for summaries in gathered]
         if self._arrays:
             ranks = [summary.numpy() for summary in ranks]
         return [(float(sizes.max()), mean, m2) for sizes, mean, m2 in ranks]
@@ -233,12 +218,9 @@ def summarize(batch: Any) -> tuple[float, Any, Any]:
     """Return size, mean and sum of squared deviations of rows [B, ...], an array or a tensor."""
     size = len(batch)
     if isinstance(batch, Tensor):
-        batch = batch.double()
+        return size, *summary_of(batch)[1:]
     if size < 2:
         return size, batch[0] if size else 0.0, 0.0
-    if isinstance(batch, Tensor):
-        variance, mean = torch.var_mean(batch, dim=0, correction=0)
-        return size, mean, variance * size
     mean = np.add.reduce(batch, axis=0, dtype=np.float64) / size
     difference = batch - mean
     return size, mean, np.add.reduce(difference * difference, axis=0)

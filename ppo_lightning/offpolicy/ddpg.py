@@ -74,8 +74,8 @@ class DDPG(OffPolicyModule):
     Args:
         learning_rate: Learning rate of both Adams.
         tau: Share of the online networks in an update of the target networks.
-        exploration_noise: Standard deviation of the noise on actions, in units of half their width. Before
-            ``learning_starts``, actions are uniformly random.
+        exploration_noise: Standard deviation of the noise on actions, in units of half the width of their
+            bounds. Before ``learning_starts``, actions are uniformly random.
         policy_frequency: Updates of the critics for one of the policy and of all target networks.
         agent: As for :class:`OffPolicyModule`.
         **hyperparameters: Those of :class:`OffPolicyModule`.

@@ -21,7 +21,7 @@ from ppo_lightning.algorithms.agent_module import AgentModule
 from ppo_lightning.algorithms.minibatches import Minibatch, mean_of
 from ppo_lightning.algorithms.update import adam_state
 from ppo_lightning.callbacks.preemption import Preemption
-from ppo_lightning.checkpoints.beside import BESIDE, read_beside
+from ppo_lightning.checkpoints.file import BESIDE, read_beside
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.offpolicy.agents import Critics, OffPolicyAgent

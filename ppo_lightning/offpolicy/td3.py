@@ -17,8 +17,8 @@ class TD3(DDPG):
     the details of CleanRL's ``td3_continuous_action.py``.
 
     Args:
-        policy_noise: Standard deviation of the noise on the target policy's actions, in units of half their
-            width.
+        policy_noise: Standard deviation of the noise on the target policy's actions, in units of half
+            the width of their bounds.
         noise_clip: Largest absolute noise, in the same units.
         **hyperparameters: Those of :class:`~ppo_lightning.offpolicy.DDPG`.
 

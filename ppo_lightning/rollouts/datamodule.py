@@ -90,11 +90,11 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
     Args:
         env_id: The environment's id as the backend spells it, or a function that makes a new Gymnasium or
             TorchRL environment, or a new ``gymnasium.vector.VectorEnv``, at each call (in YAML: its import
-            path, as in ``my_package.make``, or a ``class_path``). The function gets ``num_envs``, ``seed``
-            and ``first_env`` if it has such parameters.
+            path, as in ``my_package.make``, or a ``class_path``). The function gets ``num_envs``,
+            ``seed``, ``seeds`` and ``first_env`` if it has such parameters.
         backend: ``gymnasium`` is best for a few cheap environments, ``envpool`` for many or slow ones.
             ``vectorized`` has Gymnasium's vectorized environments, such as CartPole, ``torch`` CartPole and
-            Pendulum as functions of tensors, ``procgen`` Procgen.
+            Pendulum as functions of tensors, ``procgen`` Procgen, ``pettingzoo`` games of several players.
         num_envs: Number of environments, of all ranks together.
         num_steps: Steps of each environment in a rollout.
         total_timesteps: Environment steps of the whole run, of all ranks together; whole rollouts only.

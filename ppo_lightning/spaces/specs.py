@@ -11,15 +11,39 @@ from gymnasium import spaces
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.spaces.pictures import is_picture
+from ppo_lightning.spaces.pictures import SMALLEST_PICTURE, is_picture
 
 MASK = "action_mask"  # observation entry that marks the allowed discrete actions
+CELL = (11, 6, 3)  # numbers of objects, colors and states of MiniGrid (minigrid/core/constants.py)
 LARGEST = 2**24  # maximum size of an observation or an action in a checkpoint
 
 
 def with_axis(space: spaces.Space) -> spaces.Space:
     """Return a ``Box`` of shape () as a vector of one number, and other spaces unchanged."""
     return spaces.flatten_space(space) if isinstance(space, spaces.Box) and space.shape == () else space
+
+
+def cells_as_choices(space: spaces.Space) -> spaces.Space:
+    """Replace the byte image of a MiniGrid observation space by discrete cells, and drop the text.
+
+    MiniGrid declares each cell as three bytes: object, color and state. A network would read these as
+    quantities, for example a ball as more than a key.
+
+    Args:
+        space: Observation space of one environment.
+
+    Returns:
+        A space with a ``MultiDiscrete`` image. Any space of another kind is returned unchanged.
+    """
+    if not (isinstance(space, spaces.Dict) and set(space) - {MASK} == {"direction", "image", "mission"}):
+        return space
+    shape = space["image"].shape or ()
+    if (
+        shape[2:] != (3,) or shape[0] >= SMALLEST_PICTURE
+    ):  # a wrapper has rendered pixels or encoded the cells
+        return space
+    parts = {name: part for name, part in space.items() if name != "mission"}
+    return spaces.Dict({**parts, "image": spaces.MultiDiscrete(np.broadcast_to(CELL, shape))})
 
 
 def join_vectors(space: spaces.Space) -> spaces.Space:

@@ -236,16 +236,6 @@ def test_overrides_that_call_super_are_not_named(fit, recwarn):
     assert not [str(w.message) for w in recwarn if "super()" in str(w.message)]
 
 
-class OldLoss(PPO):
-    def loss(self, minibatch):
-        return super().loss(minibatch, self.evaluate(minibatch))
-
-
-def test_a_loss_without_an_evaluation_is_refused_before_the_run(fit):
-    with pytest.raises(ConfigError, match=r"^OldLoss\.loss .*self\.evaluate\(minibatch\)"):
-        fit(DATA, MODEL, ppo=OldLoss)
-
-
 class Evaluations(PPO):
     """PPO that evaluates other actions, and records the ends of iterations."""
 

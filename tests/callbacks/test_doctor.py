@@ -62,7 +62,7 @@ def test_the_doctor_reports_each_symptom_once(symptom, fit, capsys):
     doctor = Doctor()
     fit(WELL | data, model, callbacks=[doctor])
     out = capsys.readouterr().out
-    assert str(doctor.findings[symptom]) in out
+    assert doctor.findings[symptom] in out
     assert out.count(f"steps: {symptom}: ") == 1, "once"
 
 

@@ -497,11 +497,6 @@ def test_a_function_and_a_class_can_be_named_in_yaml(env_id, tmp_path, monkeypat
     assert "1024 environment steps" in capsys.readouterr().out
 
 
-def test_play_cannot_make_the_environment_of_a_function():
-    with pytest.raises(ConfigError, match=r"env_id '__main__.<lambda>' is a function: give the id"):
-        make_env("__main__.<lambda>")
-
-
 # Masks in info
 
 

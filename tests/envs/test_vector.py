@@ -27,7 +27,6 @@ from tests.helpers import Recorder
 
 SCRIPT, REACH, PARTS = (f"tests.environments:{name}-v0" for name in ("Script", "Reach", "Parts"))
 MODES = AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP
-LIMITED = {"env_kwargs": {"max_episode_steps": 20}}
 SMALL = {"num_envs": 2, "num_steps": 48, "total_timesteps": 192, "eval_episodes": 3}
 
 

@@ -16,13 +16,13 @@ from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, evaluate, make_en
 from ppo_lightning.callbacks import Doctor
 from ppo_lightning.checkpoints.agent import agent_to_plain, check_same_agent, check_same_spaces
 from ppo_lightning.commands import cli
-from ppo_lightning.envs.minigrid import cells_as_choices
 from ppo_lightning.export.onnx import largest_difference, random_observations, to_onnx
 from ppo_lightning.models.encoders import make_encoder
 from ppo_lightning.models.memory import MEMORIES
 from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.spaces.rows import from_row, to_row
 from ppo_lightning.spaces.specs import (
+    cells_as_choices,
     choice_counts,
     columns,
     mask_columns,
