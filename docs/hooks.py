@@ -70,7 +70,7 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
             return f"](source/{path.relative_to(ROOT)}.md)"
         return "](#)" if path.exists() else match.group(0)
 
-    markdown = LINK.sub(replace, markdown)
+    markdown = re.sub(r"\[([^\[\]]+)\]\(#\)", r"\1", LINK.sub(replace, markdown))
     return CODE.sub(lambda match: f"{match[0]}\n\n{code_block(ROOT / match[2], match[1])}", markdown)
 
 
