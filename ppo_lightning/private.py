@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map as tree_map
 
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 
 CHECKED_VERSIONS = ("2.6.0", "2.6.1", "2.6.6")
 COMPILER_ERRORS = InductorError, TritonMissing, GPUTooOldForTriton, Unsupported
@@ -152,6 +152,11 @@ def end_interrupted(trainer: "Trainer", end: BaseException) -> NoReturn:
 def set_sigterm_handler(trainer: "Trainer", handler: Callable[..., Any]) -> None:
     """Replace the handler that Lightning registers for SIGTERM before training."""
     trainer._signal_connector._sigterm_notifier_fn = handler  # type: ignore[method-assign]
+
+
+def copy_buffers(callback: "WeightAveraging") -> None:
+    """Let an average have the newest buffers: means of statistics, indices and choices are none of these."""
+    callback._use_buffers = False
 
 
 def saves_by_time(checkpoint: "ModelCheckpoint") -> bool:

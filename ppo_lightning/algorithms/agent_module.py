@@ -188,6 +188,11 @@ class AgentModule(NamedArguments, L.LightningModule):
                 f"model.agent has a memory, which {type(self).__name__} cannot train: use"
                 " ppo_lightning.RecurrentPPO, or set model.agent.memory to null."
             )
+        if type(self.agent).normalize is not ActorCritic.normalize:
+            raise ConfigError(
+                f"{type(self.agent).__name__} overrides normalize, which rollouts do not call: change the"
+                " observations in the forward of a body, or in data.transforms."
+            )
         mask = mask_columns(self.data.specs.observation)
         if mask and self.agent.mask is None and not isinstance(self.agent, ForeignAgent):
             raise ConfigError(

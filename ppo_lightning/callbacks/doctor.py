@@ -191,11 +191,12 @@ def _dead_shares(body: nn.Module, observation: Tensor) -> list[float]:
     """Return the share of dead units of each ReLU, or, without ReLUs, of each linear layer (before tanh)."""
     has_relu = any(isinstance(layer, nn.ReLU) for layer in body.modules())
     kind: type[nn.Module] = nn.ReLU if has_relu else nn.Linear
+    rectifies = has_relu or getattr(body, "activation", None) is torch.relu
     shares: list[float] = []
 
     def measure(layer: nn.Module, _: Any, output: Tensor) -> None:
         units = output.transpose(1, -1).flatten(0, -2)  # [rows, units or channels]
-        dead = units <= 0 if kind is nn.ReLU else units.abs() > SATURATED
+        dead = units <= 0 if rectifies else units.abs() > SATURATED
         shares.append(dead.all(dim=0).float().mean().item())
 
     hooks = [layer.register_forward_hook(measure) for layer in body.modules() if isinstance(layer, kind)]

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
+    WeightAveraging,
 )
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -67,6 +68,8 @@ def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
         for kind, sentence in REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigError(sentence)
+        if isinstance(callback, WeightAveraging):
+            private.copy_buffers(callback)
         saves_errors = isinstance(callback, OnExceptionCheckpoint)
         saves_errors |= isinstance(callback, ModelCheckpoint) and callback.save_on_exception
         if saves_errors and trainer.world_size > 1:

@@ -17,7 +17,6 @@ from ppo_lightning.errors import ConfigError, first_line
 from ppo_lightning.utils.finite import first_nonfinite
 
 BESIDE = "beside"  # entry of a checkpoint: the large state until it is written, then the name of its file
-UNFINISHED = ".unfinished.part"
 CHECKPOINT = (
     "pytorch-lightning_version",
     "agent",
@@ -33,14 +32,14 @@ ACTING = (*CHECKPOINT, "ppo_lightning", "evaluation", "extra_steps", "episode_le
 
 
 def write_atomically(content: Any, path: Path) -> None:
-    """Write to a temporary name in the same folder, of which a killed writer leaves one file, and rename.
+    """Write to a temporary name in the same folder, and rename. A killed writer leaves one file of each name.
 
     Raises:
         OSError: The file cannot be written.
         ConfigError: It would hold objects that :func:`read_checkpoint` refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(UNFINISHED)
+    unfinished = path.with_name(f".{path.name}.part")
     try:
         with open(unfinished, "wb") as file:
             torch.save(_with_plain_numbers(content), file)

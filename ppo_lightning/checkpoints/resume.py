@@ -15,7 +15,7 @@ def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) 
     """Return the newest intact checkpoint of all runs in some folders, None if there is none.
 
     Lightning's ``ckpt_path="last"`` looks in the folder of the new run only. A damaged file is skipped with a
-    message on standard error.
+    message on standard error, and one of weights only without.
 
     Args:
         *folders: Folders of the runs, with all subfolders; by default ``lightning_logs``.
@@ -25,6 +25,8 @@ def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) 
     Example:
         >>> trainer.fit(PPO(), data, ckpt_path=ppo_lightning.last_checkpoint("lightning_logs"))
     """
+    if hasattr(env_id, "__qualname__"):  # a function or a class
+        env_id = f"{env_id.__module__}.{env_id.__qualname__}"
     paths = [path for folder in folders or ("lightning_logs",) for path in Path(folder).rglob("*.ckpt")]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
@@ -32,6 +34,8 @@ def last_checkpoint(*folders: str | Path, env_id: Any = None, seed: Any = True) 
             read_beside(checkpoint, path)
         except ConfigError as error:
             print(f"skipped: {error}", file=sys.stderr)
+            continue
+        if "optimizer_states" not in checkpoint:  # weights only
             continue
         same_env = env_id in (None, checkpoint["datamodule_hyper_parameters"]["env_id"])
         if same_env and (seed is True or seed == checkpoint["seed"]):  # 1 == True

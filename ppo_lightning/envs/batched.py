@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -334,7 +335,10 @@ class BatchedEnv(EnvBase):
 
     def _close_envs(self) -> None:
         for env in self.envs if isinstance(self.envs, list) else [self.envs]:
-            env.close()
+            try:
+                env.close()
+            except Exception as error:  # the run goes on, or ends with its own error
+                warnings.warn(f"{name_of(env)}: close() raised {error!r}.", stacklevel=2)
 
 
 def untransformed(env: Any) -> Any:

@@ -109,6 +109,7 @@ class GymnasiumEnv(BatchedEnv):
         count = sum(choice_counts(spec_from_space(actions)))
         # Source of masks that are not part of the observations.
         self._mask_source: Literal["method", "info"] | None = None
+        self._lacks_mask = False  # whether the info of a reset could have a mask, and has none
         pending_resets: dict[int, tuple[Any, Any]] = {}
         name = "action_masks"
         if count and first.has_wrapper_attr(name) and callable(first.get_wrapper_attr(name)):
@@ -121,6 +122,7 @@ class GymnasiumEnv(BatchedEnv):
                 reraise(error, self._location(0), "reset")
             _, info = pending_resets[0]
             self._mask_source = "info" if isinstance(info, Mapping) and MASK in info else None
+            self._lacks_mask = self._mask_source is None
         if self._mask_source is not None:
             self._in_dict = isinstance(space, spaces.Dict)
             parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
@@ -171,13 +173,18 @@ class GymnasiumEnv(BatchedEnv):
     def _with_mask(self, i: int, observation: Any, info: Any, over: bool = False) -> dict[str, Any]:
         """Add the mask to an observation as the entry ``action_mask``.
 
-        At an episode end, the mask is not used, so that a missing one is replaced by ones.
+        At an episode end, the mask is not used, so that ones replace one that is missing or cannot be made.
         """
         if self._in_dict and not isinstance(observation, Mapping):
             return observation  # which is refused later
         if self._mask_source == "method":
             # One mask for all components, or one per component.
-            masks = self.envs[i].get_wrapper_attr("action_masks")()
+            try:
+                masks = self.envs[i].get_wrapper_attr("action_masks")()
+            except Exception:
+                if not over:
+                    raise
+                masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
         elif isinstance(info, Mapping) and MASK in info:
             masks = info[MASK]
         elif over:
@@ -198,9 +205,10 @@ class GymnasiumEnv(BatchedEnv):
         if keeps_infos := self.keeps_infos:
             self.infos.clear()
         dtype, seen, shape = observation.dtype, self._dtype, observation.shape[1:]
+        number = next(self._step_numbers)
+        reads_info = keeps_infos or number == 1
         valid = self.valid
         self._flags.fill(False)
-        number = next(self._step_numbers)
         if valid is not None:
             valid[:] = True
         i, answer = 0, ...
@@ -214,7 +222,7 @@ class GymnasiumEnv(BatchedEnv):
                 goes_on = terminated is False or terminated is FALSE
                 goes_on = goes_on and (truncated is False or truncated is FALSE)
                 is_usual = goes_on and type(reward) in NUMBERS and type(info) is dict
-                is_usual = is_usual and not (keeps_infos and info)
+                is_usual = is_usual and not (reads_info and info)
                 if is_usual and rows and type(value) is np.ndarray:
                     if value.dtype is dtype:
                         try:
@@ -241,6 +249,10 @@ class GymnasiumEnv(BatchedEnv):
             self.infos[i] = numbers_in(info)
         if self._mask_source is not None:
             value = self._with_mask(i, value, info, over)
+        elif check and self._lacks_mask and MASK in info:
+            raise ConfigError(
+                f"the info of step() has an {MASK}, and that of reset() lacks it: add it there."
+            )
         dtype = value.dtype if isinstance(value, np.ndarray) else None
         differs = self._to_row is None and dtype is not self._dtype
         self._write(self._observation, i, value, over, check or differs)

@@ -248,7 +248,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
             [values.get(player, missing) for player in self._players]
             for values, missing in ((env.rewards, 0), (env.terminations, True), (env.truncations, True))
         )
-        if sum(rewards) != 0:
+        if abs(sum(rewards)) > 1e-6 * max(map(abs, rewards)):  # floats may not sum to 0 exactly
             raise ConfigError(
                 f"the rewards {rewards} of the two players do not sum to 0, and turn-based games must be"
                 " zero-sum."

@@ -116,6 +116,7 @@ def play_games(
                 stacklevel=2,
             )
         watch(env)
+    margin = margin.round(6)  # 0.1 + 0.2 - 0.3 is a draw
     return Outcomes(int((margin > 0).sum()), int((margin == 0).sum()), int((margin < 0).sum()))
 
 

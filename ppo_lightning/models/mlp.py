@@ -14,9 +14,9 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.agent import Acted, ActorCritic, ArrayPolicy
-from ppo_lightning.models.bodies import MLP, Activation, linear_function
+from ppo_lightning.models.bodies import ACTIVATIONS, MLP, Activation, linear_function
 from ppo_lightning.models.encoders import Encoders
-from ppo_lightning.models.heads import INVALID, HeadName
+from ppo_lightning.models.heads import INVALID, Float32Linear, HeadName
 from ppo_lightning.models.memory import MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.spaces.entries import choose_entries, describe, row_columns
@@ -140,7 +140,8 @@ class MLPAgent(ActorCritic):
 
         NumPy needs half of PyTorch's time, for a small network a thirtieth of that on a GPU. Values and
         log-probabilities are left to the end of the rollout, because one large batch costs less than many
-        small ones. A subclass of agent, body or head that overrides a method acts on tensors.
+        small ones. A subclass of agent, body or head that overrides a method, or has layers or
+        an activation of its own, acts on tensors.
         """
         on_tensors, device = super().array_policy, self.device.type
         parts: Any = self.actor_body, self.head, self.memory
@@ -155,6 +156,10 @@ class MLPAgent(ActorCritic):
             parts = (None if part is None else copy.deepcopy(part).cpu() for part in parts)
         body, head, memory_cell = parts
         if (sample := head.array_sampler()) is None:
+            return on_tensors()
+        layers = *body.layers, head.linear
+        activations = body.activation, body._array_activation
+        if {*map(type, layers)} - {nn.Linear, Float32Linear} or activations not in ACTIVATIONS.values():
             return on_tensors()
         forward = body.array_forward()
         linear = linear_function(head.linear)

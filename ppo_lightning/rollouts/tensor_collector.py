@@ -8,15 +8,19 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torchrl.data import Bounded
+from torchrl.data import Bounded, Composite
 from torchrl.envs import TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.normalizers import CollectorMoments
 from ppo_lightning.rollouts.base import Collector
+from ppo_lightning.spaces.specs import row_spec
 from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import tensor_episode_sums
+
+# Keys that mean something in our rollouts; those of another environment may mean anything.
+MEANT = ("valid", "sign", "player", "mover", "memory", ("next", "memory"), ("next", "info"))
 
 
 class TensorCollector(Collector):
@@ -50,6 +54,8 @@ class TensorCollector(Collector):
         self._device = env.device or torch.device("cpu")
         self._bounds: tuple[Tensor, Tensor] | None = None
         action_spec = env.action_spec_unbatched
+        if isinstance(action_spec, Composite):
+            action_spec = row_spec(action_spec)
         observation_spec = env.observation_spec_unbatched["observation"]
         self._keys = [*self.agent.rollout_keys(observation_spec, action_spec)]
         self._action_dtype = action_spec.dtype
@@ -221,8 +227,8 @@ class TensorCollector(Collector):
 
 
 def _stacked(steps: list[TensorDictBase]) -> TensorDictBase:
-    """Stack steps [N] to a rollout [N, T], with float32 in the place of float64."""
-    rollout = TensorDict.maybe_dense_stack(steps, dim=1)
+    """Stack steps [N] to a rollout [N, T], with float32 in the place of float64, without :data:`MEANT`."""
+    rollout = TensorDict.maybe_dense_stack([step.exclude(*MEANT) for step in steps], dim=1)
     for key, values in rollout.items(True, leaves_only=True):
         if values.dtype == torch.float64:
             rollout[key] = values.float()

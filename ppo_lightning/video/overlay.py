@@ -54,7 +54,7 @@ def draw(
         color = CHOSEN if index == chosen else LIGHT
         pen.text((MARGIN, top), name[:13], fill=color)
         pen.rectangle((left, top + 2, right, top + ROW - 4), fill=GRAY)
-        end = left + round(float(share) * (right - left))
+        end = left + round(min(max(float(share), 0), 1) * (right - left))
         pen.rectangle((left, top + 2, end, top + ROW - 4), fill=color)
         pen.text((right + 6, top), number, fill=color)
     shown = np.asarray(values[-(WIDTH - 2 * MARGIN) :])

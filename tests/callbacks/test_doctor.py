@@ -128,3 +128,16 @@ def test_a_run_with_the_doctor_is_whole_whatever_layers_its_body_has(fit):
 
 def test_the_doctor_changes_no_weight(fit):
     assert torch.equal(weights(fit(WELL, callbacks=[Doctor(every=1)])), weights(fit(WELL)))
+
+
+def test_the_doctor_sees_units_of_an_agent_with_relu_that_are_0_for_every_observation(fit):
+    class Dead(MLPAgent):
+        def __init__(self, observation_spec, action_spec):
+            super().__init__(observation_spec, action_spec, activation="relu")
+            self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+            nn.init.zeros_(self.actor_body.layers[1].weight)
+            nn.init.constant_(self.actor_body.layers[1].bias, -1)
+
+    doctor = Doctor(every=1)
+    fit(WELL | {"total_timesteps": 4 * 64 * 2}, {"agent": Dead}, callbacks=[doctor])
+    assert "100 % of the units in layer 2 of the policy" in doctor.findings["dead units"]

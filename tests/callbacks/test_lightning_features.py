@@ -1,12 +1,15 @@
 """Epochs, callbacks, loggers and Trainer options work as Lightning's users expect (docs/lightning.md)."""
 
 import csv
+import functools
 import re
 from datetime import timedelta
 
+import gymnasium as gym
 import lightning as L
 import pytest
 import torch
+from gymnasium import spaces
 from lightning.pytorch.callbacks import (
     DeviceStatsMonitor,
     EarlyStopping,
@@ -20,7 +23,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule
-from ppo_lightning.callbacks import loggers
+from ppo_lightning.callbacks import guards
 from ppo_lightning.callbacks.supported import check_callbacks
 from tests.environments import Rising
 from tests.helpers import SaveAfter, weights
@@ -247,6 +250,26 @@ def test_weights_are_averaged(fit, tmp_path):
     torch.testing.assert_close(weights(PPO.load_from_checkpoint(path)), weights(averaged))
 
 
+class Anything(gym.Env):
+    """Environment with random observations."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def test_an_average_leaves_indices_and_choices_as_they_are(fit):
+    """Averages of integers are cut off, and a choice is found by its exact number."""
+    data = EIGHT | {"env_id": functools.partial(Anything, spaces.Discrete(9), spaces.MultiDiscrete([3, 3]))}
+    module, plain = (fit(data, MODEL, callbacks=[*added]) for added in ([EMAWeightAveraging(decay=0.9)], []))
+    assert all(torch.equal(x, module.agent.get_buffer(name)) for name, x in plain.agent.named_buffers())
+
+
 def test_a_compiled_module_is_refused(make_trainer):
     with pytest.raises(ConfigError, match=r"pass compile=True instead"):
         make_trainer().fit(torch.compile(PPO(**MODEL)), RolloutDataModule(**EIGHT))
@@ -335,7 +358,7 @@ def test_nothing_is_written_to_a_disk_that_is_nearly_full(fit, tmp_path, capsys,
     class Fill(L.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             full = 3 <= pl_module.rollouts_done < 7
-            monkeypatch.setattr(loggers, "SPARE", 2**60 if full else 2**20)
+            monkeypatch.setattr(guards, "SPARE", 2**60 if full else 2**20)
 
     pair = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path)]
     fit(EIGHT, MODEL, callbacks=[Fill()], logger=pair, log_every_n_steps=1, **VALIDATED)

@@ -1,6 +1,7 @@
 """Damaged, edited or malicious checkpoints: one sentence, no import, no memory use."""
 
 import contextlib
+import os
 import random
 import re
 import resource
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from ppo_lightning import PPO, ConfigError, RolloutDataModule, last_checkpoint
-from ppo_lightning.checkpoints.file import CHECKPOINT, UNFINISHED, read_checkpoint
+from ppo_lightning.checkpoints.file import CHECKPOINT, read_checkpoint, write_atomically
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
 from tests.checkpoints.conftest import DATA, MISSING, SMALL
 from tests.helpers import RECIPE, Forked
@@ -242,9 +243,17 @@ def test_the_last_of_several_paths_counts(run, refusal_of):
     assert "'other.ckpt' is not a file" in refusal_of("validate", *paths)
 
 
-def test_a_run_is_not_resumed_from_weights_only(edited, refusal_of):
+def test_a_run_is_not_resumed_from_weights_only(run, edited, refusal_of):
     flags = ["--trainer.logger", "false", "--data.total_timesteps", "256"]
+    shutil.copy(run, "whole.ckpt")
+    os.utime("whole.ckpt", (0, 0))
     path = edited("optimizer_states", MISSING)
+    assert last_checkpoint(".") == "whole.ckpt", "the other one is newer"
+    path_of_class = f"{Forked.__module__}.{Forked.__qualname__}"
+    edited(DATA, "env_id", path_of_class, name="of_a_class.ckpt")
+    assert (
+        last_checkpoint(".", env_id=Forked) == last_checkpoint(".", env_id=path_of_class) == "of_a_class.ckpt"
+    )
     assert PPO.load_from_checkpoint(path).env_steps == 128
     assert "it has no optimizer_states" in refusal_of("fit", "--ckpt_path", path, *flags)
 
@@ -268,7 +277,14 @@ def test_a_killed_writer_leaves_the_previous_file_and_the_next_save_replaces_its
     finally:
         writer.kill()
         writer.communicate()
-    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", UNFINISHED}
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", ".last.ckpt.part"}
     assert last_checkpoint(tmp_path) == str(tmp_path / "last.ckpt")
-    CheckedCheckpointIO().save_checkpoint(read_checkpoint("last.ckpt"), "next.ckpt")
-    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "next.ckpt"}
+    CheckedCheckpointIO().save_checkpoint(read_checkpoint("last.ckpt"), "last.ckpt")
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt"}
+
+
+def test_runs_that_save_in_one_folder_at_once_keep_their_own_weights(tmp_path, monkeypatch):
+    """The second run begins and ends its file while the first one writes."""
+    monkeypatch.setattr(os, "fsync", lambda _: monkeypatch.undo() or write_atomically(2, tmp_path / "b.ckpt"))
+    write_atomically(1, tmp_path / "a.ckpt")
+    assert [torch.load(tmp_path / f"{name}.ckpt") for name in "ab"] == [1, 2]

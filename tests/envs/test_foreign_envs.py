@@ -691,3 +691,46 @@ def test_a_plain_fit_ends_with_the_frames_of_the_environment(fit, env_id, worker
     assert report[-1].endswith(note)
     frame = next(line for line in reversed(report) if line.startswith("  File "))
     assert frame.startswith(f'  File "{__file__}"') and frame.endswith(f"in {function}")
+
+
+class Jobs(Plain):
+    """A list of jobs, of which none is left at the end; then a mask raises."""
+
+    def reset(self, *, seed=None, options=None):
+        self.left = [[1, 0]] * 5
+        return super().reset(seed=seed)
+
+    def action_masks(self):
+        return self.left[0]
+
+    def step(self, action):
+        assert action == 0
+        self.left = self.left[1:]
+        return self.see(), 1.0, not self.left, False, {}
+
+
+def test_a_mask_that_raises_at_the_end_of_an_episode_is_not_used(fit):
+    assert fit(SMALL | {"env_id": Jobs}).mean_return == 5
+
+
+class LateMask(Plain):
+    def step(self, action):
+        return *super().step(action)[:4], {"action_mask": np.array([1, 0])}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_mask_that_reset_lacks_is_refused(fit, num_workers):
+    with pytest.raises(ConfigError, match=r"step\(\) has an action_mask, and that of reset\(\) lacks it"):
+        fit(SMALL | {"env_id": LateMask, "num_workers": num_workers})
+
+
+class Unclosable(Plain):
+    def close(self):
+        raise OSError("the simulator is gone")
+
+
+def test_an_environment_that_cannot_be_closed_ends_no_run(fit):
+    said = r"close\(\) raised OSError\('the simulator is gone'\)"
+    with pytest.warns(UserWarning, match=said):
+        module = fit(SMALL | {"env_id": Unclosable, "eval_episodes": 1}, limit_val_batches=1)
+    assert module.env_steps == 96

@@ -1,5 +1,6 @@
 """Games of PettingZoo: players as rows, deaths, ends, seeds, turns, and settings that do not fit."""
 
+import functools
 import sys
 
 import numpy as np
@@ -344,6 +345,41 @@ def test_turn_based_games_are_zero_sum_and_end_for_both(moves, last, message):
     env.reset_arrays()
     with pytest.raises(ConfigError, match=message):
         env.step_arrays(np.array([1]))
+
+
+def test_rewards_that_round_to_a_sum_of_zero_are_zero_sum():
+    env = TurnBasedGamesEnv(lambda: Script([(0, (0.3, -0.1 - 0.2))]), [1])
+    env.reset_arrays()
+    assert env.step_arrays(np.array([1]))[1] == pytest.approx([0.3])
+
+
+class Kept(Mortals):
+    """Game that lists its dead players, too."""
+
+    def step(self, actions):
+        dead = [agent for agent in self.possible_agents if self.time >= self.deaths[agent]]
+        self.agents = [agent for agent in self.agents if agent not in dead]
+        observations, rewards, terminated, truncated, infos = super().step(
+            {agent: actions[agent] for agent in self.agents}
+        )
+        if self.agents:
+            self.agents = list(self.possible_agents)
+        return observations, rewards, terminated | dict.fromkeys(dead, True), truncated, infos
+
+
+def test_a_dead_player_that_a_game_lists_stays_dead():
+    plain, kept = (ParallelGamesEnv(functools.partial(kind, (2, 5)), [1, 2]) for kind in (Mortals, Kept))
+    for env in (plain, kept):
+        env.reset_arrays()
+    for _ in range(8):
+        found = []
+        for env in (plain, kept):
+            *arrays, terminated, truncated = env.step_arrays(np.zeros(2, int))
+            found.append([*arrays, terminated, truncated, env.valid.copy()])
+            if (terminated | truncated).any():
+                found[-1].append(env.reset_arrays(terminated | truncated))
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 class Stateless(Mortals):

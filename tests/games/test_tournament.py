@@ -160,9 +160,29 @@ class HigherNumberWins(BatchedEnv):
         return observation, np.sign(own - other).astype(float), done, done & False
 
 
+class Tie(HigherNumberWins):
+    """Both players get 0.3, one of them in two parts, whose sum rounds to another number."""
+
+    def _step_arrays(self, action):
+        observation, _, *flags = super()._step_arrays(action)
+        rewards = np.array([(0, 0), (0.1, 0), (0.2, 0), (0, 0.3), (0, 0)])[self.steps[::2]]
+        return observation, rewards.ravel(), *flags
+
+
 class Factory:
+    kind = HigherNumberWins
+
     def make(self, num_envs, seed=1, first_env=0, stream="eval", render=False):
-        return HigherNumberWins(list(range(num_envs)))
+        return self.kind(list(range(num_envs)))
+
+
+def first_action(observation, generator):
+    return np.zeros(len(observation), int)
+
+
+def test_equal_sums_of_rewards_are_a_draw(monkeypatch):
+    monkeypatch.setattr(Factory, "kind", Tie)
+    assert play_games(Factory(), first_action, first_action, 10) == Outcomes(0, 10, 0)
 
 
 class Names:

@@ -5,9 +5,10 @@ import functools
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
-from ppo_lightning import PPO, ActorCritic, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule
+from ppo_lightning import PPO, ActorCritic, ConfigError, MLPAgent, RecurrentPPO, RolloutDataModule, make_env
 from ppo_lightning.models import MLP
 from ppo_lightning.models.agent import CONTRACT
 from ppo_lightning.spaces.specs import mask_columns, stored
@@ -125,3 +126,46 @@ def test_an_own_agent_reads_the_action_mask_or_is_refused(fit, tmp_path):
 def test_an_own_agent_with_arguments_trains(fit):
     module = fit({"total_timesteps": 512}, {"agent": functools.partial(WithBody, width=16)})
     assert module.agent.actor_body.out_features == 16
+
+
+class Negative(MLPAgent):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.head.linear.weight.data *= 100
+        self.actor_body.activation = torch.neg
+
+
+class Capped(nn.Linear):
+    def forward(self, features):
+        return super().forward(features).clamp(-0.01, 0.01)
+
+
+class CappedHead(MLPAgent):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.head.linear = Capped(64, 2)
+
+
+class Normed(MLPAgent):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.actor_body.layers.append(nn.LayerNorm(64))
+
+
+@pytest.mark.parametrize("kind", [Negative, CappedHead, Normed])
+def test_an_agent_acts_with_layers_and_an_activation_of_its_own(kind):
+    env = make_env("CartPole-v1", 2)
+    agent = kind(*env.agent_specs)
+    observation, noise = torch.randn(64, 4), agent.noise((64,))
+    action = agent.array_policy()(observation.numpy(), noise.numpy(), None)[0]
+    assert action.tolist() == agent.act(observation, noise)[0].tolist()
+
+
+class Scaled(MLPAgent):
+    def normalize(self, observation):
+        return super().normalize(observation) / 100
+
+
+def test_a_normalization_that_rollouts_would_ignore_is_refused(fit):
+    with pytest.raises(ConfigError, match="Scaled overrides normalize, which rollouts do not call"):
+        fit({"total_timesteps": 512}, {"agent": Scaled})

@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv, VecNormV2
 
 from ppo_lightning import MLPAgent, make_env
+from ppo_lightning.envs import EnvFactory
+from ppo_lightning.envs.batched import untransformed
+from ppo_lightning.envs.specs import specs_of
+from ppo_lightning.envs.tensor_env import TensorEnv, TensorStep
 from ppo_lightning.errors import NonFiniteError
 from ppo_lightning.models.normalizers import CollectorMoments, ObservationNormalizer, RewardScaler
 from ppo_lightning.rollouts import tensor_collector
@@ -219,3 +224,51 @@ def test_a_resumed_collector_continues_noise_counts_and_buffers_of_transforms():
     assert torch.equal(norms[0].loc["observation"], norms[1].loc["observation"])
     assert torch.equal(first.draw_noise(), second.draw_noise())
     assert len(list(second)) == 2
+
+
+class Planner(Walk):
+    """Walk whose observations have keys with a meaning in our rollouts, and another one here."""
+
+    def _reset(self, tensordict=None, **kwargs):
+        return super()._reset(tensordict, **kwargs).update(self.others())
+
+    def _step(self, tensordict):
+        return super()._step(tensordict).update(self.others())
+
+    def others(self):
+        zeros = torch.zeros(*self.batch_size, 1)
+        return {"valid": zeros.bool(), "sign": zeros, "info": TensorDict(batch_size=self.batch_size)}
+
+
+def test_keys_of_an_environment_do_not_mean_what_ours_mean(fit):
+    walk, planner = (
+        fit({"env_id": kind, "num_envs": 2, "num_steps": 16, "total_timesteps": 64})
+        for kind in (Walk, Planner)
+    )
+    for one, other in zip(walk.parameters(), planner.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+class Parts(TensorEnv):
+    """Tensor environment that records actions of two parts."""
+
+    def __init__(self, num_envs):
+        action_space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(-0.1, 0.1, (2,)))
+        super().__init__(spaces.Box(-1, 1, (2,)), action_space, num_envs)
+        self.received = []
+
+    def reset_tensors(self, mask):
+        return torch.zeros(self.num_envs, 2)
+
+    def step_tensors(self, action):
+        self.received.append(action.clone())
+        flags = torch.zeros(self.num_envs, dtype=torch.bool)
+        return TensorStep(torch.zeros(self.num_envs, 2), flags.float(), flags, flags)
+
+
+def test_continuous_parts_of_actions_are_clipped():
+    env = EnvFactory(Parts).make(4)
+    make_collector(env, MLPAgent(*specs_of(env)), 16).rollout()
+    choices, numbers = torch.stack(untransformed(env).received).split([1, 2], dim=-1)
+    assert numbers.abs().max() == torch.tensor(0.1)
+    assert choices.unique().tolist() == [0, 1]

@@ -180,6 +180,8 @@ def test_the_bars_are_as_long_as_the_policy_says():
     assert (frame[:420, :320] == 9).all(), "the picture, twice as large"
     np.testing.assert_allclose(bar_lengths(frame, 3, 1), [0, 0.25, 1], atol=0.02)
     assert (frame == np.array(overlay.CHOSEN)).all(-1).any()
+    beyond = overlay.draw(picture, [], ["x", "y"], np.array([-0.5, 1.5]), ["", ""], None)
+    np.testing.assert_allclose(bar_lengths(beyond, 2, 0), [0, 1], atol=0.02)
     many = overlay.draw(picture, ["one", "two"], [f"{i}" for i in range(40)], np.zeros(40), [""] * 40, None)
     assert many.shape[0] >= 40 * overlay.ROW and not (many == np.array(overlay.CHOSEN)).all(-1).any()
 
