@@ -111,7 +111,7 @@ class MLP(nn.Module):
         super().__init__()
         self.columns = columns
         self.in_features = in_features
-        self.activation, self._array_activation = ACTIVATIONS[activation]
+        self.activation, self.array_activation = ACTIVATIONS[activation]
         self.layers = nn.ModuleList()
         width = in_features if columns is None else sum(place.stop - place.start for place in columns)
         for next_width in hidden_sizes:
@@ -138,7 +138,7 @@ class MLP(nn.Module):
 
     def array_forward(self) -> ArrayFunction:
         """Return a NumPy version of :meth:`forward`, on views of the weights."""
-        layers = [linear_function(layer, self._array_activation) for layer in self.layers]
+        layers = [linear_function(layer, self.array_activation) for layer in self.layers]
         columns = self.columns
 
         def forward(observation: np.ndarray) -> np.ndarray:

@@ -158,7 +158,7 @@ class MLPAgent(ActorCritic):
         if (sample := head.array_sampler()) is None:
             return on_tensors()
         layers = *body.layers, head.linear
-        activations = body.activation, body._array_activation
+        activations = body.activation, body.array_activation
         if {*map(type, layers)} - {nn.Linear, Float32Linear} or activations not in ACTIVATIONS.values():
             return on_tensors()
         forward = body.array_forward()
