@@ -50,9 +50,8 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"| {env_id} | {compared(runs, rpo[env_id])} | {figures} |")
 
     unclipped = returns_of("mujoco_unclipped/*/runs.csv")
-    print(
-        "\n| task | clipped | unclipped | difference [95 %] | CleanRL's, clipped, 8 M steps |\n|---|---|---|---|---|"
-    )
+    print("\n| task | clipped | unclipped | difference [95 %] | CleanRL's, clipped, 8 M steps |")
+    print("|---|---|---|---|---|")
     for env_id, runs in mujoco.items():
         print(f"| {env_id} | {compared(runs, unclipped[env_id])} | {published['mujoco', env_id]} |")
     score = aggregate(*([np.array(side[task]) for task in mujoco] for side in (unclipped, mujoco)))
