@@ -9,7 +9,7 @@ CONFIG ?= configs/classic/cartpole.yaml
 train: $(VENV)/.installed  ## Train CartPole-v1; more options: make train ARGS="--seed_everything 2"
 	$(BIN)/ppo-lightning fit --config $(CONFIG) $(ARGS)
 
-test: $(VENV)/.installed-dev  ## The quick tests (8 to 12 minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## The quick tests (6 to 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-integration: $(VENV)/.installed-dev  ## Processes, graphs, notebooks, documented commands (22 minutes)
