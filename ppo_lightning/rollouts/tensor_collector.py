@@ -228,7 +228,7 @@ class TensorCollector(Collector):
 
 def _stacked(steps: list[TensorDictBase]) -> TensorDictBase:
     """Stack steps [N] to a rollout [N, T], with float32 in the place of float64, without :data:`MEANT`."""
-    rollout = TensorDict.maybe_dense_stack([step.exclude(*MEANT) for step in steps], dim=1)
+    rollout = TensorDict.maybe_dense_stack(steps, dim=1).exclude(*MEANT)
     for key, values in rollout.items(True, leaves_only=True):
         if values.dtype == torch.float64:
             rollout[key] = values.float()
