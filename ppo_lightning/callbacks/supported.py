@@ -61,7 +61,7 @@ def check_trainer(trainer: Any, module: Learner) -> None:
 
 
 def check_callbacks(trainer: L.Trainer, steps_per_rollout: int | None) -> None:
-    """Raise a ConfigError that names a callback that cannot work, and what to use instead."""
+    """Raise a ConfigError that names a callback that cannot work, and adapt averages."""
     # Lightning's advice, to save the weights before the last optimizer step, does not apply here.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -42,8 +42,8 @@ class CaptureVideo(L.Callback):
         """Record one step, so that a run ends at its start if it cannot be recorded."""
         if trainer.is_global_zero:
             with tempfile.TemporaryDirectory() as folder, isolated():
-                options: dict[str, Any] = {"overlay": True, "max_frames": 1}
-                record_video(pl_module.agent, pl_module.data.factory, Path(folder, "a.mp4"), **options)
+                agent, factory = pl_module.agent, pl_module.data.factory
+                record_video(agent, factory, Path(folder, "a.mp4"), overlay=True, max_frames=1)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Learner, outputs: Any, batch: Any, batch_idx: int

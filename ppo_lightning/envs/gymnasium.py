@@ -173,24 +173,22 @@ class GymnasiumEnv(BatchedEnv):
     def _with_mask(self, i: int, observation: Any, info: Any, over: bool = False) -> dict[str, Any]:
         """Add the mask to an observation as the entry ``action_mask``.
 
-        At an episode end, the mask is not used, so that ones replace one that is missing or cannot be made.
+        At an episode end, ones replace a mask that is missing or cannot be made.
         """
         if self._in_dict and not isinstance(observation, Mapping):
             return observation  # which is refused later
-        if self._mask_source == "method":
+        from_method = self._mask_source == "method"
+        try:
             # One mask for all components, or one per component.
-            try:
-                masks = self.envs[i].get_wrapper_attr("action_masks")()
-            except Exception:
-                if not over:
-                    raise
+            masks = self.envs[i].get_wrapper_attr("action_masks")() if from_method else info[MASK]
+        except Exception as error:
+            if over:
                 masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
-        elif isinstance(info, Mapping) and MASK in info:
-            masks = info[MASK]
-        elif over:
-            masks = np.ones(self.unjoined_space[MASK].shape, np.int8)
-        else:
-            raise ConfigError(f"the info has no {MASK!r}, which it had at the first reset.")
+            elif from_method:
+                raise
+            else:
+                said = f"the info has no {MASK!r}, which it had at the first reset."
+                raise ConfigError(said) from error
         try:
             mask = np.concatenate([np.ravel(component) for component in masks])
         except (TypeError, ValueError):

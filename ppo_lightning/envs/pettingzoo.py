@@ -149,7 +149,6 @@ class ParallelGamesEnv(BatchedEnv):
         observations, rewards, terminated, truncated, _ = check_parts(env.step(chosen), "step", 5)
         state = env.state() if self._has_state else None
         for row, player in players:
-            over = bool(terminated.get(player) or truncated.get(player))
             if self._alive[row]:
                 if player not in terminated:
                     raise ConfigError(f"the player {player!r} left the game without a termination.")
@@ -157,6 +156,7 @@ class ParallelGamesEnv(BatchedEnv):
                 check_step((None, *step, {}))
                 for values, value in zip(self._results, step, strict=True):
                     values[row] = value
+            over = bool(terminated.get(player) or truncated.get(player))  # a dead player may be listed
             was_alive, self._alive[row] = self._alive[row], player in env.agents and not over
             if player in observations and (was_alive or self._alive[row]):
                 observation = self._with_state(observations[player], state)

@@ -113,9 +113,16 @@ def row_columns(spec: TensorSpec, names: Collection[str]) -> list[slice] | None:
     Returns:
         Slices in the order of the row. None: all columns, or an observation without names.
     """
-    places = [place for name, place in entry_columns(spec).items() if name in names]
-    width = sum(place.stop - place.start for place in places)
-    return None if width in (0, stored(spec).shape.numel()) else places  # all columns, with the action mask
+    places = entry_columns(spec)
+    merged: list[slice] = []
+    for name, place in places.items():
+        if name not in names:
+            continue
+        if merged and merged[-1].stop == place.start:
+            place = slice(merged.pop().start, place.stop)
+        merged.append(place)
+    whole = slice(0, stored(spec).shape.numel())  # with the action mask
+    return None if merged in ([], [whole]) else merged
 
 
 def take_columns(rows: Rows, places: Sequence[slice]) -> Rows:
