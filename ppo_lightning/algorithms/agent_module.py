@@ -233,10 +233,9 @@ class AgentModule(NamedArguments, L.LightningModule):
             raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
         checkpoint[VERSION] = __version__
         checkpoint["agent"] = self._recipe
-        hyperparameters = checkpoint.setdefault("hyper_parameters", {})
         # A subclass may have saved what makes the agent, such as a class or a network, which no reader loads.
-        for name in MAKERS:
-            hyperparameters.pop(name, None)
+        saved = {key: x for key, x in checkpoint.get("hyper_parameters", {}).items() if key not in MAKERS}
+        hyperparameters = checkpoint["hyper_parameters"] = self.own_settings(saved)
         if type(self).__module__ != "__main__" and LOCAL not in self._class_path:
             hyperparameters.setdefault("_class_path", self._class_path)  # as the command line does
         checkpoint["seed"] = self.data.seed
