@@ -30,7 +30,7 @@ CHANGES = {
     "time_left": "time observed",
 }
 SECOND = ("base", "hl_gauss", "quantiles")  # the two best of the first stage
-SECOND_TASKS = (*TASKS, "Swimmer-v4")
+SECOND_TASKS = (*TASKS, "Humanoid-v4", "Swimmer-v4", "Pusher-v4")
 RESAMPLES = 100_000
 Returns = Mapping[str, np.ndarray]  # task -> returns of the seeds
 
