@@ -193,6 +193,11 @@ class AgentModule(NamedArguments, L.LightningModule):
                 f"{type(self.agent).__name__} overrides normalize, which rollouts do not call: change the"
                 " observations in the forward of a body, or in data.transforms."
             )
+        if name := first_nonfinite({"state_dict": self.agent.state_dict()}):
+            raise ConfigError(
+                f"{type(self.agent).__name__} has the infinite buffer or weight {name}, and checkpoints take"
+                " finite ones: register a constant with persistent=False."
+            )
         mask = mask_columns(self.data.specs.observation)
         if mask and self.agent.mask is None and not isinstance(self.agent, ForeignAgent):
             raise ConfigError(

@@ -39,6 +39,13 @@ class SavesNothing(ActorCritic):
         super().__init__(action_spec, lambda: MLP(4, [8]))
 
 
+class Causal(ActorCritic):
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(action_spec, lambda: MLP(4, [8]))
+        self.save_hyperparameters(ignore=["observation_spec", "action_spec"])
+        self.register_buffer("causal", torch.full((3, 3), -torch.inf).triu(1))
+
+
 class NoWidth(ActorCritic):
     def __init__(self, observation_spec, action_spec):
         super().__init__(action_spec, lambda: nn.Sequential(nn.Linear(4, 8)))
@@ -74,6 +81,7 @@ def test_an_agent_in_place_of_its_class_is_refused_at_once(env):
         (lambda: None, f"2 were given): it must be {CONTRACT}."),
         (TakesNothing, f"3 were given): it must be {CONTRACT}."),
         (SavesNothing, "SavesNothing.__init__ must call self.save_hyperparameters("),
+        (Causal, "Causal has the infinite buffer or weight causal, and checkpoints take finite ones"),
         (NoWidth, "The body of NoWidth is a Sequential whose out_features is None: it must be the number"),
     ],
 )
