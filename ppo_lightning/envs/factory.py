@@ -309,7 +309,7 @@ def make_env(
         ``truncated``.
 
     Raises:
-        ConfigError: As for :meth:`EnvFactory.make`.
+        ConfigError: As for :meth:`EnvFactory.make`, or the environments take tensors.
 
     Example:
         >>> env = make_env("Pendulum-v1", num_envs=2, env_kwargs={"max_episode_steps": 100})
@@ -317,7 +317,12 @@ def make_env(
         torch.Size([2])
     """
     env = EnvFactory(env_id, backend, env_kwargs or {}).make(num_envs, seed, first_env, stream)
-    assert isinstance(env, BatchedEnv), "a backend of arrays, and no transforms"
+    if not isinstance(env, BatchedEnv):
+        env.close()
+        raise ConfigError(
+            f"make_env makes environments that take arrays, and env_id makes a {type(env).__name__}: call"
+            " EnvFactory(env_id, backend).make(num_envs, seed)."
+        )
     return env
 
 

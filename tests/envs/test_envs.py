@@ -80,6 +80,13 @@ def test_an_unknown_environment_is_refused_with_the_nearest_names(backend):
         make_env("CartPol-v1", 1, backend)
 
 
+def test_environments_that_no_loop_of_arrays_can_step_are_refused():
+    with pytest.raises(ConfigError, match=r"makes a TorchEnv: call EnvFactory"):
+        make_env("CartPole-v1", 2, "torch")
+    with pytest.raises(ConfigError, match=r"batch_size lets EnvPool return a part"):
+        make_env("Pendulum-v1", 4, "envpool", env_kwargs={"batch_size": 2})
+
+
 def test_an_environment_whose_package_is_missing_says_so():
     gymnasium.register("NeedsPackage-v0", "a_package_that_is_not_there:Env")
     with pytest.raises(ConfigError, match="needs a package that is missing"):
