@@ -157,7 +157,7 @@ class CompositeHead(Head):
         divergences = []
         start = 0
         for part in self.parts:
-            end = start + (2 if isinstance(part, GaussianHead) else 1)
+            end = start + part.num_parameters
             divergences.append(part.kl(old[start:end], new[start:end]))
             start = end
         return torch.stack(divergences).sum(0)

@@ -60,6 +60,7 @@ class Head(nn.Module):
     num_choices = 0  # width of the mask: number of discrete actions of all components
     noise_shape: torch.Size  # shape of the noise of one action
     largest_entropy: float | None = None  # nats; None for continuous actions
+    num_parameters = 1  # tensors of the distribution that :meth:`evaluate` returns
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -114,9 +115,13 @@ class Head(nn.Module):
     def kl(self, old: Parameters, new: Parameters) -> Tensor:
         """Return the divergence KL(old || new) of parameters from :meth:`evaluate`, [B] in nats."""
 
-    @abstractmethod
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Describe the distribution for a video: numbers [B, A] and bar lengths [B, A] from 0 to 1."""
+        """Describe the distribution for a video: numbers [B, A] and bar lengths [B, A] from 0 to 1.
+
+        By default, A is 0: the video has no bars.
+        """
+        empty = features.new_zeros(len(features), 0)
+        return empty, empty
 
     def for_environment(self, action: Tensor) -> Tensor:
         """Convert an action [B, ...] to the action that the environment executes."""
@@ -221,6 +226,7 @@ class GaussianHead(Head):
 
     low: Tensor
     high: Tensor
+    num_parameters = 2
     width_ratio = 10.0  # maximum ratio of the widest to the narrowest bounds
 
     def __init__(self, in_features: int, action_spec: TensorSpec) -> None:

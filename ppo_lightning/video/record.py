@@ -64,6 +64,7 @@ def record_video(
         explained = agent.explain(torch.tensor(observation, device=agent.device), memory)
         value, numbers, lengths = (output[0].numpy(force=True) for output in explained)
         names = env.action_names or [f"action {index}" for index in range(len(numbers))]
+        names = names[: len(numbers)]  # none for a head without bars
         chosen = int(numbers.argmax()) if isinstance(agent.head, CategoricalHead) else None
         texts = [f"{number:.2f}" for number in numbers]
         lines = [f"return  {total:g}"]

@@ -7,7 +7,7 @@ from torch.distributions.transforms import AffineTransform, TanhTransform
 from torchrl import data
 
 from ppo_lightning.models.composite import CompositeHead, MultiCategoricalHead, make_head
-from ppo_lightning.models.heads import CategoricalHead, TanhGaussianHead
+from ppo_lightning.models.heads import CategoricalHead, GaussianHead, TanhGaussianHead
 
 BATCH, FEATURES = 11, 6
 DISCRETE = data.Categorical(4, shape=(), dtype=torch.int64)
@@ -95,3 +95,28 @@ def test_a_head_is_the_product_of_pytorchs_distributions(name, spec, masked):
     reverse = heads[0].kl(new, old)
     assert (heads[0].kl(old, new) - reverse).abs().max() > 1e-3, "the order of the arguments matters"
     torch.testing.assert_close(heads[0].kl(old, old), torch.zeros(BATCH), atol=1e-6, rtol=0)
+
+
+class UnitVariance(GaussianHead):
+    """A head of a user, whose distribution has one parameter."""
+
+    num_parameters = 1
+
+    def evaluate(self, features, action, mask=None):
+        log_prob, entropy, (mean, _) = super().evaluate(features, action, mask)
+        return log_prob, entropy, (mean,)
+
+    def kl(self, old, new):
+        return (old[0] - new[0]).square().sum(-1) / 2
+
+
+def test_the_divergence_of_a_dictionary_has_the_parameters_of_a_users_head():
+    torch.manual_seed(0)
+    spec = data.Composite(force=VECTOR, choice=DISCRETE)
+    head, given = CompositeHead(FEATURES, spec, UnitVariance), CompositeHead(FEATURES, spec, "gaussian")
+    given.load_state_dict(head.state_dict())
+    features = torch.randn(2, BATCH, FEATURES) * 100
+    action, _ = head.sample(features[0], None)
+    old, new = (head.evaluate(rows, action)[2] for rows in features)
+    expected = given.kl(*(given.evaluate(rows, action)[2] for rows in features))
+    torch.testing.assert_close(head.kl(old, new), expected)

@@ -11,7 +11,8 @@ from torchrl.data import Bounded, Unbounded
 from torchrl.envs.transforms import RewardScaling
 
 from ppo_lightning import PPO, CNNAgent, ConfigError, MLPAgent, evaluate, make_env
-from ppo_lightning.envs import EnvFactory
+from ppo_lightning.envs import BatchedEnv, EnvFactory
+from ppo_lightning.models.heads import Head
 from ppo_lightning.video import overlay
 from ppo_lightning.video.record import record_video
 
@@ -196,6 +197,26 @@ def test_the_curve_shows_the_newest_values():
         assert columns.max() - columns.min() + 1 >= overlay.WIDTH - 2 * overlay.MARGIN - 1
         ends.append(rows[columns == columns.max()].mean() - rows[columns == columns.min()].mean())
     assert ends[0] < -overlay.CURVE / 2 and ends[1] > overlay.CURVE / 2
+
+
+class Linear(Head):
+    """A head of a user: the largest output."""
+
+    def __init__(self, in_features, action_spec):
+        super().__init__(in_features, action_spec.space.n)
+
+    def sample(self, features, noise, mask=None):
+        scores = self.linear(features)
+        return scores.argmax(-1), scores.amax(-1)
+
+
+def test_a_head_without_bars_is_played_with_the_other_parts_of_the_panel(env, tmp_path, monkeypatch):
+    monkeypatch.setattr(BatchedEnv, "action_names", ("LEFT", "RIGHT"))
+    specs = env("CartPole-v1").agent_specs
+    agent = MLPAgent(*specs)
+    agent.head = Linear(64, specs[1])
+    (total,) = record_video(agent, EnvFactory("CartPole-v1"), tmp_path / "a.gif", overlay=True, max_frames=3)
+    assert total == 3 and len(imageio.mimread(tmp_path / "a.gif")) == 4
 
 
 def test_explain_returns_value_and_policy(fit):
