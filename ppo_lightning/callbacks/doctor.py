@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ppo_lightning.rollouts.learner import Learner
 from ppo_lightning.spaces.specs import mask_columns, not_measured
@@ -171,7 +172,7 @@ def dead_units(run: RunSnapshot) -> str | None:
     shares: dict[str, float] = {}
     for name, body in (("policy", agent.actor_body), ("value function", agent.critic_body)):
         if body is not None:
-            for layer, share in enumerate(_dead_shares(body, observation), start=1):
+            for layer, share in enumerate(dead_shares(body, observation), start=1):
                 shares[f"layer {layer} of the {name}"] = share
     worst = max(shares, key=lambda name: shares[name], default=None)
     if worst is None or shares[worst] <= 0.5:
@@ -187,17 +188,20 @@ def _finding(observation: str, cause: str, remedy: str) -> str:
     return f"{observation}. Likely cause: {cause}. Try: {remedy}."
 
 
-def _dead_shares(body: nn.Module, observation: Tensor) -> list[float]:
-    """Return the share of dead units of each ReLU, or, without ReLUs, of each linear layer (before tanh)."""
+def dead_shares(body: nn.Module, observation: Tensor) -> list[float]:
+    """Return the share of dead units of each ReLU, or, without ReLUs, of each linear layer (its inputs)."""
     has_relu = any(isinstance(layer, nn.ReLU) for layer in body.modules())
     kind: type[nn.Module] = nn.ReLU if has_relu else nn.Linear
-    rectifies = has_relu or getattr(body, "activation", None) is torch.relu
+    named = (part.activation for part in body.modules() if hasattr(part, "activation"))
+    activation = torch.relu if has_relu else next(named, None)  # None: as tanh
     shares: list[float] = []
 
     def measure(layer: nn.Module, _: Any, output: Tensor) -> None:
         units = output.transpose(1, -1).flatten(0, -2)  # [rows, units or channels]
-        dead = units <= 0 if rectifies else units.abs() > SATURATED
-        shares.append(dead.all(dim=0).float().mean().item())
+        dead = (units <= 0 if activation is torch.relu else units < -SATURATED).all(dim=0)
+        if activation not in (torch.relu, functional.elu):
+            dead |= (units > SATURATED).all(dim=0)
+        shares.append(dead.float().mean().item())
 
     hooks = [layer.register_forward_hook(measure) for layer in body.modules() if isinstance(layer, kind)]
     body(observation)

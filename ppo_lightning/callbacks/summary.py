@@ -102,7 +102,8 @@ class RunSummary(Guard):
             f"wall time: {seconds:.1f} s for {steps} environment steps,"
             f" {steps / seconds:.0f} steps per second"
         )
-        path = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        saved = trainer.checkpoint_callback
+        path = getattr(saved, "best_model_path", "") or getattr(saved, "last_model_path", "")
         if path and not Path(path).is_file():
             print(f"checkpoint: NOT WRITTEN, look for older ones in {Path(path).resolve().parent}")
         else:

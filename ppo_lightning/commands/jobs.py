@@ -35,13 +35,26 @@ class Job:
         return re.sub(r"[^\w.-]+", "_", f"{self.label}-{self.seed}")
 
     @property
+    def algorithm(self) -> str:
+        """Name of the algorithm's class, that of the last flag or of the recipe. Empty: the default, PPO."""
+        model = yaml.safe_load(self.recipe.read_text()).get("model") or ""
+        path = model.get("class_path", "") if isinstance(model, dict) else model
+        for name, value in itertools.pairwise(self._flag_parts):
+            if name in ("--model", "--model.class_path"):
+                path = value
+        return path.rpartition(".")[2]
+
+    @property
+    def _flag_parts(self) -> list[str]:
+        return [part for flag in self.flags for part in flag.split("=", 1)]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Settings of ``data``: defaults, those of the recipe, and those of the flags."""
         parameters = inspect.signature(RolloutDataModule).parameters.values()
         data = {parameter.name: parameter.default for parameter in parameters}
         data |= yaml.safe_load(self.recipe.read_text()).get("data", {})
-        flags = [part for flag in self.flags for part in flag.split("=", 1)]
-        for name, value in itertools.pairwise(flags):
+        for name, value in itertools.pairwise(self._flag_parts):
             if name.startswith("--data.") and name.count(".") == 1:
                 data[name.removeprefix("--data.")] = yaml.safe_load(value)
         if isinstance(data["env_id"], dict):  # a class with arguments

@@ -45,6 +45,12 @@ def published(env_id: str, family: str) -> Row | None:
     return min(rows, key=lambda row: row["recipe"] != family, default=None)
 
 
+def family_of(job: Job) -> str:
+    """Return the family of a job's results: its algorithm, or for PPO the folder of its recipe."""
+    algorithm = job.algorithm.lower()
+    return algorithm if algorithm in OTHERS else job.recipe.resolve().parent.name
+
+
 def common_id(env_id: str) -> str:
     """Return one id for all names of an Atari game, of PettingZoo, too, or of a task of dm_control."""
     if env_id.startswith("ALE/") or "NoFrameskip" in env_id:
@@ -104,9 +110,7 @@ def write_report(runner: Runner, jobs: Sequence[Job], command: Sequence[str]) ->
     results = [results_of(runner, job) for job in finished]
     runs = [run for run, _ in results]
     curves = [point for _, points in results for point in points]
-    known = {
-        job.label: published(job.settings["env_id"], job.recipe.resolve().parent.name) for job in finished
-    }
+    known = {job.label: published(job.settings["env_id"], family_of(job)) for job in finished}
     text = table(runs, known)
     sources = dict.fromkeys(
         f"- commit {source['commit']}; {source['versions']}; {source['machine']}"

@@ -9,6 +9,8 @@ from torch import nn
 
 from ppo_lightning import ActorCritic, MLPAgent
 from ppo_lightning.callbacks import Doctor
+from ppo_lightning.callbacks.doctor import dead_shares
+from ppo_lightning.models import MLP
 from tests.environments import Counter
 from tests.helpers import weights
 
@@ -128,6 +130,25 @@ def test_a_run_with_the_doctor_is_whole_whatever_layers_its_body_has(fit):
 
 def test_the_doctor_changes_no_weight(fit):
     assert torch.equal(weights(fit(WELL, callbacks=[Doctor(every=1)])), weights(fit(WELL)))
+
+
+@pytest.mark.parametrize(
+    ("activation", "rows", "share"),
+    [
+        ("tanh", [9, 9], 1),
+        ("tanh", [-9, -9], 1),
+        ("tanh", [-9, 9], 0),
+        ("elu", [9, 9], 0),
+        ("elu", [-9, -9], 1),
+        ("relu", [-1, -1], 1),
+        ("relu", [9, 9], 0),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda body: body, nn.Sequential])
+def test_a_unit_is_dead_where_its_activation_is_constant(activation, rows, share, wrap):
+    body = MLP(1, [1], activation=activation)
+    nn.init.ones_(body.layers[0].weight)
+    assert dead_shares(wrap(body), torch.tensor(rows).float()[:, None]) == [share]
 
 
 def test_the_doctor_sees_units_of_an_agent_with_relu_that_are_0_for_every_observation(fit):

@@ -79,6 +79,12 @@ def test_every_rollout_is_logged_by_default_and_the_last_one_always(fit, tmp_pat
     assert len(table.read_text().splitlines()) == 1 + rows
 
 
+def test_the_summary_names_a_last_checkpoint_without_a_best_one(fit, tmp_path, capsys):
+    saved = ModelCheckpoint(tmp_path, save_top_k=0, save_last=True)
+    fit(SMALL, callbacks=[saved], enable_checkpointing=True)
+    assert f"checkpoint: {tmp_path}/last.ckpt" in capsys.readouterr().out
+
+
 def test_metrics_of_the_user_after_a_fit_keep_their_step(fit, tmp_path):
     logger = CSVLogger(tmp_path)
     fit(SMALL, MODEL, logger=logger)

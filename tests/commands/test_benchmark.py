@@ -21,8 +21,16 @@ from ppo_lightning.commands import curves, provenance
 from ppo_lightning.commands import report as reports
 from ppo_lightning.commands.compare import compare
 from ppo_lightning.commands.curves import curve
-from ppo_lightning.commands.jobs import jobs_of
-from ppo_lightning.commands.report import interval, published, read_csv, results_of, table, write_csv
+from ppo_lightning.commands.jobs import Job, jobs_of
+from ppo_lightning.commands.report import (
+    family_of,
+    interval,
+    published,
+    read_csv,
+    results_of,
+    table,
+    write_csv,
+)
 from ppo_lightning.commands.runner import Runner, metrics_of
 from tests.helpers import ROOT, Forked, command_line
 
@@ -374,6 +382,17 @@ def test_published_results_are_found(env_id, family, mean):
     assert "CleanRL" in found["source"]
     assert published("MyEnv-v0", family) is None
     assert published("ALE/Pong-v5", "sac") is None, "not PPO's"
+
+
+def test_the_algorithm_decides_which_published_result_is_shown(tmp_path):
+    data = "data:\n  env_id: CartPole-v1\n"
+    (tmp_path / "mine.yaml").write_text(f"model:\n  class_path: ppo_lightning.DQN\n{data}")
+    (tmp_path / "plain.yaml").write_text(data)
+    dqn, ppo = (Job("", tmp_path / f"{name}.yaml", 1) for name in ("mine", "plain"))
+    by_flag = Job("", tmp_path / "plain.yaml", 1, ("--model", "ppo_lightning.DQN"))
+    assert published("CartPole-v1", family_of(dqn))["mean"] == "488.7"
+    assert published("CartPole-v1", family_of(by_flag))["mean"] == "488.7"
+    assert published("CartPole-v1", family_of(ppo))["recipe"] == "classic"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_the_command_prints_tables_and_leaves_no_file(tmp_path, monkeypatch, out
     tried = [("--model.num_minibatches", "2"), ("--data.backend", "envpool"), ("--model.compile", "false")]
     monkeypatch.setattr(profile, "changes", lambda module, share: tried)
     flags = ["--data.num_envs", "2", "--data.env_id", "Reach-v0", "--model.num_minibatches", "2"]
-    out = output_of("profile", "--seconds", "0.2", *flags)
+    limits = ["--trainer.max_steps", "8", "--trainer.fast_dev_run", "true"]  # which would end a measurement
+    out = output_of("profile", "--seconds", "0.2", *flags, *limits)
     assert "environment steps per second." in out and "| update |" in out
     for change in ("--model.num_minibatches 2", "--model.compile false"):
         sps, ratio = next(line for line in out.splitlines() if change in line).split("|")[2:4]
