@@ -170,6 +170,11 @@ class AgentModule(NamedArguments, L.LightningModule):
             if self.agent is None:
                 self.agent = make_agent(self.make_agent, *data.specs)
                 self._recipe = agent_to_plain(self.agent, *data.specs)
+                if name := first_nonfinite({"state_dict": self.agent.state_dict()}):
+                    raise ConfigError(
+                        f"{type(self.agent).__name__} has the infinite buffer or weight {name}, and"
+                        " checkpoints take finite ones: register a constant with persistent=False."
+                    )
                 self.check_agent()
                 self.add_networks(data.specs)
             else:
@@ -192,11 +197,6 @@ class AgentModule(NamedArguments, L.LightningModule):
             raise ConfigError(
                 f"{type(self.agent).__name__} overrides normalize, which rollouts do not call: change the"
                 " observations in the forward of a body, or in data.transforms."
-            )
-        if name := first_nonfinite({"state_dict": self.agent.state_dict()}):
-            raise ConfigError(
-                f"{type(self.agent).__name__} has the infinite buffer or weight {name}, and checkpoints take"
-                " finite ones: register a constant with persistent=False."
             )
         mask = mask_columns(self.data.specs.observation)
         if mask and self.agent.mask is None and not isinstance(self.agent, ForeignAgent):
@@ -238,9 +238,10 @@ class AgentModule(NamedArguments, L.LightningModule):
             raise NonFiniteError(f"No checkpoint was written: {name} is not finite.")
         checkpoint[VERSION] = __version__
         checkpoint["agent"] = self._recipe
+        hyperparameters = checkpoint.setdefault("hyper_parameters", {})
         # A subclass may have saved what makes the agent, such as a class or a network, which no reader loads.
-        saved = {key: x for key, x in checkpoint.get("hyper_parameters", {}).items() if key not in MAKERS}
-        hyperparameters = checkpoint["hyper_parameters"] = self.own_settings(saved)
+        for name in MAKERS:
+            hyperparameters.pop(name, None)
         if type(self).__module__ != "__main__" and LOCAL not in self._class_path:
             hyperparameters.setdefault("_class_path", self._class_path)  # as the command line does
         checkpoint["seed"] = self.data.seed

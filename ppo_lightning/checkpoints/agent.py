@@ -39,7 +39,8 @@ def agent_to_plain(
             f"{name}.__init__ must call"
             " self.save_hyperparameters(ignore=['observation_spec', 'action_spec'])."
         )
-    saved = agent.own_settings(saved)
+    if len(names) == len(arguments):  # no **kwargs: leave out what a base class saved
+        saved = {name: saved[name] for name in names}
     class_path = f"{type(agent).__module__}.{type(agent).__qualname__}"
     if LOCAL in class_path:
         warnings.warn(
@@ -60,24 +61,14 @@ def known_class(class_path: Any, base: type[Known]) -> type[Known] | None:
     """Return the subclass of ``base`` that a file names, None if it is unknown.
 
     Known are classes of this package and of modules that are already imported. A file never decides
-    what is imported. ``__main__`` is the script that wrote the file, from which a program may have imported
-    the class.
+    what is imported.
     """
     module, _, name = str(class_path).rpartition(".")
     if is_ours(module):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     candidate = getattr(sys.modules.get(module), name, None)
-    if candidate is None and module == "__main__":
-        found = [kind for kind in _subclasses(base) if kind.__qualname__ == name]
-        candidate = found[0] if len(found) == 1 else None
     return candidate if isinstance(candidate, type) and issubclass(candidate, base) else None
-
-
-def _subclasses(base: type[Known]) -> Iterator[type[Known]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _subclasses(kind)
 
 
 def is_ours(module: str) -> bool:
@@ -101,9 +92,6 @@ def agent_from_plain(
         if LOCAL in path:
             remedy = ", a class inside a function, which cannot be imported: define it at the top level of a"
             remedy += " module, and train again"
-        elif path.startswith("__main__."):
-            remedy = ": import that class from the script that trained it. The command line loads agents"
-            remedy += " whose class is in a module of its own"
         raise ConfigError(f"The checkpoint's agent is {path}{remedy}.")
     try:
         with torch.device("cpu"):

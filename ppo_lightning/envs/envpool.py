@@ -101,14 +101,14 @@ class EnvPoolEnv(BatchedEnv):
 def envpool_maker(env_id: str, num_threads: int, env_kwargs: dict[str, Any]) -> Callable[[list[int]], Any]:
     """Return a function of seeds that makes one environment of EnvPool for each."""
     make = import_extra("envpool", extra="envpool").make
-    if "batch_size" in env_kwargs:
-        raise ConfigError(
-            "data.env_kwargs.batch_size lets EnvPool return a part of the environments, and a rollout needs"
-            " all of them: leave it out."
-        )
 
     def make_all(seeds: list[int]) -> Any:
         options = {"num_envs": len(seeds), "num_threads": threads_of(num_threads, len(seeds))}
+        if env_kwargs.get("batch_size") not in (None, 0, len(seeds)):
+            raise ConfigError(
+                "data.env_kwargs.batch_size lets EnvPool return a part of the environments, and a rollout"
+                " needs all of them: leave it out."
+            )
         try:
             return make(env_id, env_type="gymnasium", seed=list(seeds), **options, **env_kwargs)
         except (TypeError, ValueError, AssertionError) as error:

@@ -21,7 +21,6 @@ from ppo_lightning.models.memory import MEMORIES, MemoryName
 from ppo_lightning.models.normalizers import ObservationNormalizer
 from ppo_lightning.spaces.entries import ChosenEntries
 from ppo_lightning.spaces.specs import spec_to_plain
-from ppo_lightning.utils.arguments import GivenArguments
 
 # Action [N, ...], log-probability [N] and value [N]. The last two are None if `evaluate` computes them later,
 # for the whole rollout at once.
@@ -65,7 +64,7 @@ class Evaluation(NamedTuple):
     parameters: Parameters
 
 
-class ActorCritic(GivenArguments, TensorDictModuleBase, HyperparametersMixin):
+class ActorCritic(TensorDictModuleBase, HyperparametersMixin):
     """A policy and a value function.
 
     Fast loops call :meth:`act` and :meth:`evaluate` on tensors, with observations from :meth:`normalize`. A

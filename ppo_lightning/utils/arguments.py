@@ -70,37 +70,11 @@ def arguments_of(cls: type) -> set[str]:
     return {parameter.name for parameter in parameters if parameter.kind not in open_ended} - {"self"}
 
 
-class GivenArguments:
-    """Base of a class whose checkpoints have its arguments.
-
-    Lightning's ``save_hyperparameters`` also saves arguments that a subclass passes to its base itself, and
-    calling the subclass with them raises a TypeError.
-    """
-
-    given: frozenset[str]  # keywords of the call
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Store the names of the keywords."""
-        made = super().__new__(cls)
-        vars(made)["given"] = frozenset(kwargs)  # nn.Module.__init__ comes later, and keeps it
-        return made
-
-    def own_settings(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the saved arguments with which the class can be called again."""
-        parameters = inspect.signature(type(self)).parameters
-        names = {*parameters}
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            if type(self).__module__.startswith("ppo_lightning."):  # a class of ours fixes none
-                return dict(saved)
-            names |= self.given
-        return {name: value for name, value in saved.items() if name in names or name[0] == "_"}
-
-
 class ArgumentError(ConfigError, TypeError):
     """An argument that a class does not take."""
 
 
-class NamedArguments(GivenArguments):
+class NamedArguments:
     """Base of a class whose users may write an argument of another package.
 
     Raises:
@@ -128,7 +102,7 @@ class NamedArguments(GivenArguments):
             known |= {key: name for name in names for key in (f"model.{name}", f"data.{name}", name)}
             guess = nearest(unknown[0], known) or f": it takes {', '.join(names)}."
             raise ArgumentError(f"{cls.__name__} takes no argument {unknown[0]!r}{guess}")
-        return super().__new__(cls, *args, **kwargs)
+        return super().__new__(cls)
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], group: str) -> None:

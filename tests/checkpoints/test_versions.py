@@ -1,12 +1,11 @@
 """A checkpoint or a saved configuration that names a setting or class which is gone ends in one sentence."""
 
 import contextlib
-import functools
 
 import pytest
 import torch
 
-from ppo_lightning import PPO, ConfigError, MLPAgent, RolloutDataModule, __version__
+from ppo_lightning import PPO, ConfigError, RolloutDataModule, __version__
 from ppo_lightning.commands import cli
 from tests.checkpoints.conftest import DATA, MISSING
 
@@ -81,48 +80,6 @@ class Fixed(PPO):
 
     def __init__(self, bonus: float = 1.0):
         super().__init__(gamma=0.5)
-
-
-class Patient(PPO):
-    """A class that fixes two settings of its base and takes all others."""
-
-    def __init__(self, bonus: float = 1.0, **settings):
-        super().__init__(gamma=0.5, gae_lambda=0.9, **settings)
-
-
-class FixedWidth(MLPAgent):
-    """An agent that fixes two settings of its base and takes all others."""
-
-    def __init__(self, observation_spec, action_spec, **settings):
-        super().__init__(observation_spec, action_spec, hidden_sizes=(24,), norm_obs=True, **settings)
-
-
-@pytest.mark.parametrize("command", [["validate"], ["play", "--max_frames", "3", "--output", "a.gif"]])
-def test_settings_that_a_class_of_the_user_fixes_are_its_own(command, fit, tmp_path, output_of):
-    path = tmp_path / "user.ckpt"
-    agent = functools.partial(FixedWidth, activation="elu")
-    fit(SMALL, {"agent": agent, "bonus": 2.0}, ppo=Patient).trainer.save_checkpoint(path)
-    loaded = PPO.load_from_checkpoint(path, clip_coef=0.3)
-    assert type(loaded) is Patient and type(loaded.agent) is FixedWidth
-    settings = {"gamma": 0.5, "gae_lambda": 0.9, "bonus": 2.0, "clip_coef": 0.3}
-    assert settings.items() <= dict(loaded.hparams).items()
-    assert loaded.agent.hparams.activation == "elu" and loaded.agent.actor_body.out_features == 24
-    with pytest.raises(ConfigError, match="gamma"):
-        PPO.load_from_checkpoint(path, gamma=0.7)
-    output_of(*command, "--ckpt_path", path)
-    fit(SMALL | {"total_timesteps": 128}, {"agent": agent, "bonus": 2.0}, ppo=Patient, ckpt_path=path)
-
-
-def test_an_agent_of_a_script_is_loaded_by_a_program_that_imports_it(fit, tmp_path, edited, refusal_of):
-    path = tmp_path / "script.ckpt"
-    fit(SMALL, {"agent": FixedWidth}).trainer.save_checkpoint(path)
-    known = edited("agent", "class_path", "__main__.FixedWidth", source=path)
-    assert type(PPO.load_from_checkpoint(known).agent) is FixedWidth
-    unknown = edited("agent", "class_path", "__main__.Unknown", source=path)
-    with pytest.raises(ConfigError, match="import that class from the script that trained it"):
-        PPO.load_from_checkpoint(unknown)
-    error = refusal_of("play", "--trust_checkpoint", "--ckpt_path", unknown)
-    assert "whose class is in a module of its own" in error
 
 
 @pytest.mark.parametrize("user_class", [Popping, Fixed])
