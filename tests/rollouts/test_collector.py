@@ -97,10 +97,12 @@ def test_both_collectors_store_the_same_step_by_step(statistics):
         options = {"deterministic": not statistics, "reward_scaler": scaler}
         collectors.append(make_collector(env, agent, 16, 4, **options))
     ends = 0
+    # The statistics of few observations amplify rounding, which depends on the CPU.
+    tolerance = {"atol": 1e-4, "rtol": 1e-5} if statistics else {}
     for a, b in zip(*collectors, strict=True):
         for key in a.keys(include_nested=True, leaves_only=True):
             if key != "action_log_prob" or not statistics:
-                torch.testing.assert_close(a[key], b[key], msg=str(key))
+                torch.testing.assert_close(a[key], b[key], msg=str(key), **tolerance)
                 assert a[key].dtype == b[key].dtype and a[key].shape == b[key].shape, key
         ends += a["next", "done"].sum()
     assert ends > 30
