@@ -60,7 +60,7 @@ class Head(nn.Module):
     num_choices = 0  # width of the mask: number of discrete actions of all components
     noise_shape: torch.Size  # shape of the noise of one action
     largest_entropy: float | None = None  # nats; None for continuous actions
-    num_parameters = 1  # tensors of the distribution that :meth:`evaluate` returns
+    num_parameters = 1  # tensors of the parameters of :meth:`evaluate`; a CompositeHead asks its parts
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()

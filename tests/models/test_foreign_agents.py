@@ -164,7 +164,7 @@ def test_foreign_agents_learn_the_known_values_and_actions_of_a_probe(trained):
         action = agent.mode(rows)
     if AGENTS[name][1].get("continuous"):
         # Rounding, and with it the run, depends on the CPU: 0.24 on one. An untrained mode is 0.5 away.
-        torch.testing.assert_close(action.squeeze(-1), right / 2, atol=0.3, rtol=0)
+        torch.testing.assert_close(action.squeeze(-1), right / 2, atol=0.25, rtol=0)
     else:
         assert torch.equal(action, (right > 0).long())
 
