@@ -33,6 +33,9 @@ MOUNTAINCAR = "configs/rnd/mountaincar.yaml"
 PPG = "configs/ppg/cartpole.yaml"
 TICTACTOE = "configs/selfplay/tictactoe.yaml"
 FAST = "configs/mujoco/halfcheetah_fast.yaml"
+# Off-policy: learning from step 100 on, in a run of 400.
+EARLY = "--model.learning_starts 100 --model.buffer_size 1000 --data.eval_episodes 1 --model.compile "
+BUFFER = " --model.save_buffer true"
 STATISTICS = "--model.agent.norm_obs true --model.norm_reward true "
 TWO_RANKS = "--trainer.devices 2 --trainer.strategy ddp "
 LIMIT = '[{"class_path":"torchrl.envs.StepCounter","init_args":{"max_steps":50}}]'
@@ -95,6 +98,17 @@ RUNS = {
     "transforms": Run(CLASSIC, 6, (4, 128), STATISTICS + f"--data.transforms {LIMIT}", resume_at=3),
     "workers": Run(CLASSIC, 12, (4, 128), STATISTICS + "--data.num_workers 2", resume_at=6),
     "overlap": Run(CLASSIC, 12, (4, 128), STATISTICS + "--data.overlap true", resume_at=6),
+    "dqn": Run("configs/dqn/cartpole.yaml", 40, (1, 10), EARLY + "false" + BUFFER, resume_at=25),
+    "dqn_compiled": Run("configs/dqn/cartpole.yaml", 40, (1, 10), EARLY + "true"),
+    "c51": Run("configs/c51/cartpole.yaml", 40, (1, 10), EARLY + "false"),
+    "ddpg": Run("configs/ddpg/pendulum.yaml", 40, (1, 10), EARLY + "false"),
+    "td3": Run("configs/td3/pendulum.yaml", 40, (2, 5), EARLY + "false" + BUFFER, resume_at=25),
+    "sac": Run("configs/sac/pendulum.yaml", 40, (1, 10), EARLY + "false" + BUFFER, resume_at=25),
+    "sac_compiled": Run("configs/sac/pendulum.yaml", 40, (1, 10), EARLY + "true"),
+    "sac_discrete": Run(
+        "configs/sac/pong.yaml", 40, (1, 10), "--data.env_id CartPole-v1 " + EARLY + "false", resume_at=25
+    ),
+    "sac_two_ranks": Run("configs/sac/pendulum.yaml", 40, (2, 5), TWO_RANKS + EARLY + "false"),
     "two_ranks": Run(CLASSIC, 12, (4, 128), TWO_RANKS),
     "two_ranks_statistics": Run(
         FAST,
