@@ -295,7 +295,7 @@ class RewardScaler(Moments):
         self.gamma = gamma
         self.clip = clip
 
-    def scale(self, reward: Tensor, done: Tensor, discounted: Tensor, valid: Tensor | None = None) -> Tensor:
+    def scale(self, reward: Tensor, done: Tensor, discounted: Tensor, weight: Tensor | None = None) -> Tensor:
         """Scale rewards, after merging the discounted returns of each step of all ranks into the statistics.
 
         With several ranks this is a collective.
@@ -305,7 +305,7 @@ class RewardScaler(Moments):
             done: ``terminated | truncated``, [T, N] bool.
             discounted: Discounted return of each running episode before the first step, [N] float64. Updated
                 in place. Its device computes.
-            valid: Steps that enter the statistics, [T, N] bool. None: all. All ranks pass it, or none.
+            weight: 0 for steps that enter no statistics, [T, N]. None: all do. All ranks pass it, or none.
 
         Returns:
             Scaled rewards, [T, N] float64.
@@ -313,7 +313,9 @@ class RewardScaler(Moments):
         device = discounted.device
         # detail 30
         sums = discounted_sum(reward, done, discounted, self.gamma)
-        steps = summary_of(sums.T, None if valid is None else valid.T.to(device))  # one summary each, [3, T]
+        steps = summary_of(
+            sums.T, None if weight is None else weight.T.to(device)
+        )  # one summary each, [3, T]
         size, mean, m2 = functools.reduce(merged, collectives.gather(steps))
         # All merges at once: `merged` with sums over the steps so far.
         count, old_mean, old_m2 = self.summary.to(device)

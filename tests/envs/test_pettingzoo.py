@@ -15,11 +15,11 @@ from pettingzoo.utils.conversions import parallel_to_aec, turn_based_aec_to_para
 from ppo_lightning import PPO, MLPAgent
 from ppo_lightning.envs import EnvFactory, check_environment, make_env
 from ppo_lightning.envs.conformance import check_rollout, episodes_of, random_play
-from ppo_lightning.envs.pettingzoo import ParallelGamesEnv
-from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
-from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.games.pettingzoo import ParallelGamesEnv
+from ppo_lightning.games.pettingzoo_atari import PettingZooAtari
+from ppo_lightning.games.turn_based import TurnBasedGamesEnv
+from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
 
 
@@ -131,7 +131,7 @@ def mortals(*deaths, **options):
 def collect(env, num_steps, seed=1):
     torch.manual_seed(seed)
     agent = MLPAgent(*env.agent_specs, hidden_sizes=(8,))
-    return RolloutCollector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed)).rollout()
+    return make_collector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed)).rollout()
 
 
 def cells(values, num_games, num_players):
@@ -172,12 +172,11 @@ def test_players_who_die_at_different_steps_in_two_games():
         [[1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 0, 1]],
         [[0, 1, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0]],
     ]
-    assert cells(~rollout["valid"], 2, 3) == dead
+    assert cells(rollout["weight"] == 0, 2, 3) == dead
     assert cells(following["episode_done"], 2, 3) == ends
     # The collector ends the advantages at the steps of the dead.
-    assert torch.equal(
-        following["terminated"].squeeze(-1), ~rollout["valid"] | following["episode_done"].squeeze(-1)
-    )
+    over = following["episode_done"].squeeze(-1)
+    assert torch.equal(following["terminated"].squeeze(-1), (rollout["weight"] == 0) | over)
     assert not following["truncated"].any()
     assert cells(following["reward"], 2, 3) == [
         [[1, 0, 0, 1, 0, 0], [2] * 6, [3] * 6],
@@ -195,7 +194,7 @@ def test_dead_players_do_not_enter_the_statistics():
     make, games = mortals((1, 3, 3), (2, 2, 4))
     env = ParallelGamesEnv(make, list(range(6)))
     agent = MLPAgent(*env.agent_specs, norm_obs=True)
-    collector = RolloutCollector(env, agent, 7, shard=Shard.whole(6, 1))
+    collector = make_collector(env, agent, 7, shard=Shard.whole(6, 1))
     for _ in range(3):
         collector.rollout()
         seen = np.concatenate([game.seen for game in games])
@@ -301,7 +300,7 @@ def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
     env = TurnBasedGamesEnv(lambda: Script(moves), [1])
     rollout = collect(env, 8)
     following = rollout["next"]
-    assert rollout["mover"].flatten().tolist() == [0, 1, 1, 0] * 2
+    assert rollout["player"].flatten().tolist() == [0, 1, 1, 0] * 2
     assert rollout["observation"][0, :, -1].tolist() == [0, 1, 1, 0] * 2  # seen by the player to move
     assert following["terminated"].flatten().tolist() == [False, False, False, True] * 2
     final = rewards[0]

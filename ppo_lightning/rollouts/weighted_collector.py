@@ -1,0 +1,84 @@
+"""The rollout collector for environments whose steps do not all count."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torchrl.data import TensorSpec, Unbounded
+
+from ppo_lightning.models.normalizers import CollectorMoments
+from ppo_lightning.rollouts.collector import EpisodeEnds, RolloutCollector
+
+
+class WeightedCollector(RolloutCollector):
+    """Collector of rollouts [N, T] from environments that flag steps that do not count (``env.valid``).
+
+    These are the steps at which an environment only reset after an episode end, or failed and was made anew
+    (``max_restarts``), and those of agents that are dead while the episode continues.
+
+    ``weight`` [N, T] is 0 there and 1 elsewhere. Steps of weight 0 enter no statistics of rewards, sums or
+    counts, and end the flow of advantages. The return of a failed episode is left out.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._last: np.ndarray | None = None  # raw observations of the last step
+
+    def rollout_keys(self) -> dict[str, TensorSpec]:
+        """Return the specs of a step that the rollout stores, by key."""
+        keys = super().rollout_keys()
+        return keys if self.env.valid is None else keys | {"weight": Unbounded(())}
+
+    def step(self, t: int, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step the environments, and store which steps count."""
+        results = super().step(t, action)
+        if self._weight is not None:
+            self._weight[t] = self.env.valid
+            if self._memory is not None:
+                self._memory[self._weight[t] == 0] = 0
+        return results
+
+    def normalized(
+        self,
+        moments: CollectorMoments | None,
+        t: int,
+        raw: np.ndarray,
+        fresh: np.ndarray | None = None,
+        done: np.ndarray | None = None,
+        counted: Sequence[np.ndarray] = (),
+    ) -> list[np.ndarray]:
+        """Normalize observations. One that an environment repeats enters the statistics once."""
+        if self.env.resets_late:  # then `fresh` are the final observations
+            fresh = None
+        if moments is not None and self._weight is not None:
+            # A dead agent repeats the last observation. A step that only resets has a new one.
+            counted = [(self._weight[t] > 0) | _differ(raw, self._last)]
+            if fresh is not None:
+                counted.append(_differ(fresh, raw[done]))
+            self._last = raw.copy()
+        return super().normalized(moments, t, raw, fresh, done, counted)
+
+    def mark_ends(self) -> None:
+        """Write ``done`` and ``episode_done``. A memory begins anew after a step that does not count."""
+        super().mark_ends()
+        if self._weight is not None:
+            terminated, done = (self._store["next", key][..., 0] for key in ("terminated", "done"))
+            stopped = (self._weight == 0) & ~done  # a failed step is truncated already
+            terminated |= stopped
+            done |= stopped
+
+    def row_rewards(self) -> np.ndarray:
+        """Return the rewards whose sum is the return of a row, [T, N]."""
+        rewards = super().row_rewards()
+        return rewards if self._weight is None else rewards * self._weight
+
+    def finish(self, ends: list[EpisodeEnds]) -> None:
+        """Complete the storage. An episode that failed is left out."""
+        super().finish(ends)
+        if self._weight is not None:
+            self._store["next", "episode_done"][self._weight == 0] = False
+
+
+def _differ(rows: np.ndarray, others: np.ndarray | None) -> np.ndarray:
+    """Return where rows differ, [B] bool; everywhere if there are no others."""
+    return (rows != others).reshape(len(rows), -1).any(axis=1)
