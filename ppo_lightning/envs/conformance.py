@@ -190,7 +190,7 @@ def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
     done = rollout["next", "done"].reshape(rollout.shape)
     over = rollout["next"].get("episode_done", done).reshape(rollout.shape)
     # Between two episodes, an environment may fail or only reset, and a player may be dead.
-    skipped = (rollout.get("weight", torch.ones(done.shape, device=done.device)) == 0) & done & ~over
+    skipped = (rollout.get("weight", torch.ones(done.shape, device=done.device)) == 0) & ~over
     env, end = (over | skipped).nonzero(as_tuple=True)
     start = torch.where(env == env.roll(1), end.roll(1) + 1, 0)
     start[:1] = 0

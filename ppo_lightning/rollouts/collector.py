@@ -4,8 +4,7 @@ TorchRL's ``Collector`` adds 300-700 microseconds to each step of an environment
 100. This collector steps arrays and writes into one preallocated TensorDict.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +18,6 @@ from ppo_lightning.rollouts.base import Collector
 from ppo_lightning.rollouts.storage import add_evaluation, allocate
 from ppo_lightning.utils.finite import require_finite
 from ppo_lightning.utils.scans import episode_sums
-
-
-class EpisodeEnds(NamedTuple):
-    """Episodes that ended at a step of the rollout."""
-
-    step: int
-    done: np.ndarray  # which environments, [N] bool
-    final_observation: np.ndarray  # normalized, of these K environments, [K, ...]
 
 
 class RolloutCollector(Collector):
@@ -98,22 +89,22 @@ class RolloutCollector(Collector):
         try:
             with self.precision():
                 torch.set_autocast_cache_enabled(True)  # no weight changes during a rollout
-                ends = self._walk(moments)
+                self._walk(moments)
         finally:
             self._watch.stop()
         steps_before = self.rollouts_done * self.num_steps
         require_finite("reward", self._raw_rewards.T, steps_before, self.shard.first)
         if moments is not None:
             moments.store()  # only now, when the whole rollout is known to be finite
-        self.finish(ends)
+        self.finish()
         self.rollouts_done += 1
         self._is_collecting = False
         rollout = self._rollout.copy()  # keys that are added do not stay
         self._add_infos(rollout["next"])
         return rollout
 
-    def _walk(self, moments: CollectorMoments | None) -> list[EpisodeEnds]:
-        """Step the environments through a rollout, write the steps into the storage, and return the ends.
+    def _walk(self, moments: CollectorMoments | None) -> None:
+        """Step the environments through a rollout, and write the steps into the storage.
 
         Args:
             moments: Statistics of the observations, updated in place. None: no statistics.
@@ -123,6 +114,7 @@ class RolloutCollector(Collector):
         store = self._store
         rewards = self._raw_rewards
         observations = store["observation"]
+        next_observations = store["next", "observation"]
         actions = store["action"]
         log_probs: Any = store.get("action_log_prob")  # None of an off-policy agent, as the values
         values: Any = store.get("state_value")
@@ -131,7 +123,6 @@ class RolloutCollector(Collector):
         episode_dones = store["next", "episode_done"][..., 0]
         policy = self.agent.array_policy()
         noise = None if self.deterministic else self.draw_noise().numpy()
-        ends: list[EpisodeEnds] = []
         if memory is not None:
             store["memory"][0] = memory
         # detail 1
@@ -152,25 +143,23 @@ class RolloutCollector(Collector):
             truncateds[t] = truncated
             if env.episode_done is not None:
                 episode_dones[t] = env.episode_done
+            done = fresh = None
             # count_nonzero takes a third of the time of any().
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 done = terminated | truncated
                 self._read_infos(t, done)
                 raw = raw.copy()  # the reset may write into it
                 fresh = env.reset_arrays(done)[done]
-                observation, *begun = self.normalized(moments, t, raw, fresh, done)
-                ends.append(EpisodeEnds(t, done, observation[done]))
-                if begun:
-                    observation[done] = begun[0]
                 if memory is not None:
                     store["next", "memory"][t][done] = memory[done]
                     # detail 34
                     memory[done] = 0
-            else:
-                (observation,) = self.normalized(moments, t, raw)
+            observation, *begun = self.normalized(moments, t, raw, fresh, done)
+            next_observations[t] = observation  # the final one at episode ends: nothing resets itself
+            if begun:
+                observation[done] = begun[0]
         self.observation = observation
         self._evaluated = log_prob is not None
-        return ends
 
     def step(self, t: int, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step the environments at step t of the rollout, see :meth:`BatchedEnv.step_arrays`."""
@@ -183,11 +172,10 @@ class RolloutCollector(Collector):
         raw: np.ndarray,
         fresh: np.ndarray | None = None,
         done: np.ndarray | None = None,
-        counted: Sequence[np.ndarray] = (),
     ) -> list[np.ndarray]:
         """Check and normalize raw observations [N, ...] and first ones [K, ...] of environments ``done``.
 
-        ``moments`` are updated in place, with the rows ``counted`` of both, [N] and [K] bool. Empty: all.
+        ``moments`` are updated in place.
         """
         step = self.rollouts_done * self.num_steps + t
         require_finite("observation", raw, step, self.shard.first)
@@ -195,13 +183,16 @@ class RolloutCollector(Collector):
         if fresh is not None:
             require_finite("observation", fresh, step, self.shard.first, done)
             batches.append(fresh)
-        return batches if moments is None else moments.normalize(batches, not self.deterministic, counted)
+        return batches if moments is None else moments.normalize(batches, not self.deterministic)
 
-    def finish(self, ends: list[EpisodeEnds]) -> None:
+    def finish(self) -> None:
         """Complete the storage after the last step: everything that can wait until then."""
         store = self._store
-        self.mark_ends()
-        done, episode_done = (store["next", key][..., 0] for key in ("done", "episode_done"))
+        keys = ("terminated", "truncated", "done", "episode_done")
+        terminated, truncated, done, episode_done = (store["next", key][..., 0] for key in keys)
+        np.logical_or(terminated, truncated, out=done)
+        if self.env.episode_done is None:
+            episode_done[:] = done
         if self._memory is not None:
             store["next", "memory"][-1][~done[-1]] = self._memory[~done[-1]]
         rewards = self.env.learning_reward(self._raw_rewards)
@@ -216,24 +207,9 @@ class RolloutCollector(Collector):
         if not self._evaluated and "state_value" in store:
             with self.precision():
                 add_evaluation(self.agent, self._rollout)
-        # No environment resets itself: the observation after a step is that before the next step, except at
-        # the ends, where `_walk` reset and kept the final observations.
-        next_observation = store["next", "observation"]
-        next_observation[:-1] = store["observation"][1:]
-        next_observation[-1] = self.observation
-        for end in ends:
-            next_observation[end.step][end.done] = end.final_observation
         steps = np.ones(done.shape) if self._weight is None else self._weight
         for name, values in (("episode_reward", self.row_rewards()), ("step_count", steps)):
             store["next", name][..., 0] = episode_sums(values, episode_done, self._sums[name])
-
-    def mark_ends(self) -> None:
-        """Write ``done`` and ``episode_done`` from the flags of the steps."""
-        keys = ("terminated", "truncated", "done", "episode_done")
-        terminated, truncated, done, episode_done = (self._store["next", key][..., 0] for key in keys)
-        np.logical_or(terminated, truncated, out=done)
-        if self.env.episode_done is None:
-            episode_done[:] = done
 
     def row_rewards(self) -> np.ndarray:
         """Return the rewards whose sum is the return of a row, [T, N]: the environment's own."""

@@ -57,10 +57,12 @@ def allocate(
 def episode_starts(rollout: TensorDictBase) -> Tensor:
     """Return True at the first step of an episode, [N, T] bool.
 
-    The first step of a rollout [N, T] continues from the stored state.
+    The first step of a rollout [N, T] continues from the stored state. A step of weight 0 ends an episode.
     """
-    done = rollout["next", "done"].squeeze(-1)
-    starts = done.roll(1, dims=1)
+    ends = rollout["next", "done"].squeeze(-1)
+    if (weight := rollout.get("weight", None)) is not None:
+        ends = ends | (weight == 0)
+    starts = ends.roll(1, dims=1)
     starts[:, 0] = False
     return starts
 

@@ -1,13 +1,12 @@
 """The rollout collector for environments whose steps do not all count."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torchrl.data import TensorSpec, Unbounded
 
 from ppo_lightning.models.normalizers import CollectorMoments
-from ppo_lightning.rollouts.collector import EpisodeEnds, RolloutCollector
+from ppo_lightning.rollouts.collector import RolloutCollector
 
 
 class WeightedCollector(RolloutCollector):
@@ -45,36 +44,28 @@ class WeightedCollector(RolloutCollector):
         raw: np.ndarray,
         fresh: np.ndarray | None = None,
         done: np.ndarray | None = None,
-        counted: Sequence[np.ndarray] = (),
     ) -> list[np.ndarray]:
-        """Normalize observations. One that an environment repeats enters the statistics once."""
+        """Check and normalize observations. One that an environment repeats enters the statistics once."""
         if self.env.resets_late:  # then `fresh` are the final observations
             fresh = None
-        if moments is not None and self._weight is not None:
-            # A dead agent repeats the last observation. A step that only resets has a new one.
-            counted = [(self._weight[t] > 0) | _differ(raw, self._last)]
-            if fresh is not None:
-                counted.append(_differ(fresh, raw[done]))
-            self._last = raw.copy()
-        return super().normalized(moments, t, raw, fresh, done, counted)
-
-    def mark_ends(self) -> None:
-        """Write ``done`` and ``episode_done``. A memory begins anew after a step that does not count."""
-        super().mark_ends()
-        if self._weight is not None:
-            terminated, done = (self._store["next", key][..., 0] for key in ("terminated", "done"))
-            stopped = (self._weight == 0) & ~done  # a failed step is truncated already
-            terminated |= stopped
-            done |= stopped
+        if self._weight is None or moments is None:
+            return super().normalized(moments, t, raw, fresh, done)
+        # A dead agent repeats the last observation. A step that only resets has a new one.
+        counted = [(self._weight[t] > 0) | _differ(raw, self._last)]
+        if fresh is not None:
+            counted.append(_differ(fresh, raw[done]))
+        self._last = raw.copy()
+        batches = super().normalized(None, t, raw, fresh, done)
+        return moments.normalize(batches, not self.deterministic, counted)
 
     def row_rewards(self) -> np.ndarray:
         """Return the rewards whose sum is the return of a row, [T, N]."""
         rewards = super().row_rewards()
         return rewards if self._weight is None else rewards * self._weight
 
-    def finish(self, ends: list[EpisodeEnds]) -> None:
+    def finish(self) -> None:
         """Complete the storage. An episode that failed is left out."""
-        super().finish(ends)
+        super().finish()
         if self._weight is not None:
             self._store["next", "episode_done"][self._weight == 0] = False
 
