@@ -78,12 +78,12 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
         Minibatches [B, ...]. All ranks skip a minibatch in which fewer than two steps count.
     """
     weight = epoch.get("weight")
-    kept = [True] * count
+    kept = [*range(count)]
     weights = None
     if weight is not None:
         weights = all_ranks(weight.reshape(count, -1))  # [count, B of all ranks]
         counts = weights.sum(-1)
-        kept = (counts >= 2).tolist()
+        kept = (counts >= 2).nonzero().flatten().tolist()  # one step has no standard deviation
         # weight_i / mean(weight): the mean over a minibatch is then that over the steps that count.
         scaled = weight.reshape(count, -1) * (weights.shape[-1] / counts.clamp(min=1))[:, None]
         epoch["weight"] = scaled.view(weight.shape)
@@ -93,9 +93,9 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
         epoch["advantage"] = losses.normalize(by_minibatch, all_ranks(by_minibatch), weights).view(
             advantage.shape
         )
-    for keep, *parts in zip(kept, *(tensor.chunk(count) for tensor in epoch.values()), strict=True):
-        if keep:
-            yield dict(zip(epoch, parts, strict=True))
+    parts = {key: tensor.chunk(count) for key, tensor in epoch.items()}
+    for i in kept:
+        yield {key: chunks[i] for key, chunks in parts.items()}
 
 
 def all_ranks(rows: Tensor) -> Tensor:

@@ -104,6 +104,8 @@ def summary_of(rows: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def merged(one: Tensor, other: Tensor) -> Tensor:
     """Merge two summaries, each [3, *shape]. A size may be 0."""
+    # With sizes a and b, n = a + b and delta = mean_b - mean_a:
+    # mean = mean_a + delta * b / n,  M2 = M2_a + M2_b + delta^2 * a * b / n
     size = one[0] + other[0]
     share = other[0] / size.clamp(min=1)
     delta = other[1] - one[1]
@@ -198,6 +200,7 @@ class CollectorMoments:
         return [(float(sizes.max()), mean, m2) for sizes, mean, m2 in ranks]
 
     def _merge(self, size: float, mean: Any, m2: Any) -> None:
+        # `merged`, in place.
         old_count = self.count
         self.count = old_count + size
         delta = mean - self.mean
@@ -205,7 +208,7 @@ class CollectorMoments:
         delta *= delta
         delta *= old_count * size / self.count
         self.m2 += delta
-        if size > 1:
+        if size > 1:  # for a single row, m2 is a number, 0
             self.m2 += m2
 
     @property
