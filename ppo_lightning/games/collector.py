@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torchrl.data import TensorSpec, Unbounded
 
-from ppo_lightning.rollouts.weighted_collector import WeightedCollector
+from ppo_lightning.rollouts.weighted_collector import WeightedCollector, differ
 
 
 class GameCollector(WeightedCollector):
@@ -41,6 +41,10 @@ class GameCollector(WeightedCollector):
         results = super().step(t, action)
         self._sign[t] = np.where(self._player[t] == self.env.mover, 1, -1)
         return results
+
+    def begins(self, fresh: np.ndarray, final: np.ndarray) -> np.ndarray:
+        """Return where a reset begins a game: a player who died in a running one keeps the observation."""
+        return differ(fresh, final)
 
     def row_rewards(self) -> np.ndarray:
         """Return the rewards whose sum is the return of a row, [T, N]."""

@@ -45,18 +45,22 @@ class WeightedCollector(RolloutCollector):
         fresh: np.ndarray | None = None,
         done: np.ndarray | None = None,
     ) -> list[np.ndarray]:
-        """Check and normalize observations. One that an environment repeats enters the statistics once."""
+        """Check and normalize observations, of which those that count enter the statistics."""
         if self.env.resets_late:  # then `fresh` are the final observations
             fresh = None
         if self._weight is None or moments is None:
             return super().normalized(moments, t, raw, fresh, done)
         # A dead agent repeats the last observation. A step that only resets has a new one.
-        counted = [(self._weight[t] > 0) | _differ(raw, self._last)]
+        counted = [(self._weight[t] > 0) | differ(raw, self._last)]
         if fresh is not None:
-            counted.append(_differ(fresh, raw[done]))
+            counted.append(self.begins(fresh, raw[done]))
         self._last = raw.copy()
         batches = super().normalized(None, t, raw, fresh, done)
         return moments.normalize(batches, not self.deterministic, counted)
+
+    def begins(self, fresh: np.ndarray, final: np.ndarray) -> np.ndarray:
+        """Return where an observation [K, ...] after a reset begins an episode, [K] bool."""
+        return np.ones(len(fresh), bool)
 
     def row_rewards(self) -> np.ndarray:
         """Return the rewards whose sum is the return of a row, [T, N]."""
@@ -70,6 +74,6 @@ class WeightedCollector(RolloutCollector):
             self._store["next", "episode_done"][self._weight == 0] = False
 
 
-def _differ(rows: np.ndarray, others: np.ndarray | None) -> np.ndarray:
+def differ(rows: np.ndarray, others: np.ndarray | None) -> np.ndarray:
     """Return where rows differ, [B] bool; everywhere if there are no others."""
     return (rows != others).reshape(len(rows), -1).any(axis=1)
