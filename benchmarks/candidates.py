@@ -96,12 +96,12 @@ class Reuse(PPO):
     adaptation of the learning rate.
     """
 
-    minibatch_keys = (*PPO.minibatch_keys, "weight")
+    minibatch_keys = (*PPO.minibatch_keys, "importance")
 
     def training_step(self, rollout: TensorDictBase, batch_idx: int) -> None:
         """See :meth:`PPO.training_step`."""
         fresh = rollout.clone()
-        fresh["weight"] = torch.ones(*fresh.batch_size, 1)
+        fresh["importance"] = torch.ones(*fresh.batch_size, 1)
         rollouts = fresh.copy()
         previous = getattr(self, "_previous", None)
         if previous is not None:
@@ -109,7 +109,7 @@ class Reuse(PPO):
             with torch.no_grad():
                 evaluation = self.agent.evaluate(previous["observation"], previous["action"])
             ratio = (evaluation.log_prob - previous["action_log_prob"]).exp()
-            previous["weight"] = ratio.clamp(max=1).unsqueeze(-1)
+            previous["importance"] = ratio.clamp(max=1).unsqueeze(-1)
             previous["action_log_prob"] = evaluation.log_prob
             previous["state_value"] = evaluation.value.unsqueeze(-1)
             rollouts = torch.cat([fresh, previous])
@@ -123,7 +123,7 @@ class Reuse(PPO):
 
     def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """See :meth:`PPO.loss`."""
-        return super().loss(minibatch | {"valid": minibatch["weight"].squeeze(-1)}, evaluation)
+        return super().loss(minibatch | {"weight": minibatch["importance"].squeeze(-1)}, evaluation)
 
 
 class MuonAndAdam(torch.optim.Optimizer):
@@ -340,7 +340,7 @@ class DistributionalPPO(PPO):
         loss, parts = super().loss(minibatch, evaluation._replace(value=evaluation.value.detach()))
         critic: Any = self.agent.critic
         rows = critic.loss(evaluation.critic_features, minibatch["value_target"].squeeze(-1))
-        return loss + self.hparams.vf_coef * losses.weighted_mean(rows, minibatch.get("valid")), parts
+        return loss + self.hparams.vf_coef * losses.weighted_mean(rows, minibatch.get("weight")), parts
 
 
 class StateStdHead(GaussianHead):

@@ -7,7 +7,7 @@ import torch
 from torch.optim.adam import adam as own
 from torchrl.data import Bounded, Categorical, Unbounded
 
-from ppo_lightning import CNNAgent, MLPAgent
+from ppo_lightning import CNNAgent, MLPAgent, RolloutCollector
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.offpolicy.module import adam
@@ -156,5 +156,7 @@ def test_agents_on_a_gpu_choose_the_actions_of_the_cpu(rows):
 @needs_gpu
 def test_rollouts_are_collected_into_pinned_memory(env):
     made = env("CartPole-v1", 2)
-    storage = allocate(made, MLPAgent(*made.agent_specs).to("cuda"), 8)
+    agent = MLPAgent(*made.agent_specs).to("cuda")
+    specs = RolloutCollector(made, agent, 8).rollout_keys()
+    storage = allocate(specs, agent, made.num_envs, 8)
     assert all(tensor.is_pinned() for tensor in storage.values(True, leaves_only=True))

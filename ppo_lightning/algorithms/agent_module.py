@@ -74,7 +74,7 @@ class AgentModule(NamedArguments, L.LightningModule):
 
     reads_features: ClassVar[bool] = False  # whether the algorithm builds on the features of an agent
     takes_memory: ClassVar[bool] = False  # whether minibatches are whole sequences
-    takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
+    takes_turns: ClassVar[bool] = False  # whether targets change sides, as turn-based games need
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
     agent: ActorCritic
     hparams: AttributeDict

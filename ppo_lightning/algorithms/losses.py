@@ -20,13 +20,10 @@ def gae(
     next_value: Tensor,
     terminated: Tensor,
     done: Tensor,
-    gamma: float,
+    gamma: float | Tensor,
     gae_lambda: float,
-    sign: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute generalized advantage estimates.
-
-    The recursion is ``A_t = delta_t + gamma * lambda * sign_t * (1 - done_t) * A_{t+1}``.
 
     Args:
         reward: r_t, [N, T].
@@ -34,23 +31,27 @@ def gae(
         next_value: V of the observation after step t, before any reset, [N, T].
         terminated: True where the task ended at t, so that nothing is bootstrapped, [N, T] bool.
         done: True where the episode ended at t for any reason, which ends the recursion, [N, T] bool.
-        gamma: Discount factor.
+        gamma: Discount factor, or that of each step, [N, T].
         gae_lambda: Weight of longer returns.
-        sign: -1 where the next observation is that of the opponent in a zero-sum game, whose value counts
-            negatively, 1 elsewhere, [N, T]. None: 1.
 
     Returns:
         Advantages and value targets (advantage + value), both [N, T].
     """
-    discount = gamma if sign is None else gamma * sign
-    advantage = reward + discount * next_value * ~terminated - value
-    add_following(advantage.T, (discount * gae_lambda * ~done).T[:-1])
+    # delta_t = r_t + gamma * V(s_{t+1}) * (1 - terminated_t) - V(s_t)
+    advantage = reward + gamma * next_value * ~terminated - value
+    # A_t = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}, backwards from the last step.
+    # `advantage.T` is a view: each delta is overwritten with its A, without another tensor.
+    add_following(advantage.T, (gamma * gae_lambda * ~done).T[:-1])
     return advantage, advantage + value
 
 
-def before_invalid(valid: Tensor) -> Tensor:
-    """Return where the next step of a rollout does not count, which ends the flow of advantages, [N, T]."""
-    return functional.pad(~valid[:, 1:], (0, 1))
+def before_uncounted(weight: Tensor) -> Tensor:
+    """Return where the weight of the next step is 0, which ends the flow of advantages, [N, T] bool.
+
+    Args:
+        weight: Weight of each step, [N, T].
+    """
+    return functional.pad(weight[:, 1:] == 0, (0, 1))
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -147,12 +148,12 @@ def diagnostics(
     }
 
 
-def explained_variance(value: Tensor, value_target: Tensor, valid: Tensor | None = None) -> Tensor:
+def explained_variance(value: Tensor, value_target: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return the fraction of the targets' variance that the values explain, NaN if all targets are equal.
 
-    1 is perfect, 0 is no better than a constant. ``valid`` flags the steps to include. None: all.
+    1 is perfect, 0 is no better than a constant. Steps whose ``weight`` is 0 are left out. None: all count.
     """
-    if valid is not None:
-        value, value_target = value[valid], value_target[valid]
+    if weight is not None:
+        value, value_target = value[weight > 0], value_target[weight > 0]
     variance = value_target.var()
     return torch.where(variance == 0, torch.nan, 1 - (value_target - value).var() / variance)

@@ -34,9 +34,9 @@ def take(rows: Tensor, order: np.ndarray) -> Tensor:
     return rows.index_select(0, torch.from_numpy(order).to(rows.device))
 
 
-def with_valid(rollout: TensorDictBase, keys: Sequence[str]) -> list[str]:
-    """Return keys of a rollout and, if the rollout has it, ``valid``."""
-    return [*keys, *(("valid",) if "valid" in rollout.keys() else ())]  # noqa: SIM118  (a TensorDict)
+def with_weight(rollout: TensorDictBase, keys: Sequence[str]) -> list[str]:
+    """Return keys of a rollout and, if the rollout has it, ``weight``."""
+    return [*keys, *(("weight",) if "weight" in rollout.keys() else ())]  # noqa: SIM118  (a TensorDict)
 
 
 def mean_of(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -68,33 +68,34 @@ def split_epoch(epoch: Minibatch, count: int, norm_adv: bool) -> Iterator[Miniba
     """Split a shuffled epoch into minibatches and normalize their advantages over all ranks.
 
     Args:
-        epoch: Tensors [rows, ...] in the order of the minibatches. An optional ``valid`` [rows, ...], bool,
-            becomes the weight of each step in a minibatch: 0 for steps that do not count, with a mean of 1
-            over the minibatch of all ranks.
+        epoch: Tensors [rows, ...] in the order of the minibatches. An optional ``weight`` [rows, ...],
+            0 for steps that do not count and 1 elsewhere, is scaled to a mean of 1 over the minibatch of all
+            ranks.
         count: Number of minibatches.
         norm_adv: Normalize the advantages.
 
     Yields:
-        Minibatches [B, ...]. All ranks skip a minibatch that has fewer than two valid steps in total.
+        Minibatches [B, ...]. All ranks skip a minibatch in which fewer than two steps count.
     """
-    valid = epoch.get("valid")
-    kept = [True] * count
-    flags = None
-    if valid is not None:
-        flags = all_ranks(valid.reshape(count, -1).float())  # [count, B of all ranks]
-        counts = flags.sum(-1)
-        kept = (counts >= 2).tolist()
-        weight = valid.reshape(count, -1) * (flags.shape[-1] / counts.clamp(min=1))[:, None]
-        epoch["valid"] = weight.view(valid.shape)
+    weight = epoch.get("weight")
+    kept = [*range(count)]
+    weights = None
+    if weight is not None:
+        weights = all_ranks(weight.reshape(count, -1))  # [count, B of all ranks]
+        counts = weights.sum(-1)
+        kept = (counts >= 2).nonzero().flatten().tolist()  # one step has no standard deviation
+        # weight_i / mean(weight): the mean over a minibatch is then that over the steps that count.
+        scaled = weight.reshape(count, -1) * (weights.shape[-1] / counts.clamp(min=1))[:, None]
+        epoch["weight"] = scaled.view(weight.shape)
     if norm_adv:
         advantage = epoch["advantage"]
         by_minibatch = advantage.reshape(count, -1)
-        epoch["advantage"] = losses.normalize(by_minibatch, all_ranks(by_minibatch), flags).view(
+        epoch["advantage"] = losses.normalize(by_minibatch, all_ranks(by_minibatch), weights).view(
             advantage.shape
         )
-    for keep, *parts in zip(kept, *(tensor.chunk(count) for tensor in epoch.values()), strict=True):
-        if keep:
-            yield dict(zip(epoch, parts, strict=True))
+    parts = {key: tensor.chunk(count) for key, tensor in epoch.items()}
+    for i in kept:
+        yield {key: chunks[i] for key, chunks in parts.items()}
 
 
 def all_ranks(rows: Tensor) -> Tensor:

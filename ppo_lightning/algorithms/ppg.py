@@ -17,7 +17,7 @@ from ppo_lightning.algorithms.minibatches import (
     deal_sequences,
     mean_of,
     split_epoch,
-    with_valid,
+    with_weight,
 )
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.algorithms.update import EagerUpdate, make_update
@@ -90,11 +90,11 @@ class PPG(PPO):
         """Add ``advantage``, normalized over all ranks, and ``value_target``. Store a copy for the phase."""
         rollout = super().advantages(rollout)
         if self.hparams.norm_adv:
-            advantage, valid = rollout["advantage"], rollout.get("valid", None)
+            advantage, weight = rollout["advantage"], rollout.get("weight", None)
             flat = advantage.reshape(1, -1)
-            weight = None if valid is None else all_ranks(valid.reshape(1, -1).float())
-            rollout["advantage"] = losses.normalize(flat, all_ranks(flat), weight).view_as(advantage)
-        keys = with_valid(rollout, STORED)
+            weights = None if weight is None else all_ranks(weight.reshape(1, -1))
+            rollout["advantage"] = losses.normalize(flat, all_ranks(flat), weights).view_as(advantage)
+        keys = with_weight(rollout, STORED)
         self.rollouts.append({key: rollout[key].to("cpu", copy=True) for key in keys})
         return rollout
 
@@ -119,12 +119,12 @@ class PPG(PPO):
         """Return the loss of the auxiliary phase and its detached parts, see :meth:`PPO.total_loss`."""
         evaluation = self.evaluate(minibatch)
         target = minibatch["value_target"].squeeze(-1)
-        valid = minibatch.get("valid")
+        weight = minibatch.get("weight")
         aux_value = self.auxiliary_critic(evaluation.features).squeeze(-1)
-        aux_value_loss = losses.value_loss(aux_value, aux_value, target, None, valid)
-        real_value_loss = losses.value_loss(evaluation.value, evaluation.value, target, None, valid)
+        aux_value_loss = losses.value_loss(aux_value, aux_value, target, None, weight)
+        real_value_loss = losses.value_loss(evaluation.value, evaluation.value, target, None, weight)
         old = tuple(tensor for key, tensor in minibatch.items() if key.startswith(POLICY))
-        kl_loss = losses.weighted_mean(self.agent.head.kl(old, evaluation.parameters), valid)
+        kl_loss = losses.weighted_mean(self.agent.head.kl(old, evaluation.parameters), weight)
         parts = {"kl_loss": kl_loss, "aux_value_loss": aux_value_loss, "real_value_loss": real_value_loss}
         loss = aux_value_loss + self.hparams.beta_clone * kl_loss + real_value_loss
         return loss, {name: part.detach() for name, part in parts.items()}
@@ -170,9 +170,9 @@ class PPG(PPO):
             minibatch = {
                 key: torch.cat([rollout[key][n] for rollout, n in chosen]) for key in self.rollouts[0]
             }
-            if "valid" in minibatch:
-                valid = minibatch["valid"].float()
-                minibatch["valid"] = valid / collectives.gather(valid.mean()).mean().clamp(min=1e-8)
+            if "weight" in minibatch:
+                mean = collectives.gather(minibatch["weight"].mean()).mean()
+                minibatch["weight"] /= mean.clamp(min=1e-8)
             yield {key: tensor.to(self.device) for key, tensor in minibatch.items()}
 
     # Lightning's hooks

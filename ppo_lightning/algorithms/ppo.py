@@ -17,7 +17,7 @@ from torchrl.data import TensorSpec
 
 from ppo_lightning.algorithms import losses
 from ppo_lightning.algorithms.agent_module import AgentModule
-from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_valid
+from ppo_lightning.algorithms.minibatches import Minibatch, mean_of, split_epoch, take, with_weight
 from ppo_lightning.algorithms.schedule import (
     IterationLR,
     KLAdaptiveLR,
@@ -171,8 +171,9 @@ class PPO(AgentModule):
         terminated = following["terminated"].squeeze(-1) if self.hparams.bootstrap_truncated else done
         boundary = done & ~terminated
         boundary[:, -1] = ~terminated[:, -1]
-        if (valid := rollout.get("valid", None)) is not None:  # such a step has an observation and its value
-            done = done | losses.before_invalid(valid)
+        if (weight := rollout.get("weight", None)) is not None:
+            # Bootstrap from a step that does not count: it has an observation and its value.
+            done = done | losses.before_uncounted(weight)
         next_value = value.roll(-1, dims=1)
         memory = following["memory"][boundary] if self.agent.memory is not None else None
         with torch.no_grad():
@@ -184,13 +185,16 @@ class PPO(AgentModule):
             next_value,
             terminated,
             done,
-            self.hparams.gamma,
+            self.discount(rollout),
             self.hparams.gae_lambda,
-            rollout.get("sign", None),
         )
         rollout["advantage"] = advantage.unsqueeze(-1)
         rollout["value_target"] = value_target.unsqueeze(-1)
         return rollout
+
+    def discount(self, rollout: TensorDictBase) -> float | Tensor:
+        """Return the discount of the next value at each step of a rollout, a number or [N, T]."""
+        return self.hparams.gamma
 
     def minibatches(self, rollout: TensorDictBase) -> Iterator[Minibatch]:
         """Yield the rollout in random minibatches of tensors [B, ...], with normalized advantages.
@@ -215,7 +219,7 @@ class PPO(AgentModule):
         steps = keys.argsort(axis=1)  # in a seventh of PyTorch's time
         order = (steps * num_envs + np.arange(num_envs)[:, None]).T.ravel()
         # Gather a whole epoch at once, from rows in the order in which the collector stores them.
-        names = with_valid(rollout, self.minibatch_keys)
+        names = with_weight(rollout, self.minibatch_keys)
         return {name: take(rollout[name].transpose(0, 1).flatten(0, 1), order) for name in names}
 
     def total_loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -237,18 +241,18 @@ class PPO(AgentModule):
         """
         keys = ("state_value", "advantage", "value_target")
         old_value, advantage, value_target = (minibatch[key].squeeze(-1) for key in keys)
-        valid = minibatch.get("valid")
+        weight = minibatch.get("weight")
         clip_coef = self.clip_coef
         log_ratio = evaluation.log_prob - minibatch["action_log_prob"]
-        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, valid)
+        policy_loss = losses.policy_loss(log_ratio, advantage, clip_coef, weight)
         value_clip = clip_coef if self.hparams.clip_vloss else None
-        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, valid)
-        entropy = losses.weighted_mean(evaluation.entropy, valid)
+        value_loss = losses.value_loss(evaluation.value, old_value, value_target, value_clip, weight)
+        entropy = losses.weighted_mean(evaluation.entropy, weight)
         # detail 10
         loss = policy_loss + self.hparams.vf_coef * value_loss - self.hparams.ent_coef * entropy
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         detached = {name: part.detach() for name, part in parts.items()}
-        return loss, detached | losses.diagnostics(log_ratio, clip_coef, valid)
+        return loss, detached | losses.diagnostics(log_ratio, clip_coef, weight)
 
     def update(self, minibatches: Iterable[Minibatch]) -> list[dict[str, Tensor]]:
         """Take one optimizer step on each minibatch and return the parts of its loss, scalars."""
@@ -269,7 +273,7 @@ class PPO(AgentModule):
         # detail 12
         means = mean_of(metrics) if metrics else {}
         values: dict[str, Any] = {f"losses/{name}": value for name, value in means.items()}
-        keys = with_valid(rollout, ("state_value", "value_target"))
+        keys = with_weight(rollout, ("state_value", "value_target"))
         everywhere = [collectives.gather(rollout[key]) for key in keys]  # [ranks, N, T, ...]
         values["losses/explained_variance"] = losses.explained_variance(*everywhere)
         values["charts/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
@@ -416,7 +420,7 @@ class PPO(AgentModule):
     @property
     def steps_per_rollout(self) -> int | None:
         """Number of optimizer steps per iteration, or None if it varies."""
-        varies = self.hparams.target_kl is not None or self.data.has_valid
+        varies = self.hparams.target_kl is not None or self.data.has_weights
         return None if varies else self.hparams.update_epochs * self.hparams.num_minibatches
 
     @property

@@ -2,7 +2,7 @@
 
 from tensordict import TensorDictBase
 
-from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_valid
+from ppo_lightning.algorithms.minibatches import Minibatch, deal_sequences, with_weight
 from ppo_lightning.algorithms.ppo import PPO
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import Evaluation
@@ -53,7 +53,7 @@ class RecurrentPPO(PPO):
         """
         # detail 35
         order = deal_sequences(self.uniform("shuffle", rollout.batch_size[0]), self.hparams.num_minibatches)
-        sequences = {key: rollout[key] for key in with_valid(rollout, self.minibatch_keys)}
+        sequences = {key: rollout[key] for key in with_weight(rollout, self.minibatch_keys)}
         # detail 36
         sequences |= {"memory": rollout["memory"][:, 0], "is_init": episode_starts(rollout)}
         return {key: tensor[order.to(tensor.device)] for key, tensor in sequences.items()}

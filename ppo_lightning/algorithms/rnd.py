@@ -55,7 +55,7 @@ class RND(PPO):
         **hyperparameters: Those of :class:`~ppo_lightning.PPO`.
 
     Raises:
-        ConfigError: A number is out of its range, the agent has a memory, or the players take turns.
+        ConfigError: A number is out of its range, or the agent has a memory.
 
     Example:
         >>> data = RolloutDataModule("MountainCar-v0", num_envs=16, total_timesteps=500_000)
@@ -64,7 +64,6 @@ class RND(PPO):
 
     minibatch_keys: ClassVar = (*PPO.minibatch_keys, "int_value_target", "novelty_input", "novelty_weight")
     reads_features = True
-    takes_turns = False
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class RND(PPO):
         if not self.curiosity.normalizer.count:
             for rollout in random_rollouts(self.data, self.agent, self.hparams.num_iterations_obs_norm_init):
                 observation = self.curiosity.view(rollout["next", "observation"])
-                self.curiosity.observe(observation, rollout.get("valid"))
+                self.curiosity.observe(observation, rollout.get("weight"))
                 self.env_steps += self.data.frames_per_rollout
                 self.extra_steps += self.data.frames_per_rollout
 
@@ -120,7 +119,7 @@ class RND(PPO):
         last_value = self.int_value(last, rollout["action"][:, -1])
         gamma, gae_lambda = self.hparams.int_gamma, self.hparams.gae_lambda
         advantage, rollout["int_value_target"] = endless_gae(
-            reward, value, last_value, gamma, gae_lambda, rollout.get("valid")
+            reward, value, last_value, gamma, gae_lambda, rollout.get("weight")
         )
         extrinsic = self.hparams.ext_coef * rollout["advantage"]
         rollout["advantage"] = extrinsic + self.hparams.int_coef * advantage.unsqueeze(-1)
@@ -133,18 +132,18 @@ class RND(PPO):
     def int_rewards(self, rollout: TensorDictBase, microbatch_size: int) -> Tensor:
         """Return rewards divided by the running standard deviation of their discounted sum, [N, T].
 
-        The rewards use the statistics of the observations before the rollout. Invalid steps have the reward
-        0 and enter no statistics. The rollout receives ``novelty_input``, [N, T, ...], and ``int_reward``,
-        the rewards before scaling. With several ranks this is a collective.
+        The rewards use the statistics of the observations before the rollout. Steps of weight 0 have the
+        reward 0 and enter no statistics. The rollout receives ``novelty_input``, [N, T, ...], and
+        ``int_reward``, the rewards before scaling. With several ranks this is a collective.
         """
-        valid = rollout.get("valid")
+        weight = rollout.get("weight")
         rollout["novelty_input"] = self.curiosity.view(rollout["next", "observation"])
         reward = in_parts(self.curiosity.error, microbatch_size, rollout["novelty_input"])
-        rollout["int_reward"] = reward if valid is None else reward * valid
-        self.curiosity.observe(rollout["novelty_input"], valid)
+        rollout["int_reward"] = reward if weight is None else reward * weight
+        self.curiosity.observe(rollout["novelty_input"], weight)
         never, gamma = torch.zeros_like(reward, dtype=torch.bool), self.hparams.int_gamma
         sums = discounted_sum(rollout["int_reward"].T, never.T, self.sums["discounted"], gamma).T
-        return rollout["int_reward"] / self.curiosity.reward_std(sums, valid)
+        return rollout["int_reward"] / self.curiosity.reward_std(sums, weight)
 
     def episode_sums(self, rollout: TensorDictBase) -> Tensor:
         """Return the sums of ``int_reward`` over the episodes that ended in a rollout, of all ranks, [E].
@@ -172,12 +171,12 @@ class RND(PPO):
     def loss(self, minibatch: Minibatch, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the losses of PPO, of the intrinsic value and of the predictor, see :meth:`PPO.loss`."""
         loss, parts = super().loss(minibatch, evaluation)
-        valid = minibatch.get("valid")
+        weight = minibatch.get("weight")
         target = minibatch["int_value_target"]
         value = self.curiosity.value(evaluation.critic_features)
-        value_loss = losses.value_loss(value, target, target, None, valid)  # not clipped
+        value_loss = losses.value_loss(value, target, target, None, weight)  # not clipped
         error = self.curiosity.error(minibatch["novelty_input"]) * minibatch["novelty_weight"]
-        fwd_loss = losses.weighted_mean(error, valid)
+        fwd_loss = losses.weighted_mean(error, weight)
         own = {"int_value_loss": value_loss.detach(), "fwd_loss": fwd_loss.detach()}
         return loss + self.hparams.vf_coef * value_loss + fwd_loss, parts | own
 
@@ -200,17 +199,17 @@ def endless_gae(
     last_value: Tensor,
     gamma: float,
     gae_lambda: float,
-    valid: Tensor | None = None,
+    weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and value targets of a stream of rewards that does not end with the episode.
 
     At an episode end, the return continues with the first observation of the next episode. It stops before
-    invalid steps only. The arguments are those of :func:`~ppo_lightning.algorithms.losses.gae`, and
+    steps of weight 0 only. The arguments are those of :func:`~ppo_lightning.algorithms.losses.gae`, and
     ``last_value`` are the values of the observations after the last step, [N].
     """
     next_value = torch.cat([value[:, 1:], last_value[:, None]], dim=1)
     never = torch.zeros_like(value, dtype=torch.bool)
-    stops = never if valid is None else losses.before_invalid(valid)
+    stops = never if weight is None else losses.before_uncounted(weight)
     return losses.gae(reward, value, next_value, never, stops, gamma, gae_lambda)
 
 
@@ -264,14 +263,15 @@ class Curiosity(nn.Module):
         return self.critic(critic_features).squeeze(-1)
 
     @torch.no_grad()
-    def observe(self, observation: Tensor, valid: Tensor | None = None) -> None:
-        """Merge the valid steps [N, T, *shape] of :meth:`view` of all ranks. This is a collective."""
-        merge_rows(self.normalizer, observation.flatten(0, 1) if valid is None else observation[valid])
+    def observe(self, observation: Tensor, weight: Tensor | None = None) -> None:
+        """Merge the steps [N, T, *shape] of :meth:`view` that count, of all ranks. This is a collective."""
+        rows = observation.flatten(0, 1) if weight is None else observation[weight > 0]
+        merge_rows(self.normalizer, rows)
 
     @torch.no_grad()
-    def reward_std(self, discounted: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Merge the discounted sums of valid steps [N, T], and return the deviation of all sums so far."""
-        rows = discounted.flatten() if valid is None else discounted[valid.to(discounted.device)]
+    def reward_std(self, discounted: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Merge the discounted sums [N, T] of steps that count, and return the deviation of all sums."""
+        rows = discounted.flatten() if weight is None else discounted[weight.to(discounted.device) > 0]
         merge_rows(self.reward_moments, rows)
         return self.reward_moments.std.float()
 

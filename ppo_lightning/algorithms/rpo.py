@@ -69,5 +69,5 @@ class RPO(PPO):
         # log N(action | mean, std) - log N(action - noise | mean, std)
         moved = noise * (noise - 2 * (minibatch["action"] - mean)) * (-2 * log_std).exp() / 2
         log_ratio = evaluation.log_prob + moved.sum(-1) - minibatch["action_log_prob"]
-        own = losses.diagnostics(log_ratio, self.clip_coef, minibatch.get("valid"))
+        own = losses.diagnostics(log_ratio, self.clip_coef, minibatch.get("weight"))
         return loss, parts | own | {"clipfrac": parts["clipfrac"]}  # of the ratios in the loss

@@ -38,8 +38,8 @@ class RunLog:
     def count(self, rollout: TensorDictBase) -> None:
         """Count environment steps and finished episodes of a rollout [N, T], over all ranks.
 
-        The next call of :meth:`log` logs mean return and length of the finished episodes, also by player in
-        games of several, and of the last 100 episodes, and the means of numbers of their infos.
+        The next call of :meth:`log` logs mean return and length of the finished episodes, also by groups of
+        the environment, and of the last 100 episodes, and the means of numbers of their infos.
         """
         self.module.env_steps += self.module.data.frames_per_rollout
         # ModelCheckpoint uses it in file names, also for rollouts that are not logged.
@@ -55,7 +55,10 @@ class RunLog:
         infos = info_means("charts", episodes[:, 3:], names)
         self._infos = (self._infos or set()) | infos.keys()
         self.add(infos)
-        self.add(episode_means(episodes[:, :3], zero_sum="mover" in rollout.keys()))  # noqa: SIM118
+        groups = {"": episodes}
+        if (split := getattr(self.module.data.env, "by_player", None)) is not None:
+            groups |= split(episodes[:, :3])
+        self.add(episode_means(groups))
 
     @property
     def missing_infos(self) -> list[str]:
@@ -116,45 +119,37 @@ class RunLog:
 
 
 def finished_episodes(rollout: TensorDictBase, num_infos: int = 0) -> Tensor:
-    """Return return, length, player and infos of the episodes that finished in a rollout [N, T], [E, 3 + I].
+    """Return return, length, row and infos of the episodes that finished in a rollout [N, T], [E, 3 + I].
 
-    The player is -1 unless each row is a player. Numbers that the info does not have are NaN.
+    The row is the index of the environment on its rank. Numbers that the info does not have are NaN.
     """
     following = rollout["next"]
     done = following["episode_done"]
     if not done.any():
         return torch.zeros(0, 3 + num_infos)
-    player = rollout.get("player", -torch.ones_like(following["step_count"]))
+    row = torch.arange(len(done), device=done.device)[:, None, None].expand(done.shape)
     no_info = torch.full((*rollout.shape, num_infos), torch.nan, device=done.device)
-    columns = (following["episode_reward"], following["step_count"], player, following.get("info", no_info))
+    columns = (following["episode_reward"], following["step_count"], row, following.get("info", no_info))
     return torch.cat([column.float() for column in columns], dim=-1)[done[..., 0]]
 
 
-def episode_means(episodes: Tensor, zero_sum: bool = False) -> dict[str, Tensor]:
-    """Return the mean return and length of episodes, over all players and by player.
+def episode_means(groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the mean return and length of groups of episodes.
 
-    The keys are ``charts/episodic_return``, ``charts/episodic_length`` and, for several players, the same
-    with the suffix ``-player0`` and so on. A mean over no episode is left out.
+    The keys are ``charts/episodic_return`` and ``charts/episodic_length``, each with the suffix of the group.
+    A mean over no episode is left out.
 
     Args:
-        episodes: From :func:`finished_episodes`, [E, 3].
-        zero_sum: Whether the returns are those of player 0 of two-player zero-sum games.
+        groups: Suffix -> return and length of each episode, in the first columns, [E, ...].
 
     Example:
-        >>> episodes = torch.tensor([[1.0, 5.0, 0.0], [3.0, 7.0, 1.0]])
-        >>> episode_means(episodes)["charts/episodic_return-player1"]
-        tensor(3.)
+        >>> episodes = torch.tensor([[1.0, 5.0], [3.0, 7.0]])
+        >>> episode_means({"": episodes})["charts/episodic_return"]
+        tensor(2.)
     """
-    returns, lengths, players = episodes.unbind(-1)
-    groups = {"": (returns, lengths)}
-    if zero_sum:
-        groups |= {"-player0": (returns, lengths), "-player1": (-returns, lengths)}
-    for player in players[players >= 0].unique():
-        rows = players == player
-        groups[f"-player{player:.0f}"] = returns[rows], lengths[rows]
     means = {}
-    for suffix, (group_returns, group_lengths) in groups.items():
-        if len(group_returns):
-            means[f"charts/episodic_return{suffix}"] = group_returns.mean()
-            means[f"charts/episodic_length{suffix}"] = group_lengths.mean()
+    for suffix, episodes in groups.items():
+        if len(episodes):
+            means[f"charts/episodic_return{suffix}"] = episodes[:, 0].mean()
+            means[f"charts/episodic_length{suffix}"] = episodes[:, 1].mean()
     return means

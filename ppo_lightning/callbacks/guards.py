@@ -63,7 +63,7 @@ class RolloutGuard(Guard):
         """Check a rollout [N, T]."""
         rollouts_before = pl_module.rollouts_done - 1
         # A game may start from one position.
-        if not rollouts_before and "sign" not in batch.keys():  # noqa: SIM118
+        if not rollouts_before and "player" not in batch.keys():  # noqa: SIM118
             scales = isinstance(getattr(pl_module.agent, "head", None), TanhGaussianHead)  # into any bounds
             for finding in check_rollout(batch, pl_module.data.env):
                 if finding.severity != "note" and not (scales and finding.check == "action bounds"):
@@ -75,7 +75,7 @@ class RolloutGuard(Guard):
 def _compare_log_probs(module: Learner, rollout: TensorDictBase) -> None:
     with module.trainer.precision_plugin.forward_context():
         recomputed, stored = log_probs_again(module.agent, rollout)
-    drift = max((recomputed - stored).abs().tolist(), default=0.0)  # no step may be valid
+    drift = max((recomputed - stored).abs().tolist(), default=0.0)  # maybe no step counts
     if drift > module.tolerance:
         warnings.warn(
             f"The log-probabilities of actions differ by up to {drift:.2g} between acting and learning,"
@@ -94,8 +94,8 @@ def log_probs_again(agent: ActorCritic, rollout: TensorDictBase) -> tuple[Tensor
         recomputed[key] = torch.empty_like(stored[key])
     add_evaluation(agent, recomputed)
     # At other steps, an opponent may have acted.
-    valid = stored.get("valid", torch.ones(stored.batch_size, dtype=torch.bool))
-    return recomputed["action_log_prob"][valid], stored["action_log_prob"][valid]
+    counted = stored.get("weight", torch.ones(stored.batch_size)) > 0
+    return recomputed["action_log_prob"][counted], stored["action_log_prob"][counted]
 
 
 class NonFiniteGuard(Guard):

@@ -1,14 +1,14 @@
 """``ppo-lightning check-env``: report what in an environment would break or bias training."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
 from tensordict import TensorDictBase
 
 from ppo_lightning.envs.conformance import SEVERITIES, Finding, check_environment, episodes_of
-from ppo_lightning.envs.factory import BACKENDS
+from ppo_lightning.envs.factory import Backend
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models.default import DefaultAgent
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
@@ -24,7 +24,7 @@ def main(args: Sequence[str]) -> None:
         prog="ppo-lightning check-env", description="Find what in an environment breaks or biases training."
     )
     parser.add_argument("env_id", help="environment's id, or import path of a function that makes one")
-    parser.add_argument("--backend", default="gymnasium", choices=[*BACKENDS], help="as data.backend")
+    parser.add_argument("--backend", default="gymnasium", choices=get_args(Backend), help="as data.backend")
     parser.add_argument("--env_kwargs", type=dict[str, Any], default={}, help="as data.env_kwargs")
     parser.add_argument("--num_envs", type=int, default=4, help="number of environments")
     parser.add_argument("--steps", type=PositiveInt, default=1200, help="steps of each environment")

@@ -86,14 +86,21 @@ class StageClock(L.Callback):
             self._is_warm = True
             self.warm_up = wall
             if isinstance(data.collector, RolloutCollector):
-                data.collector.timed = self._time
+                env: Any = data.collector.env
+                env.step_arrays = self._timed(env.step_arrays)
+                env.reset_arrays = self._timed(env.reset_arrays)
             self.on_train_start()
 
-    def _time(self, function: Callable[..., Any], *args: Any) -> Any:
-        start = time.perf_counter()
-        value = function(*args)
-        self._seconds += time.perf_counter() - start
-        return value
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of the environments that adds its duration to the clock."""
+
+        def call(*args: Any) -> Any:
+            start = time.perf_counter()
+            value = method(*args)
+            self._seconds += time.perf_counter() - start
+            return value
+
+        return call
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Keep Lightning from printing a report of its own."""

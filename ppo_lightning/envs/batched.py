@@ -4,7 +4,7 @@ import copy
 import functools
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -56,16 +56,10 @@ class BatchedEnv(EnvBase):
 
     envs: Any  # one vector environment, or a list of single environments
     action_names: Sequence[str] | None = None  # names of discrete actions
-    collector_kind = "array"  # see `make_collector`
     flags_time_limits = True  # whether a time limit sets `truncated`, not `terminated`
     # Whether an environment resets at the step after an episode end, ignoring the action, so that this step
     # does not count (`valid`). Until then `reset_arrays(mask)` returns the final observation.
     resets_late = False
-    # Players of a game. If all act at once, each player is a row: row = game * num_players + player. In a
-    # turn-based game, each row is a game, seen by the player to move.
-    num_players = 1
-    # Turn-based games: index of the player who acts next, [N]. None: all players act at once.
-    mover: np.ndarray | None = None
     # True where the last step ended the episode, [N]. This differs from `done` if the loss of a life
     # terminates learning while the game continues. None: equal to `done`.
     episode_done: np.ndarray | None = None
@@ -123,20 +117,8 @@ class BatchedEnv(EnvBase):
         self._component_starts = np.cumsum([0, *choice_counts(action_spec)])[:-1]
 
     @property
-    def turn_based(self) -> bool:
-        """Whether the players of a game act one after the other."""
-        return self.mover is not None
-
-    @property
-    def rows_per_game(self) -> int:
-        """Adjacent rows that are the players of one game."""
-        return 1 if self.turn_based else self.num_players
-
-    @property
     def untransformable(self) -> str:
         """Why TorchRL transforms do not work, as the end of a sentence; empty if they work."""
-        if self.num_players > 1:
-            return "games of several players: remove them."
         if self.resets_late:
             return (
                 "a vectorized environment that resets at the step after an episode end, because the reset"
@@ -371,6 +353,12 @@ def require_distinct(envs: Iterable[Any], name: str) -> None:
     bases = [env.unwrapped for env in envs]
     if len({id(base) for base in bases}) < len(bases):
         raise ConfigError(f"env_id makes the same {name} at each call: it must make a new one.")
+
+
+def begin_with(first: Any, make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that returns the first object at its first call, and later ones from ``make``."""
+    created = [first]
+    return lambda: created.pop() if created else make()
 
 
 def actions_of(env: Any, attribute: str = "action_space") -> Any:

@@ -139,16 +139,17 @@ def random_play(env: EnvBase, num_steps: int, seed: int = 0, seconds: float = ma
         action = policy(observation, generator)
         observation, reward, terminated, truncated = env.step_arrays(action)
         done = terminated | truncated
-        valid = np.ones_like(done) if env.valid is None else env.valid.copy()
+        counts = np.ones_like(done) if env.valid is None else env.valid.copy()
         following = {
             "observation": torch.tensor(observation),
             "reward": torch.tensor(reward, dtype=torch.float64),
             "terminated": torch.tensor(terminated),
-            "done": torch.from_numpy(done | ~valid),  # a step that does not count ends no episode
-            "episode_done": torch.from_numpy(env.episodes_over(done) & valid),
+            "done": torch.from_numpy(done | ~counts),  # a step that does not count ends no episode
+            "episode_done": torch.from_numpy(env.episodes_over(done) & counts),
         }
-        player = torch.arange(env.num_envs) % env.rows_per_game
-        step = {"observation": before, "valid": torch.from_numpy(valid), "player": player, "next": following}
+        player = torch.arange(env.num_envs) % getattr(env, "rows_per_game", 1)
+        weight = torch.from_numpy(counts).float()
+        step = {"observation": before, "weight": weight, "player": player, "next": following}
         steps.append(TensorDict(step, [env.num_envs]))
         if done.any():
             observation = env.reset_arrays(done)
@@ -189,7 +190,7 @@ def episodes_of(rollout: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
     done = rollout["next", "done"].reshape(rollout.shape)
     over = rollout["next"].get("episode_done", done).reshape(rollout.shape)
     # Between two episodes, an environment may fail or only reset, and a player may be dead.
-    skipped = ~rollout.get("valid", torch.ones_like(done)) & done & ~over
+    skipped = (rollout.get("weight", torch.ones(done.shape, device=done.device)) == 0) & ~over
     env, end = (over | skipped).nonzero(as_tuple=True)
     start = torch.where(env == env.roll(1), end.roll(1) + 1, 0)
     start[:1] = 0

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from ppo_lightning.envs.atari import ATARI_ID, full_id
-from ppo_lightning.envs.batched import BatchedEnv
+from ppo_lightning.envs.batched import BatchedEnv, begin_with
 from ppo_lightning.envs.gymnasium import GymnasiumEnv
 from ppo_lightning.envs.specs import Specs, specs_of
 from ppo_lightning.envs.vector import GymnasiumVectorEnv
@@ -35,7 +36,6 @@ BACKENDS = {
     "torch": "torch_env:TorchEnv",
     "envpool": "envpool:EnvPoolEnv",
     "procgen": "procgen:ProcgenEnv",
-    "pettingzoo": "games:make_games",
 }
 ATARI = {"gymnasium": "atari_backends:GymnasiumAtari", "envpool": "atari_backends:EnvPoolAtari"}
 WORKERS = {"process": "workers:Worker", "ray": "ray_workers:RayWorker"}
@@ -125,8 +125,7 @@ class EnvFactory:
         batch = Batch(seeds, first_env, render, num_workers)
         try:
             if self.backend == "pettingzoo":
-                make_games = _import_class("games:make_games")
-                env: EnvBase = make_games(self.env_id, seeds, render, **env_kwargs)
+                env: EnvBase = games().make_games(self.env_id, seeds, render, **env_kwargs)
             elif isinstance(self.env_id, str):
                 env = self._from_id(self.env_id, env_kwargs, batch)
             else:
@@ -212,7 +211,6 @@ class EnvFactory:
     def _from_id(self, env_id: str, env_kwargs: dict[str, Any], batch: Batch) -> EnvBase:
         env_id = full_id(env_id)
         backend = RENDERED_BY.get(self.backend, self.backend) if batch.render else self.backend
-        path = BACKENDS[backend]
         if backend != self.backend:
             env_kwargs = {key: x for key, x in env_kwargs.items() if key not in ("device", "num_threads")}
         if ATARI_ID.fullmatch(env_id):
@@ -220,15 +218,15 @@ class EnvFactory:
                 raise ConfigError(
                     f"env_id {env_id!r} is an Atari game, which the backend {self.backend!r} lacks."
                 )
-            path = ATARI[backend]
+            make = _import_class(ATARI[backend])
         elif self.backend == "envpool" and _import_class("envpool:is_board_game")(env_id):
-            path = "turn_based:BoardGameEnv"
+            make = games().BoardGameEnv
         else:
             if batch.render:
                 env_kwargs["render_mode"] = "rgb_array"
             if backend == "gymnasium":
                 return self._of_singles(env_id, env_kwargs, batch)
-        make = _import_class(path)
+            make = _import_class(BACKENDS[backend])
         _require_options(make, f"{env_id} with data.backend {backend!r}", env_kwargs)
         return make(env_id, batch.seeds, **env_kwargs)
 
@@ -263,9 +261,8 @@ class EnvFactory:
             )
         if isinstance(env, gymnasium.vector.VectorEnv):
             return GymnasiumVectorEnv(env, seeds)
-        if _import_class("games:is_game")(env):
-            make_games = _import_class("games:make_games")
-            return make_games(begin_with(env, make), seeds)
+        if "pettingzoo" in sys.modules and games().is_game(env):
+            return games().make_games(begin_with(env, make), seeds)
         if not isinstance(env, EnvBase):
             if num_envs > 1 and wanted.keys() & {"seed", "seeds"}:
                 warnings.warn(
@@ -351,10 +348,9 @@ def copy_of(transform: Transform) -> Transform:
     return copied
 
 
-def begin_with(first: Any, make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that returns the first object at its first call, and later ones from ``make``."""
-    created = [first]
-    return lambda: created.pop() if created else make()
+def games() -> Any:
+    """Return the makers of games, which are above this room: the only door to them, opened on first use."""
+    return importlib.import_module("ppo_lightning.games.make")
 
 
 def _import_class(path: str) -> Any:

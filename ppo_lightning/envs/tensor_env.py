@@ -75,8 +75,6 @@ class TensorEnv(EnvBase):
     """
 
     autoresets = False
-    collector_kind = "tensor"  # "scan" if there is a `transition`, see `make_collector`
-    state: State  # of an environment with a `transition`: tensors [N, ...]
 
     def __init__(
         self,
@@ -122,22 +120,6 @@ class TensorEnv(EnvBase):
         Args:
             action: Actions inside their bounds, [N, ...].
         """
-
-    def transition(self, state: State, action: Tensor) -> tuple[State, TensorStep, Observations]:
-        """Step every environment once, and reset those whose episode ended, as a function without effects.
-
-        An environment whose state is the tuple of tensors ``state`` may implement this. Its rollouts can then
-        be one compiled graph.
-
-        Args:
-            state: States before the step.
-            action: Actions inside their bounds, [N, ...].
-
-        Returns:
-            States after the step and the resets, the step with the final observations of ended episodes, and
-            the observations to act on, [N, ...], a dictionary if the space is one.
-        """
-        raise NotImplementedError
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -187,6 +169,28 @@ class TensorEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
             self.reseed([derive_seed(seed, "train", index) for index in range(self.num_envs)])
+
+
+class FunctionalEnv(TensorEnv):
+    """A :class:`TensorEnv` whose steps are functions of its state: a rollout can be one compiled graph.
+
+    The arguments are those of :class:`TensorEnv`.
+    """
+
+    state: State  # tensors [N, ...]
+
+    @abstractmethod
+    def transition(self, state: State, action: Tensor) -> tuple[State, TensorStep, Observations]:
+        """Step every environment once, and reset those whose episode ended, as a function without effects.
+
+        Args:
+            state: States before the step.
+            action: Actions inside their bounds, [N, ...].
+
+        Returns:
+            States after the step and the resets, the step with the final observations of ended episodes, and
+            the observations to act on, [N, ...], a dictionary if the space is one.
+        """
 
 
 def _joined(observation: Any, space: spaces.Space) -> Tensor:

@@ -12,7 +12,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from ppo_lightning.envs.tensor_env import State, TensorEnv, TensorStep
+from ppo_lightning.envs.tensor_env import FunctionalEnv, State, TensorStep
 from ppo_lightning.errors import ConfigError
 
 
@@ -73,7 +73,7 @@ TASKS = {
 }
 
 
-class TorchEnv(TensorEnv):
+class TorchEnv(FunctionalEnv):
     """N copies of a task of classic control.
 
     An episode's initial state depends on the seed of the environment and on the number of the episode, and on
@@ -95,8 +95,6 @@ class TorchEnv(TensorEnv):
         >>> env.reset()["observation"].shape
         torch.Size([3, 4])
     """
-
-    collector_kind = "scan"
 
     def __init__(
         self,

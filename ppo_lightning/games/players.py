@@ -10,9 +10,9 @@ import torch
 
 from ppo_lightning.checkpoints.agent import check_same_spaces, trained_agent
 from ppo_lightning.checkpoints.file import read_checkpoint
-from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.conformance import random_policy
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.games.env import GameEnv
 from ppo_lightning.models import ActorCritic
 
 # Function of raw observations [B, ...] and a random generator to actions [B, ...].
@@ -20,7 +20,7 @@ Player = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 DELAY = 0.99  # factor per move on the value of a result: prefer early wins and late losses
 
 
-def make_player(name: str, env_id: str, env: BatchedEnv) -> Player:
+def make_player(name: str, env_id: str, env: GameEnv) -> Player:
     """Make a player by name.
 
     Args:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppo_lightning.envs import BatchedEnv, EnvFactory
+from ppo_lightning.envs import EnvFactory
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.players import Player
 
 MAX_STEPS = 30_000
@@ -39,7 +40,7 @@ class Rating(NamedTuple):
     high: float
 
 
-def probe_game(factory: EnvFactory) -> BatchedEnv:
+def probe_game(factory: EnvFactory) -> GameEnv:
     """Return a closed environment of a game, for its specs.
 
     Raises:
@@ -47,7 +48,7 @@ def probe_game(factory: EnvFactory) -> BatchedEnv:
     """
     env = factory.make(2, stream="eval")
     env.close()
-    if not isinstance(env, BatchedEnv) or env.num_players != 2:
+    if not isinstance(env, GameEnv) or env.num_players != 2:
         raise ConfigError(
             f"data.env_id is {factory.env_id!r}, which is not a game of two players: matches and ratings need"
             " one. Set model.rating_games to 0, or use ppo_lightning.PPO."
@@ -61,7 +62,7 @@ def play_games(
     second: Player,
     num_games: int,
     seed: int = 1,
-    watch: Callable[[BatchedEnv], None] = lambda env: None,
+    watch: Callable[[GameEnv], None] = lambda env: None,
     render: bool = False,
 ) -> Outcomes:
     """Play whole games between two players, who change sides after each game.
@@ -91,8 +92,7 @@ def play_games(
         observation = env.reset_arrays()
         for _ in range(MAX_STEPS):
             watch(env)
-            player = np.arange(num_rows) % 2 if env.mover is None else env.mover
-            is_first = (player + game) % 2 == 0
+            is_first = (env.mover + game) % 2 == 0
             choices = [
                 (rows, choose(observation[rows], generator))
                 for rows, choose in ((is_first, first), (~is_first, second))

@@ -104,6 +104,8 @@ def summary_of(rows: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def merged(one: Tensor, other: Tensor) -> Tensor:
     """Merge two summaries, each [3, *shape]. A size may be 0."""
+    # With sizes a and b, n = a + b and delta = mean_b - mean_a:
+    # mean = mean_a + delta * b / n,  M2 = M2_a + M2_b + delta^2 * a * b / n
     size = one[0] + other[0]
     share = other[0] / size.clamp(min=1)
     delta = other[1] - one[1]
@@ -198,6 +200,7 @@ class CollectorMoments:
         return [(float(sizes.max()), mean, m2) for sizes, mean, m2 in ranks]
 
     def _merge(self, size: float, mean: Any, m2: Any) -> None:
+        # `merged`, in place.
         old_count = self.count
         self.count = old_count + size
         delta = mean - self.mean
@@ -205,7 +208,7 @@ class CollectorMoments:
         delta *= delta
         delta *= old_count * size / self.count
         self.m2 += delta
-        if size > 1:
+        if size > 1:  # for a single row, m2 is a number, 0
             self.m2 += m2
 
     @property
@@ -295,7 +298,7 @@ class RewardScaler(Moments):
         self.gamma = gamma
         self.clip = clip
 
-    def scale(self, reward: Tensor, done: Tensor, discounted: Tensor, valid: Tensor | None = None) -> Tensor:
+    def scale(self, reward: Tensor, done: Tensor, discounted: Tensor, weight: Tensor | None = None) -> Tensor:
         """Scale rewards, after merging the discounted returns of each step of all ranks into the statistics.
 
         With several ranks this is a collective.
@@ -305,7 +308,7 @@ class RewardScaler(Moments):
             done: ``terminated | truncated``, [T, N] bool.
             discounted: Discounted return of each running episode before the first step, [N] float64. Updated
                 in place. Its device computes.
-            valid: Steps that enter the statistics, [T, N] bool. None: all. All ranks pass it, or none.
+            weight: 0 for steps that enter no statistics, [T, N]. None: all do. All ranks pass it, or none.
 
         Returns:
             Scaled rewards, [T, N] float64.
@@ -313,7 +316,9 @@ class RewardScaler(Moments):
         device = discounted.device
         # detail 30
         sums = discounted_sum(reward, done, discounted, self.gamma)
-        steps = summary_of(sums.T, None if valid is None else valid.T.to(device))  # one summary each, [3, T]
+        steps = summary_of(
+            sums.T, None if weight is None else weight.T.to(device)
+        )  # one summary each, [3, T]
         size, mean, m2 = functools.reduce(merged, collectives.gather(steps))
         # All merges at once: `merged` with sums over the steps so far.
         count, old_mean, old_m2 = self.summary.to(device)

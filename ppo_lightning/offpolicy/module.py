@@ -68,7 +68,6 @@ class OffPolicyModule(AgentModule):
     head: ClassVar[type]  # of the agent
     frequencies: ClassVar[tuple[str, ...]]  # settings that `update` asks for: is each of them due?
     learning_rates: ClassVar[dict[str, str]]  # attribute -> setting: what is trained, by an Adam each
-    takes_turns = False
     adam_eps = 1e-8
     noise_shape: tuple[int, ...] = (0,)  # of the normal noise of a row of a minibatch
     agent: Any
@@ -112,7 +111,7 @@ class OffPolicyModule(AgentModule):
         self.agent.head.exploration = self.exploration(self.env_steps)
 
     def transitions(self, rollout: TensorDictBase) -> Minibatch:
-        """Return the valid transitions of a rollout [N, T] in the order of time, tensors [K, ...]."""
+        """Return the transitions of a rollout [N, T] that count, in the order of time, tensors [K, ...]."""
         following = rollout["next"]
         columns = {
             "observation": rollout["observation"],
@@ -121,8 +120,8 @@ class OffPolicyModule(AgentModule):
             "next_observation": following["observation"],  # at episode ends the final observation
             "terminated": following["terminated"].squeeze(-1).float(),
         }
-        valid = rollout.get("valid", None)
-        rows: Any = slice(None) if valid is None else valid.T.flatten()
+        weight = rollout.get("weight", None)
+        rows: Any = slice(None) if weight is None else weight.T.flatten() > 0
         return {key: column.transpose(0, 1).flatten(0, 1)[rows] for key, column in columns.items()}
 
     def due(self, before: int, after: int) -> range:
@@ -347,7 +346,8 @@ class OffPolicyModule(AgentModule):
 
 
 def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: float) -> Tensor:
-    """Return r + gamma V(s'), [B]. Only a termination (1) stops the bootstrap: a time limit does not."""
+    """Return the TD target, [B]. Only a termination (1) stops the bootstrap: a time limit does not."""
+    # y = r + gamma * (1 - terminated) * V(s')
     return reward + gamma * (1 - terminated) * next_value
 
 

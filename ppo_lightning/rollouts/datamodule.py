@@ -291,8 +291,8 @@ class RolloutDataModule(NamedArguments, L.LightningDataModule):
             setter(name, from_plain(value))
 
     @property
-    def has_valid(self) -> bool:
-        """Whether the environments, once they exist, flag steps that do not count."""
+    def has_weights(self) -> bool:
+        """Whether the environments, once they exist, have steps that do not count."""
         return isinstance(self._env, BatchedEnv) and self._env.valid is not None
 
     @property

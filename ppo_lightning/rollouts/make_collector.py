@@ -5,6 +5,7 @@ from typing import Any
 from torchrl.envs import EnvBase, TransformedEnv
 
 from ppo_lightning.envs import BatchedEnv
+from ppo_lightning.envs.tensor_env import FunctionalEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 from ppo_lightning.rollouts.base import Collector
@@ -12,6 +13,7 @@ from ppo_lightning.rollouts.collector import RolloutCollector
 from ppo_lightning.rollouts.scan_collector import ScanCollector
 from ppo_lightning.rollouts.storage import check_memory
 from ppo_lightning.rollouts.tensor_collector import TensorCollector
+from ppo_lightning.rollouts.weighted_collector import WeightedCollector
 from ppo_lightning.utils import collectives
 
 
@@ -26,9 +28,11 @@ def make_collector(
     """Make the collector that an environment of batch size [N] asks for. All yield the same keys.
 
     Args:
-        env: The class attribute ``collector_kind`` is ``array`` for :class:`RolloutCollector`, and ``scan``
-            for :class:`ScanCollector`, on several ranks only without ``norm_obs``. Any other environment,
-            with transforms for example, gets :class:`TensorCollector`, which is slower.
+        env: A :class:`BatchedEnv` gets the class that its own class names (``collector_class``), by default
+            :class:`RolloutCollector`, or :class:`WeightedCollector` if not all of its steps count. A
+            :class:`FunctionalEnv` gets :class:`ScanCollector`, on several ranks only without ``norm_obs``.
+            Any other environment, with transforms for example, gets :class:`TensorCollector`, which is
+            slower.
         agent: The agent.
         num_steps: T.
         num_rollouts: Number of rollouts of the run; None: no end, and no length.
@@ -43,18 +47,20 @@ def make_collector(
     observations = 2 * observation.shape.numel() * observation.dtype.itemsize  # before and after the step
     small = 64  # actions, rewards, values, flags
     check_memory(env.batch_size[0] * num_steps, observations + 4 * state_size + small)
-    kind = getattr(type(env), "collector_kind", "tensor")
-    if kind == "array":
-        return RolloutCollector(env, agent, num_steps, num_rollouts, **options)
+    if isinstance(env, BatchedEnv):
+        kind = RolloutCollector if env.valid is None else WeightedCollector
+        return getattr(type(env), "collector_class", kind)(env, agent, num_steps, num_rollouts, **options)
     base = env.base_env if isinstance(env, TransformedEnv) else None
     if isinstance(base, BatchedEnv) and base.untransformable:
         raise ConfigError(f"data.transforms do not work with {base.untransformable}")
-    if kind == "scan" and env.device is not None and env.device.type != agent.device.type:
+    if not isinstance(env, FunctionalEnv):
+        return TensorCollector(env, agent, num_steps, num_rollouts, **options)
+    if env.device is not None and env.device.type != agent.device.type:
         raise ConfigError(
             f"The environments are on the device {env.device} and the agent is on {agent.device}: make the"
             f" environments there, for the backend 'torch' with data.env_kwargs.device {agent.device.type!r}."
         )
     # Ranks exchange their statistics of observations at each step, which a graph cannot.
-    if kind == "scan" and (agent.normalizer is None or collectives.world_size() == 1):
-        return ScanCollector(env, agent, num_steps, num_rollouts, compile=compile, **options)
-    return TensorCollector(env, agent, num_steps, num_rollouts, **options)
+    if agent.normalizer is not None and collectives.world_size() > 1:
+        return TensorCollector(env, agent, num_steps, num_rollouts, **options)
+    return ScanCollector(env, agent, num_steps, num_rollouts, compile=compile, **options)

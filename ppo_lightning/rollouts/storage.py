@@ -2,21 +2,29 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torchrl.data import TensorSpec
 
-from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError
 from ppo_lightning.models import ActorCritic
 
 
-def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
-    """Return a rollout [N, T] of zeros on the CPU, with :class:`RolloutCollector`'s keys."""
-    shape = (env.num_envs, num_steps)
-    specs = agent.rollout_keys(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
+def allocate(
+    specs: Mapping[str, TensorSpec], agent: ActorCritic, num_envs: int, num_steps: int
+) -> TensorDict:
+    """Return a rollout [N, T] of zeros on the CPU, with :class:`RolloutCollector`'s keys.
+
+    Args:
+        specs: Specs of a step by key, without what is under ``next`` and the memory.
+        agent: The agent.
+        num_envs: N.
+        num_steps: T.
+    """
+    shape = (num_envs, num_steps)
     observation = specs["observation"]
     pinned = agent.device.type == "cuda"  # CUDA copies pinned memory directly
 
@@ -36,10 +44,6 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
         "step_count": empty(torch.int64, 1),
     }
     keys = {key: empty(spec.dtype, *spec.shape) for key, spec in specs.items()}
-    if env.num_players > 1:
-        keys["sign"] = empty(torch.float32).fill_(1)
-        player = (torch.arange(shape[0]) % env.rows_per_game)[:, None, None]
-        keys["mover" if env.turn_based else "player"] = empty(torch.int64, 1).copy_(player.expand(*shape, 1))
     if agent.memory is not None:
         size = agent.memory.state_size
         keys["memory"] = torch.zeros(shape[0], 1, size).expand(*shape, size)  # one state, not T
@@ -53,10 +57,12 @@ def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
 def episode_starts(rollout: TensorDictBase) -> Tensor:
     """Return True at the first step of an episode, [N, T] bool.
 
-    The first step of a rollout [N, T] continues from the stored state.
+    The first step of a rollout [N, T] continues from the stored state. A step of weight 0 ends an episode.
     """
-    done = rollout["next", "done"].squeeze(-1)
-    starts = done.roll(1, dims=1)
+    ends = rollout["next", "done"].squeeze(-1)
+    if (weight := rollout.get("weight", None)) is not None:
+        ends = ends | (weight == 0)
+    starts = ends.roll(1, dims=1)
     starts[:, 0] = False
     return starts
 

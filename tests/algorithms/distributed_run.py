@@ -81,10 +81,10 @@ class Recorded:
                 self.agent.critic.bias += 1e-6
         first_env = self.global_rank * len(rollout)
         if options["invalid"]:  # as with restarts of environments, every rank has the key
-            rollout["valid"] = torch.ones(rollout.batch_size, dtype=torch.bool)
+            rollout["weight"] = torch.ones(rollout.batch_size)
         for env, steps in options["invalid"]:
             if 0 <= env - first_env < len(rollout):
-                rollout["valid"][env - first_env, :steps] = False
+                rollout["weight"][env - first_env, :steps] = 0
         super().training_step(rollout, batch_idx)
 
     def update(self, *args):

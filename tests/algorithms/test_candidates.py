@@ -41,7 +41,7 @@ class RecordedReuse(Reuse):
     """Keeps the weights of the rows of each epoch."""
 
     def minibatches(self, rollout):
-        self.weights = [*getattr(self, "weights", []), rollout["weight"].clone()]
+        self.weights = [*getattr(self, "weights", []), rollout["importance"].clone()]
         return super().minibatches(rollout)
 
 

@@ -233,7 +233,7 @@ def test_invalid_steps_have_no_weight_in_the_auxiliary_phase(by_hand):
     }
     valid = torch.tensor([True, False, True, True, False, True])
     alone = {key: tensor[valid] for key, tensor in minibatch.items()}
-    weighted = minibatch | {"valid": valid * (6 / 4)}
+    weighted = minibatch | {"weight": valid * (6 / 4)}
     alone, weighted = (by_hand.auxiliary_loss(rows) for rows in (alone, weighted))
     torch.testing.assert_close(weighted, alone, atol=1e-12, rtol=0)
 
@@ -242,11 +242,11 @@ def test_steps_that_only_reset_enter_neither_the_normalization_nor_the_auxiliary
     data = DATA | {"env_id": "tests.environments.NextStepVector", "env_kwargs": {"env_id": "Hopper-v5"}}
     module = fit(data, MODEL | {"num_minibatches": 1}, ppo=Traced)
     for phase, *_, minibatch in module.updates:
-        valid = minibatch["valid"].flatten() > 0
+        valid = minibatch["weight"].flatten() > 0
         if phase == "policy":  # whose minibatch is the rollout
             advantage = minibatch["advantage"].flatten()[valid]
             assert advantage.mean().abs() < 1e-5 and advantage.std().item() == pytest.approx(1, abs=1e-3)
-    weights = [m["valid"] for phase, *_, m in module.updates if phase == "auxiliary"]
+    weights = [m["weight"] for phase, *_, m in module.updates if phase == "auxiliary"]
     assert any((weight == 0).any() for weight in weights)
     for weight in weights:
         assert weight.mean().item() == pytest.approx(1, abs=1e-6)

@@ -126,10 +126,10 @@ def test_the_advantages_of_each_minibatch_are_normalized(fit):
 
 def test_minibatches_with_fewer_than_two_valid_steps_are_skipped():
     valid = torch.tensor([[True, False], [False, False], [True, True]])
-    epoch = {"advantage": torch.tensor([5.0, 1, 2, 3, 4, 6]), "valid": valid.flatten()}
+    epoch = {"advantage": torch.tensor([5.0, 1, 2, 3, 4, 6]), "weight": valid.flatten().float()}
     (kept,) = split_epoch(epoch, count=3, norm_adv=True)
     torch.testing.assert_close(kept["advantage"], torch.tensor([-1.0, 1.0]) / 2**0.5)
-    assert kept["valid"].tolist() == [1, 1]
+    assert kept["weight"].tolist() == [1, 1]
 
 
 @pytest.mark.detail("8")

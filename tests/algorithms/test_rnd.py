@@ -67,8 +67,8 @@ def constant_novelty(monkeypatch):
 )
 def test_the_targets_of_the_stream_without_ends(reward, values, gammas, valid, expected):
     reward, values = (torch.tensor([numbers], dtype=torch.float64) for numbers in (reward, values))
-    valid = None if valid is None else torch.tensor([valid])
-    advantage, target = endless_gae(reward, values[:, :-1], values[:, -1], *gammas, valid)
+    weight = None if valid is None else torch.tensor([valid]).double()
+    advantage, target = endless_gae(reward, values[:, :-1], values[:, -1], *gammas, weight)
     counts = [number is not None for number in expected]
     assert target[0, counts].tolist() == pytest.approx([x for x in expected if x is not None], abs=1e-12)
     torch.testing.assert_close(advantage, target - values[:, :-1])
@@ -154,7 +154,7 @@ def test_the_losses_of_a_minibatch_with_weights_are_those_of_its_valid_rows(modu
     minibatch = module.epochs[-1][0]
     valid = torch.arange(len(minibatch["action"])) % 4 > 0
     alone = {key: rows[valid] for key, rows in minibatch.items()}
-    weighted = minibatch | {"valid": valid * 4 / 3}
+    weighted = minibatch | {"weight": valid * 4 / 3}
     expected, found = (module.loss(rows, module.evaluate(rows)) for rows in (alone, weighted))
     torch.testing.assert_close(found, expected)
     assert expected[1]["fwd_loss"] > 0 and expected[1]["int_value_loss"] > 0
@@ -209,7 +209,7 @@ def test_invalid_steps_have_no_reward_and_enter_no_statistics(curiosity):
     valid = torch.tensor([[True, True, False, True]])
     observation = torch.randn(1, 4, 3)
     observation[0, 2] = 1e6
-    rollout = fake_rollout(observation, valid=valid)
+    rollout = fake_rollout(observation, weight=valid.float())
     scaled = module_of(curiosity, 1).int_rewards(rollout, microbatch_size=100)
     assert (scaled[0] > 0).tolist() == valid[0].tolist()
     assert curiosity.normalizer.count == curiosity.reward_moments.count == 3
@@ -411,10 +411,10 @@ def test_the_steps_of_environments_that_failed_do_not_count(fit, env, random_ste
     with pytest.warns(UserWarning, match="it is made anew"):
         module = fit(data, MODEL, ppo=RecordedRND, callbacks=[NonFiniteGuard()])
     rollout = module.rollouts[0]
-    assert rollout["valid"].all() == (env == 2)
+    assert rollout["weight"].all() == (env == 2)
     assert module.count == random_steps
-    assert (rollout["int_reward"] > 0).equal(rollout["valid"])
-    counted = sum(part["valid"].sum() for part in module.rollouts)
+    assert (rollout["int_reward"] > 0).equal(rollout["weight"] > 0)
+    counted = sum(part["weight"].sum() for part in module.rollouts)
     assert module.curiosity.normalizer.count - module.count == counted
 
 

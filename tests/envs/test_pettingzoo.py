@@ -12,14 +12,14 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.classic import connect_four_v3, rps_v2, tictactoe_v3
 from pettingzoo.utils.conversions import parallel_to_aec, turn_based_aec_to_parallel
 
-from ppo_lightning import PPO, MLPAgent
+from ppo_lightning import MLPAgent, SelfPlay
 from ppo_lightning.envs import EnvFactory, check_environment, make_env
 from ppo_lightning.envs.conformance import check_rollout, episodes_of, random_play
-from ppo_lightning.envs.pettingzoo import ParallelGamesEnv
-from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
-from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.rollouts.collector import RolloutCollector
+from ppo_lightning.games.pettingzoo import ParallelGamesEnv
+from ppo_lightning.games.pettingzoo_atari import PettingZooAtari
+from ppo_lightning.games.turn_based import TurnBasedGamesEnv
+from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
 
 
@@ -131,7 +131,7 @@ def mortals(*deaths, **options):
 def collect(env, num_steps, seed=1):
     torch.manual_seed(seed)
     agent = MLPAgent(*env.agent_specs, hidden_sizes=(8,))
-    return RolloutCollector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed)).rollout()
+    return make_collector(env, agent, num_steps, shard=Shard.whole(env.num_envs, seed)).rollout()
 
 
 def cells(values, num_games, num_players):
@@ -172,12 +172,9 @@ def test_players_who_die_at_different_steps_in_two_games():
         [[1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 0, 1]],
         [[0, 1, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0]],
     ]
-    assert cells(~rollout["valid"], 2, 3) == dead
+    assert cells(rollout["weight"] == 0, 2, 3) == dead
     assert cells(following["episode_done"], 2, 3) == ends
-    # The collector ends the advantages at the steps of the dead.
-    assert torch.equal(
-        following["terminated"].squeeze(-1), ~rollout["valid"] | following["episode_done"].squeeze(-1)
-    )
+    assert torch.equal(following["terminated"], following["episode_done"])
     assert not following["truncated"].any()
     assert cells(following["reward"], 2, 3) == [
         [[1, 0, 0, 1, 0, 0], [2] * 6, [3] * 6],
@@ -195,7 +192,7 @@ def test_dead_players_do_not_enter_the_statistics():
     make, games = mortals((1, 3, 3), (2, 2, 4))
     env = ParallelGamesEnv(make, list(range(6)))
     agent = MLPAgent(*env.agent_specs, norm_obs=True)
-    collector = RolloutCollector(env, agent, 7, shard=Shard.whole(6, 1))
+    collector = make_collector(env, agent, 7, shard=Shard.whole(6, 1))
     for _ in range(3):
         collector.rollout()
         seen = np.concatenate([game.seen for game in games])
@@ -207,7 +204,7 @@ def test_a_time_limit_truncates():
     env = ParallelGamesEnv(mortals((2, 3), truncates=True)[0], [1, 2])
     following = collect(env, 3)["next"]
     assert cells(following["truncated"], 1, 2) == [[[0, 1, 0], [0, 0, 1]]]
-    assert cells(following["terminated"], 1, 2) == [[[0, 0, 1], [0, 0, 0]]]  # the step of the dead
+    assert not following["terminated"].any()
 
 
 def test_observations_rewards_and_seeds_are_those_of_pettingzoo():
@@ -279,7 +276,8 @@ def test_a_dotted_path_trains_and_another_backend_names_the_remedy(fit):
     data = {"env_id": "pettingzoo.classic.tictactoe_v3", "num_envs": 2, "num_steps": 8, "total_timesteps": 16}
     with pytest.raises(ConfigError, match=r"data.backend to 'pettingzoo'"):
         fit(data)
-    assert fit(data | {"backend": "pettingzoo"}).env_steps == 16
+    module = fit(data | {"backend": "pettingzoo"}, {"rating_games": 0}, ppo=SelfPlay)
+    assert module.env_steps == 16
 
 
 def test_functions_make_games_with_the_default_backend():
@@ -301,12 +299,12 @@ def test_the_loser_of_a_turn_based_game_sees_the_defeat(winner):
     env = TurnBasedGamesEnv(lambda: Script(moves), [1])
     rollout = collect(env, 8)
     following = rollout["next"]
-    assert rollout["mover"].flatten().tolist() == [0, 1, 1, 0] * 2
+    assert rollout["player"].flatten().tolist() == [0, 1, 1, 0] * 2
     assert rollout["observation"][0, :, -1].tolist() == [0, 1, 1, 0] * 2  # seen by the player to move
     assert following["terminated"].flatten().tolist() == [False, False, False, True] * 2
     final = rewards[0]
     assert following["reward"].flatten().tolist() == [0, 0, 0, final] * 2
-    module = PPO(gamma=1.0, gae_lambda=1.0)
+    module = SelfPlay(gamma=1.0, gae_lambda=1.0)
     module.agent = MLPAgent(*env.agent_specs)
     rollout["state_value"].zero_()
     assert module.advantages(rollout)["advantage"].flatten().tolist() == [final, -final, -final, final] * 2

@@ -12,8 +12,8 @@ from torchrl.data import Categorical
 
 from ppo_lightning import CNNAgent
 from ppo_lightning.envs import EnvFactory, make_env
-from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.games.pettingzoo_atari import PettingZooAtari
 from ppo_lightning.models.cnn import scaled
 
 GAMES = ("pong_v3", "surround_v2", "tennis_v3", "boxing_v2", "ice_hockey_v2")

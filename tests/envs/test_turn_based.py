@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, RolloutCollector, make_env
+from ppo_lightning import ConfigError, MLPAgent, RecurrentPPO, make_env
 from ppo_lightning.algorithms import losses
 from ppo_lightning.envs import EnvFactory
+from ppo_lightning.rollouts.make_collector import make_collector
 from ppo_lightning.utils.seeding import Shard
 
 GAMES = [
@@ -83,18 +84,18 @@ class Scripted(MLPAgent):
 
 def test_advantages_of_a_game_computed_by_hand():
     env = make_env("TicTacToe-v1", 1, backend="envpool", seed=3)
-    rollout = RolloutCollector(env, Scripted(*env.agent_specs), num_steps=12).rollout()
-    first = rollout["mover"][0, 0].item()
+    rollout = make_collector(env, Scripted(*env.agent_specs), num_steps=12).rollout()
+    first = rollout["player"][0, 0].item()
     players = [first, 1 - first, first, 1 - first, first]
-    assert rollout["mover"][0, :5, 0].tolist() == players
+    assert rollout["player"][0, :5, 0].tolist() == players
     assert rollout["next", "reward"][0, :6, 0].tolist() == [0, 0, 0, 0, 1, 0]
     assert rollout["next", "episode_reward"][0, 4].item() == (1 if first == 0 else -1)
-    assert rollout["valid"][0].tolist() == [True] * 5 + [False] + [True] * 5 + [False]
+    assert rollout["weight"][0].tolist() == [1] * 5 + [0] + [1] * 5 + [0]
     reward, terminated, done = (rollout["next", key].squeeze(-1) for key in ("reward", "terminated", "done"))
 
     def advantages(gamma, gae_lambda, value):
         next_value = value.roll(-1, dims=1)
-        return losses.gae(reward, value, next_value, terminated, done, gamma, gae_lambda, rollout["sign"])
+        return losses.gae(reward, value, next_value, terminated, done, gamma * rollout["sign"], gae_lambda)
 
     # gamma 0.5, lambda 0: the loser's last step has the TD error 0 - 0.5 * V(winner) - V(loser).
     value = torch.zeros(1, 12)
@@ -124,7 +125,7 @@ def test_games_and_openings_that_cannot_be_played(env_id, options, message):
 def test_a_memory_is_refused(fit):
     data = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 4, "num_steps": 8}
     agent = functools.partial(MLPAgent, memory="lstm", shared=True)
-    with pytest.raises(ConfigError, match="would share"):
+    with pytest.raises(ConfigError, match="players take turns"):
         fit(data | {"total_timesteps": 64}, {"agent": agent}, ppo=RecurrentPPO)
 
 
@@ -138,7 +139,7 @@ def openings_of(rollout):
             start = max((step for step in resets if step <= end), default=None)
             if start is None:
                 continue
-            counted = game["valid"][start : end + 1]
+            counted = game["weight"][start : end + 1]
             opening = int(counted.int().argmax())
             assert counted[opening:].all(), "only the first moves are random"
             lengths.append(opening)
@@ -154,15 +155,15 @@ def openings_of(rollout):
 def test_openings_are_random_legal_moves_with_weight_0(env_id, backend):
     options = {"env_kwargs": {"opening_moves": 3}}
     env = make_env(env_id, 16, backend, seed=1, **options)
-    collector = RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=128)
+    collector = make_collector(env, MLPAgent(*env.agent_specs), num_steps=128)
     lengths, moves = openings_of(collector.rollout())
     assert set(lengths) == {0, 1, 2, 3}
     assert min(np.bincount(lengths)) > len(lengths) / 8
     assert set(moves) == set(range(9))
     # Matches and evaluations begin at the first position.
     env = make_env(env_id, 16, backend, stream="eval", **options)
-    rollout = RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=5).rollout()
-    assert rollout.get("valid", torch.ones(16, 5)).all()
+    rollout = make_collector(env, MLPAgent(*env.agent_specs), num_steps=5).rollout()
+    assert rollout.get("weight", torch.ones(16, 5)).all()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_other_seeds_give_other_openings(env_id, backend):
 
     def openings(seed):
         env.set_seed(seed)  # as a resumed run that starts fresh episodes
-        return RolloutCollector(env, MLPAgent(*env.agent_specs), num_steps=3).rollout()["valid"].clone()
+        return make_collector(env, MLPAgent(*env.agent_specs), num_steps=3).rollout()["weight"].clone()
 
     first, second, again = openings(5), openings(6), openings(5)
     assert not torch.equal(first, second)
@@ -187,11 +188,11 @@ def test_ranks_have_the_openings_of_one_rank():
         env = make_env("TicTacToe-v1", num_envs, "envpool", seed=1, **options)
         torch.manual_seed(1)
         agent = MLPAgent(*env.agent_specs, hidden_sizes=(8,))
-        return RolloutCollector(env, agent, 16, shard=Shard(1, first_env, num_envs, 8)).rollout()
+        return make_collector(env, agent, 16, shard=Shard(1, first_env, num_envs, 8)).rollout()
 
     whole, first, second = rollout(8, 0), rollout(4, 0), rollout(4, 4)
-    assert not whole["valid"].all()
-    for key in ("observation", "valid", "mover", ("next", "reward")):
+    assert not whole["weight"].all()
+    for key in ("observation", "weight", "player", ("next", "reward")):
         assert torch.equal(whole[key], torch.cat([first[key], second[key]])), key
 
 

@@ -99,7 +99,7 @@ def test_each_mode_of_gymnasiums_worker_processes(mode, shared_memory):
 
 def require_same_valid_steps(ours, single):
     """Compare each environment's sequences of valid steps."""
-    masked = torch.cat([rollout["valid"] for rollout in ours], dim=1)
+    masked = torch.cat([rollout["weight"] > 0 for rollout in ours], dim=1)
     compared = 0
     for key in single[0].keys(include_nested=True, leaves_only=True):
         if key in ("memory", ("next", "memory")):
@@ -140,7 +140,7 @@ def test_statistics_sums_and_memory_leave_out_the_steps_that_only_reset(monkeypa
     options = {"norm_obs": True, "memory": "lstm"}
     scaler = RewardScaler(0.99)
     ours, agent = collect(make_env(next_step(SCRIPT), 1, seed=5), scaler=scaler, **options)
-    valid = sum(int(rollout["valid"].sum()) for rollout in ours)
+    valid = sum(int(rollout["weight"].sum()) for rollout in ours)
     same = RewardScaler(0.99)
     # The length of rollouts decides when memories are stored, and nothing else.
     single, other = collect(make_env(SCRIPT, 1, seed=5), 1, valid, scaler=same, **options)
@@ -164,7 +164,7 @@ def test_advantages_and_the_update_of_a_memory_are_those_of_single_environments(
     found = [module.advantages(rollouts[0].copy()) for rollouts in (ours, single)]
     for i in range(3):
         ends = found[0]["next", "episode_done"][i, :, 0].nonzero().flatten()
-        whole = found[0]["valid"][i][: ends[-1] + 1].nonzero().flatten()
+        whole = found[0]["weight"][i][: ends[-1] + 1].nonzero().flatten()
         for key in ("advantage", "value_target"):
             a, b = found[0][key][i, whole, 0], found[1][key][i, : len(whole), 0]
             torch.testing.assert_close(a, b)
@@ -183,8 +183,8 @@ def test_environments_that_reset_at_the_next_step_train(fit, ppo, env_id, recwar
     module = fit(SMALL | {"env_id": next_step(env_id)}, model, ppo=Recorded, limit_val_batches=1)
     minibatches = [minibatch for epoch in module.epochs for minibatch in epoch]
     assert len(minibatches) == 2 * 2 * 2
-    assert all((minibatch["valid"] == 0).any() for minibatch in minibatches)
-    assert all(minibatch["valid"].mean() == pytest.approx(1) for minibatch in minibatches)
+    assert all((minibatch["weight"] == 0).any() for minibatch in minibatches)
+    assert all(minibatch["weight"].mean() == pytest.approx(1) for minibatch in minibatches)
     assert not [warning for warning in recwarn if "log-probabilities" in str(warning.message)]
     results = module.trainer.callback_metrics
     assert results["charts/episodic_length"] <= 6, "the lengths of Script and Parts"

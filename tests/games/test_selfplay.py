@@ -10,8 +10,10 @@ import yaml
 from ppo_lightning import PPO, ConfigError, MLPAgent, SelfPlay
 from ppo_lightning.algorithms.run_log import episode_means
 from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.games.pettingzoo import ParallelGamesEnv
 from ppo_lightning.games.players import agent_player, make_player
 from ppo_lightning.games.tournament import play_games, probe_game
+from ppo_lightning.games.turn_based import TurnBasedGamesEnv
 from tests.helpers import ROOT, SaveAfter, weights
 
 TICTACTOE = {"env_id": "TicTacToe-v1", "backend": "envpool", "num_envs": 8, "num_steps": 16}
@@ -32,8 +34,15 @@ def learn(fit):
     return run
 
 
-def test_without_ratings_self_play_is_ppo(learn):
-    assert torch.equal(weights(learn()), weights(learn(ppo=PPO)))
+def test_games_with_turns_are_for_self_play_whose_targets_change_sides(learn):
+    with pytest.raises(ConfigError, match=r"players take turns.*SelfPlay"):
+        learn(ppo=PPO)
+
+
+def test_without_ratings_and_turns_self_play_is_ppo(learn):
+    """With a sign of 1 everywhere, the targets are equal."""
+    at_once = {"env_id": "pettingzoo/classic/rps_v2", "backend": "pettingzoo"}
+    assert torch.equal(weights(learn(data=at_once)), weights(learn(data=at_once, ppo=PPO)))
 
 
 def test_returns_of_both_players_are_logged(learn):
@@ -59,18 +68,19 @@ def test_settings_that_cannot_work_are_refused(learn, options, message):
 def test_means_by_player():
     # Return, length and player: player 0 has two episodes, player 1 one, player 2 none.
     episodes = torch.tensor([[1.0, 10.0, 0.0], [2.0, 20.0, 0.0], [-3.0, 40.0, 1.0]])
-    means = episode_means(episodes)
+    players, turns = (object.__new__(kind) for kind in (ParallelGamesEnv, TurnBasedGamesEnv))
+    object.__setattr__(players, "num_players", 3)
+    means = episode_means({"": episodes} | players.by_player(episodes))
     assert means["charts/episodic_return-player0"] == 1.5
     assert means["charts/episodic_length-player0"] == 15
     assert means["charts/episodic_return-player1"] == -3
     assert not any(name.endswith("player2") for name in means)
     assert means["charts/episodic_return"] == 0
-    rows = torch.tensor([[1.0, 10.0, -1.0], [2.0, 20.0, -1.0]])
-    turns = episode_means(rows, zero_sum=True)
-    assert turns["charts/episodic_return-player0"] == 1.5
-    assert turns["charts/episodic_return-player1"] == -1.5
-    assert not any("player" in name for name in episode_means(rows))
-    assert episode_means(episodes[:0]) == {}
+    means = episode_means(turns.by_player(episodes[:2]))
+    assert means["charts/episodic_return-player0"] == 1.5
+    assert means["charts/episodic_return-player1"] == -1.5
+    assert means["charts/episodic_length-player1"] == 15
+    assert episode_means({"": episodes[:0]}) == {}
 
 
 def test_a_validation_rates_the_agent(learn, tmp_path):

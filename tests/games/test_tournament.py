@@ -7,8 +7,8 @@ import pytest
 from gymnasium import spaces
 
 from ppo_lightning import ConfigError, MLPAgent
-from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.envs.factory import EnvFactory
+from ppo_lightning.games.env import GameEnv
 from ppo_lightning.games.players import BOARDS, agent_player, make_player, values
 from ppo_lightning.games.tournament import Outcomes, play_games, probe_game, rate, round_robin
 
@@ -136,7 +136,7 @@ def test_an_agent_plays_legal_moves(deterministic):
     assert result.draws > 0 or deterministic
 
 
-class HigherNumberWins(BatchedEnv):
+class HigherNumberWins(GameEnv):
     """Both players name a number at each of three steps; the higher one gets the reward 1, the other -1."""
 
     num_players = 2

@@ -326,8 +326,8 @@ def test_invalid_steps_are_not_stored(counted):
     module, _ = counted
     rollout, all_rows = module.stored[-1]
     rollout = rollout.clone()
-    rollout["valid"] = torch.ones(2, 10, dtype=torch.bool)
-    rollout["valid"][1, 3:] = False
+    rollout["weight"] = torch.ones(2, 10)
+    rollout["weight"][1, 3:] = 0
     rows = module.transitions(rollout)
     assert len(rows["reward"]) == 13
     kept = [2 * t + n for t in range(10) for n in range(2) if n == 0 or t < 3]

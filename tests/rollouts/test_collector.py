@@ -7,9 +7,13 @@ from torchrl.envs import Compose, InitTracker, TransformedEnv
 
 from ppo_lightning import MLPAgent, RolloutCollector, make_env
 from ppo_lightning.envs import EnvFactory
+from ppo_lightning.games.collector import GameCollector
 from ppo_lightning.models.normalizers import RewardScaler
 from ppo_lightning.rollouts.make_collector import make_collector
+from ppo_lightning.rollouts.scan_collector import ScanCollector
+from ppo_lightning.rollouts.weighted_collector import WeightedCollector
 from ppo_lightning.utils.seeding import Shard
+from tests.environments import NextStepVector
 
 
 def build(env, **options):
@@ -161,3 +165,25 @@ def test_a_collector_without_an_end_has_no_length():
     collector = make_collector(make_env("CartPole-v1", 1), build(make_env("CartPole-v1", 1)), 4)
     with pytest.raises(RuntimeError, match="length"):
         len(collector)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend", "kind"),
+    [
+        ("CartPole-v1", "gymnasium", RolloutCollector),
+        (lambda num_envs: NextStepVector("CartPole-v1", num_envs), "gymnasium", WeightedCollector),
+        ("TicTacToe-v1", "envpool", GameCollector),
+        ("rps_v2", "pettingzoo", GameCollector),
+        ("CartPole-v1", "torch", ScanCollector),
+    ],
+)
+def test_the_class_of_the_environment_chooses_the_collector(env_id, backend, kind):
+    env = EnvFactory(env_id, backend).make(2)
+    agent = MLPAgent(*env.agent_specs)
+    collector = make_collector(env, agent, 4)
+    assert type(collector) is kind
+    if kind in (WeightedCollector, GameCollector):
+        assert set(collector.rollout()["weight"].unique().tolist()) <= {0, 1}
+        with pytest.raises(AssertionError, match="make_collector"):
+            RolloutCollector(env, agent, 4)
+    collector.shutdown()

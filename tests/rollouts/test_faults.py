@@ -216,8 +216,8 @@ def test_an_environment_that_fails_is_made_anew_and_the_failed_step_does_not_cou
     collector = make_collector(env, agent, 8, reward_scaler=scaler)
     with pytest.warns(UserWarning, match=f"Environment 1 .*{said}.*restart 1 of 1"):
         rollouts = [collector.rollout().clone() for _ in range(4)]
-    assert [bool(rollout["valid"].all()) for rollout in rollouts] == [True, True, False, True]
-    assert (~rollouts[2]["valid"]).nonzero().tolist() == [[1, 3]], "step 20"
+    assert [bool(rollout["weight"].all()) for rollout in rollouts] == [True, True, False, True]
+    assert (rollouts[2]["weight"] == 0).nonzero().tolist() == [[1, 3]], "step 20"
     following = rollouts[2]["next"]
     assert following["truncated"][1, 3] and not following["terminated"][1, 3]
     if agent.normalizer is None:
@@ -270,20 +270,20 @@ def test_the_update_uses_the_valid_steps_alone(fit, options):
     with pytest.warns(UserWarning, match="restart 1 of 2"):
         module = fit(data, {"update_epochs": 2, "num_minibatches": 2} | options, ppo=RecordedPPO)
     rollout = module.rollouts[-1]
-    kept = rollout["observation"][rollout["valid"]].flatten().sort().values
+    kept = rollout["observation"][rollout["weight"] > 0].flatten().sort().values
     assert len(kept) == 24 - 1
-    (row, step) = (~rollout["valid"]).nonzero()[0].tolist()
+    (row, step) = (rollout["weight"] == 0).nonzero()[0].tolist()
     before, at = rollout[row, step - 1], rollout[row, step]
     torch.testing.assert_close(before["value_target"], before["next", "reward"] + 0.99 * at["state_value"])
     for epoch in module.epochs[-2:]:
-        valid = [{key: value[batch["valid"] > 0] for key, value in batch.items()} for batch in epoch]
+        valid = [{key: value[batch["weight"] > 0] for key, value in batch.items()} for batch in epoch]
         assert torch.equal(torch.cat([batch["observation"] for batch in valid]).flatten().sort().values, kept)
-        assert all(batch["valid"].mean() == pytest.approx(1) for batch in epoch)
+        assert all(batch["weight"].mean() == pytest.approx(1) for batch in epoch)
         for advantage in (batch["advantage"] for batch in valid if options.get("norm_adv", True)):
             assert abs(advantage.mean()) < 1e-5
             assert abs(advantage.std() - 1) < 1e-3
         for batch, alone in zip(epoch, valid, strict=True):  # the loss and its parts
-            del alone["valid"]
+            del alone["weight"]
             torch.testing.assert_close(module.total_loss(batch), module.total_loss(alone))
 
 
@@ -295,7 +295,7 @@ def test_the_step_before_a_failed_one_is_bootstrapped_with_the_memory_of_its_epi
     with pytest.warns(UserWarning, match="restart 1 of 2"):
         module = fit(data, model, ppo=type("Recorded", (Recorder, RecurrentPPO), {}))
     rollout = module.rollouts[-1]
-    (row, step) = (~rollout["valid"]).nonzero()[0].tolist()
+    (row, step) = (rollout["weight"] == 0).nonzero()[0].tolist()
     before, at = rollout[row, step - 1], rollout[row, step]
     torch.testing.assert_close(before["value_target"], before["next", "reward"] + 0.99 * at["state_value"])
 
@@ -304,7 +304,7 @@ def test_the_guard_compares_nothing_in_a_rollout_without_valid_steps(fit):
     module = fit(SMALL, ppo=RecordedPPO)
     rollout, guard = module.rollouts[-1], RolloutGuard()
     guard.every = 1
-    rollout["valid"] = torch.zeros(rollout.batch_size, dtype=torch.bool)
+    rollout["weight"] = torch.zeros(rollout.batch_size)
     guard.on_train_batch_start(module.trainer, module, rollout, 0)
 
 
@@ -319,7 +319,7 @@ def test_explained_variance_leaves_out_invalid_steps(fit):
         def training_step(self, rollout, batch_idx):
             self.rollout, self.valid = rollout, torch.ones(rollout.batch_size, dtype=torch.bool)
             self.valid[0, :10] = False
-            rollout["valid"] = self.valid
+            rollout["weight"] = self.valid.float()
             super().training_step(rollout, batch_idx)
 
     module = fit(SMALL | {"total_timesteps": 32}, ppo=Masked)

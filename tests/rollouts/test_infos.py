@@ -167,7 +167,7 @@ def test_an_attribute_holds_from_the_next_rollout_on_also_in_new_environments(na
     module = fit(SMALL | WITH[name], {"num_minibatches": 2}, ppo=RecordedPPO, callbacks=[Worth()])
     for number, rollout in enumerate(module.rollouts):
         rewards, pushed = rollout["next", "reward"], rollout["action"].unsqueeze(-1) == 1
-        counted = rollout.get("valid", torch.ones(4, 16, dtype=torch.bool)).unsqueeze(-1)
+        counted = (rollout.get("weight", torch.ones(4, 16)) > 0).unsqueeze(-1)
         assert (rewards[pushed & counted] == max(number - late, 1)).all()
     assert len(module.rollouts) == 3
 

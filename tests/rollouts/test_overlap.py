@@ -323,7 +323,7 @@ def test_an_environment_is_restarted_in_the_thread(fit):
         recorder = Recorder()
         model = MODEL | {"agent": MLPAgent}
         fit(DATA | data | {"overlap": overlap}, model, callbacks=[recorder])
-        counts.append([int(rollout["valid"].sum()) for rollout in recorder.rollouts])
+        counts.append([int(rollout["weight"].sum()) for rollout in recorder.rollouts])
     assert counts[0] == counts[1] == [64, 64, 63, 64, 64, 64, 64]
 
 

@@ -5,12 +5,14 @@ from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
+from torch import Tensor
 
 from ppo_lightning.envs.answers import reraise
-from ppo_lightning.envs.batched import BatchedEnv, name_of, require_distinct
+from ppo_lightning.envs.batched import name_of, require_distinct
 from ppo_lightning.envs.envpool import envpool_maker
-from ppo_lightning.envs.pettingzoo import common_spaces
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.games.env import GameEnv
+from ppo_lightning.games.pettingzoo import common_spaces
 from ppo_lightning.spaces.specs import MASK
 from ppo_lightning.utils.arguments import Range, check_arguments
 
@@ -18,7 +20,7 @@ CELL = 40  # width of a cell in a picture of a board, pixels
 COLORS = np.array([[230, 230, 230], [200, 60, 50], [50, 90, 200]], np.uint8)  # free cells, players 0 and 1
 
 
-class TurnBasedEnv(BatchedEnv):
+class TurnBasedEnv(GameEnv):
     """N games of two players who act one after the other, with random openings.
 
     Each row is a game, seen by the player to move. The observation has the entries ``action_mask``, the legal
@@ -29,15 +31,15 @@ class TurnBasedEnv(BatchedEnv):
         view: Space of the flat view of a player.
         num_actions: Number of actions.
         seeds: One seed per game.
-        opening_moves: Each game starts with 0 to this number of random legal moves, whose steps are
-            not ``valid``. Without them, both players settle on a few lines of play.
+        opening_moves: Each game starts with 0 to this number of random legal moves, whose steps do
+            not count. Without them, both players settle on a few lines of play.
 
     Raises:
         ConfigError: ``opening_moves`` is negative.
     """
 
     num_players = 2
-    mover: np.ndarray
+    turn_based = True  # which a module must know, see `AgentModule.takes_turns`
 
     def __init__(
         self,
@@ -62,6 +64,19 @@ class TurnBasedEnv(BatchedEnv):
         """Set the seeds of the openings and of the next reset."""
         super().reseed(seeds)
         self._generators = [np.random.default_rng(seed) for seed in seeds]
+
+    @property
+    def rows_per_game(self) -> int:
+        """One row: that of the player to move."""
+        return 1
+
+    def row_rewards(self, reward: np.ndarray, mover: np.ndarray) -> np.ndarray:
+        """Return the rewards of player 0: those of player 1 are the negative ones."""
+        return reward * (1 - 2 * mover)
+
+    def by_player(self, episodes: Tensor) -> dict[str, Tensor]:
+        """Return the episodes, whose returns are those of player 0, from the view of each player."""
+        return {"-player0": episodes, "-player1": episodes * episodes.new_tensor([-1, 1, 1])}
 
     def start_openings(self, games: np.ndarray) -> None:
         """Draw the openings of games that start, by their indices."""
@@ -192,7 +207,7 @@ class TurnBasedGamesEnv(TurnBasedEnv):
             spaces. While playing: the rewards do not sum to 0, or one player ends before the other.
 
     Example:
-        >>> from ppo_lightning.envs.pettingzoo import import_pettingzoo
+        >>> from ppo_lightning.games.pettingzoo import import_pettingzoo
         >>> env = TurnBasedGamesEnv(import_pettingzoo("pettingzoo.classic.connect_four_v3").env, [1, 2])
         >>> env.reset_arrays().shape, env.mover.tolist()
         ((2, 91), [0, 0])

@@ -1,19 +1,20 @@
-"""Choice of the adapter for a game of PettingZoo."""
+"""Choice of the adapter for a game."""
 
 import functools
 import importlib
 import re
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.factory import begin_with
-from ppo_lightning.envs.pettingzoo import ParallelGamesEnv, import_pettingzoo
-from ppo_lightning.envs.pettingzoo_atari import PettingZooAtari
-from ppo_lightning.envs.turn_based import TurnBasedGamesEnv
+from ppo_lightning.envs.batched import begin_with
 from ppo_lightning.errors import ConfigError, first_line
+from ppo_lightning.games.env import GameEnv
+from ppo_lightning.games.pettingzoo import ParallelGamesEnv, import_pettingzoo
+from ppo_lightning.games.pettingzoo_atari import PettingZooAtari
+from ppo_lightning.games.turn_based import BoardGameEnv, TurnBasedGamesEnv
+
+__all__ = ["BoardGameEnv", "is_game", "make_games"]
 
 
 def make_games(
@@ -21,7 +22,7 @@ def make_games(
     seeds: list[int],
     render: bool = False,
     **env_kwargs: Any,
-) -> BatchedEnv:
+) -> GameEnv:
     """Make copies of a game of PettingZoo.
 
     Args:
@@ -30,9 +31,9 @@ def make_games(
             that makes a new game at each call.
         seeds: One seed per row.
         render: Make the first game able to render.
-        **env_kwargs: ``state`` for :class:`~ppo_lightning.envs.pettingzoo.ParallelGamesEnv`,
-            ``opening_moves`` for :class:`~ppo_lightning.envs.turn_based.TurnBasedGamesEnv`, and arguments of
-            the game. For Atari, options of :class:`~ppo_lightning.envs.pettingzoo_atari.PettingZooAtari`.
+        **env_kwargs: ``state`` for :class:`~ppo_lightning.games.pettingzoo.ParallelGamesEnv`,
+            ``opening_moves`` for :class:`~ppo_lightning.games.turn_based.TurnBasedGamesEnv`, and arguments of
+            the game. For Atari, options of :class:`~ppo_lightning.games.pettingzoo_atari.PettingZooAtari`.
 
     Raises:
         ConfigError: The game does not exist, a package is missing, an argument does not fit, or as for the
@@ -67,9 +68,9 @@ def make_games(
 
 
 def is_game(env: Any) -> bool:
-    """Return whether an object is a game of PettingZoo, which is imported only if it is loaded."""
-    pettingzoo = sys.modules.get("pettingzoo")
-    return pettingzoo is not None and isinstance(env, pettingzoo.AECEnv | pettingzoo.ParallelEnv)
+    """Return whether an object is a game of PettingZoo."""
+    pettingzoo = import_pettingzoo()
+    return isinstance(env, pettingzoo.AECEnv | pettingzoo.ParallelEnv)
 
 
 def registered(env_id: str) -> tuple[str, str] | None:

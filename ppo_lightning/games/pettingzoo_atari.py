@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_lightning.envs.batched import BatchedEnv
-from ppo_lightning.envs.pettingzoo import import_pettingzoo, whole_games
 from ppo_lightning.errors import ConfigError, first_line, import_extra, nearest
+from ppo_lightning.games.env import GameEnv
+from ppo_lightning.games.pettingzoo import import_pettingzoo, whole_games
 from ppo_lightning.utils.arguments import Range, check_arguments
 
 FRAME_SKIP = 4  # frames per action
@@ -17,7 +17,7 @@ FRAME_STACK = 4  # pictures per observation
 SCREEN_SIZE = 84  # height and width of the pictures, pixels
 
 
-class PettingZooAtari(BatchedEnv):
+class PettingZooAtari(GameEnv):
     """Atari games of P players who act at once, with one row per player.
 
     The preprocessing is that of CleanRL's ``ppo_pettingzoo_ma_atari.py``: the pixelwise maximum of the last

@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_lightning.envs.answers import check_parts, check_step, reraise
-from ppo_lightning.envs.batched import BatchedEnv, name_of, require_distinct
+from ppo_lightning.envs.batched import name_of, require_distinct
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.games.env import GameEnv
 from ppo_lightning.spaces.entries import PRIVILEGED
 from ppo_lightning.spaces.specs import MASK
 from ppo_lightning.utils.seeding import extend_seeds
@@ -18,7 +19,7 @@ from ppo_lightning.utils.seeding import extend_seeds
 STATE = f"{PRIVILEGED}state"  # entry of the game's state
 
 
-class ParallelGamesEnv(BatchedEnv):
+class ParallelGamesEnv(GameEnv):
     """Copies of a PettingZoo game of P players who act at once, with one row per player.
 
     A player who dies before the game ends is flagged at this step. Until the game ends, the row of the dead
@@ -36,7 +37,7 @@ class ParallelGamesEnv(BatchedEnv):
         ConfigError: The players have different spaces, the game is turn-based, or it has no state.
 
     Example:
-        >>> from ppo_lightning.envs.pettingzoo import import_pettingzoo
+        >>> from ppo_lightning.games.pettingzoo import import_pettingzoo
         >>> make = import_pettingzoo("mpe2.simple_spread_v3").parallel_env
         >>> env = ParallelGamesEnv(make, list(range(6)), state=True)
         >>> env.reset_arrays().shape, env.spaces[0].entry_sizes

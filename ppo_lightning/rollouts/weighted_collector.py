@@ -1,0 +1,79 @@
+"""The rollout collector for environments whose steps do not all count."""
+
+from typing import Any
+
+import numpy as np
+from torchrl.data import TensorSpec, Unbounded
+
+from ppo_lightning.models.normalizers import CollectorMoments
+from ppo_lightning.rollouts.collector import RolloutCollector
+
+
+class WeightedCollector(RolloutCollector):
+    """Collector of rollouts [N, T] from environments that flag steps that do not count (``env.valid``).
+
+    These are the steps at which an environment only reset after an episode end, or failed and was made anew
+    (``max_restarts``), and those of agents that are dead while the episode continues.
+
+    ``weight`` [N, T] is 0 there and 1 elsewhere. Steps of weight 0 enter no statistics of rewards, sums or
+    counts, and end the flow of advantages. The return of a failed episode is left out.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._last: np.ndarray | None = None  # raw observations of the last step
+
+    def rollout_keys(self) -> dict[str, TensorSpec]:
+        """Return the specs of a step that the rollout stores, by key."""
+        keys = super().rollout_keys()
+        return keys if self.env.valid is None else keys | {"weight": Unbounded(())}
+
+    def step(self, t: int, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step the environments, and store which steps count."""
+        results = super().step(t, action)
+        if self._weight is not None:
+            self._weight[t] = self.env.valid
+            if self._memory is not None:
+                self._memory[self._weight[t] == 0] = 0
+        return results
+
+    def normalized(
+        self,
+        moments: CollectorMoments | None,
+        t: int,
+        raw: np.ndarray,
+        fresh: np.ndarray | None = None,
+        done: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
+        """Check and normalize observations, of which those that count enter the statistics."""
+        if self.env.resets_late:  # then `fresh` are the final observations
+            fresh = None
+        if self._weight is None or moments is None:
+            return super().normalized(moments, t, raw, fresh, done)
+        # A dead agent repeats the last observation. A step that only resets has a new one.
+        counted = [(self._weight[t] > 0) | differ(raw, self._last)]
+        if fresh is not None:
+            counted.append(self.begins(fresh, raw[done]))
+        self._last = raw.copy()
+        batches = super().normalized(None, t, raw, fresh, done)
+        return moments.normalize(batches, not self.deterministic, counted)
+
+    def begins(self, fresh: np.ndarray, final: np.ndarray) -> np.ndarray:
+        """Return where an observation [K, ...] after a reset begins an episode, [K] bool."""
+        return np.ones(len(fresh), bool)
+
+    def row_rewards(self) -> np.ndarray:
+        """Return the rewards whose sum is the return of a row, [T, N]."""
+        rewards = super().row_rewards()
+        return rewards if self._weight is None else rewards * self._weight
+
+    def finish(self) -> None:
+        """Complete the storage. An episode that failed is left out."""
+        super().finish()
+        if self._weight is not None:
+            self._store["next", "episode_done"][self._weight == 0] = False
+
+
+def differ(rows: np.ndarray, others: np.ndarray | None) -> np.ndarray:
+    """Return where rows differ, [B] bool; everywhere if there are no others."""
+    return (rows != others).reshape(len(rows), -1).any(axis=1)
