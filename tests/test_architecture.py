@@ -26,6 +26,7 @@ FLOORS = (
     "offpolicy",
     "games",
     "commands",
+    "experiments",
 )
 ENTRANCES = ("__init__", "__main__")  # which import lazily from all subpackages
 HIDDEN = """
@@ -82,6 +83,17 @@ def test_no_room_imports_from_a_floor_above(room):
         if FLOORS.index(source.partition(".")[0]) > height
     }
     assert not upwards
+
+
+def test_no_other_room_names_the_experiments():
+    """Only the table of the commands does, as a string."""
+    paths = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
+    users = {
+        path.as_posix()
+        for path in paths
+        if path.parts[0] != "experiments" and re.search(r"\bexperiments\b", (PACKAGE / path).read_text())
+    }
+    assert users == {"commands/options.py"}
 
 
 def test_no_modules_import_each_other_in_a_circle():

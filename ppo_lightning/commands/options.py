@@ -21,12 +21,19 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "check-env": "report what in an environment would break or bias training",
     "details": "list the implementation details of a run and their places in the code",
     "recipes": "list the bundled recipes with environment, steps and measured return",
+    "tournament": "let checkpoints and scripted players play each other, and rate them",
+}
+EXPERIMENTS = {  # modules of `experiments` with a `main`
     "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
     "tune": "search hyperparameters on Optuna, over several recipes, seeds and machines",
     "compare": "test whether the runs of one benchmark are worse than those of another",
-    "tournament": "let checkpoints and scripted players play each other, and rate them",
 }
-DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS
+DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS | EXPERIMENTS
+MODULES = {  # of the commands that are not Lightning's
+    command: f"ppo_lightning.{room}.{command.replace('-', '_')}"
+    for room, commands in (("commands", OTHER_COMMANDS), ("experiments", EXPERIMENTS))
+    for command in commands
+}
 TRUST = "--trust_checkpoint"
 FLAGS = {  # flags beside those of Lightning
     "--auto_resume": "fit: resume from the newest intact checkpoint, if any",
