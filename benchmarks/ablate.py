@@ -16,13 +16,14 @@ import lightning as L
 import numpy as np
 
 from ppo_lightning.algorithms.manifest import DETAILS, Value, manifest
-from ppo_lightning.commands import benchmark, cli
-from ppo_lightning.commands.curves import curve, decorate, save
+from ppo_lightning.commands import cli
 from ppo_lightning.commands.details import format_value
-from ppo_lightning.commands.jobs import Job
 from ppo_lightning.commands.options import QUIET
-from ppo_lightning.commands.report import interval, read_csv
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.experiments import benchmark
+from ppo_lightning.experiments.curves import curve, decorate, save
+from ppo_lightning.experiments.jobs import Job
+from ppo_lightning.experiments.report import interval, read_csv
 
 FULL = "the recipe"
 NETWORKS, SCALING = ("--model.agent.shared", "true"), ("--model.norm_reward", "false")

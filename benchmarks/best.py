@@ -24,8 +24,8 @@ import numpy as np
 from scipy.stats import t, trim_mean
 
 from benchmarks.candidate_table import probability_of_improvement, row
-from ppo_lightning.commands.curves import decorate, plot_mean
-from ppo_lightning.commands.report import published, read_csv
+from ppo_lightning.experiments.curves import decorate, plot_mean
+from ppo_lightning.experiments.report import published, read_csv
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_lightning.commands.compare import format_difference, p_worse, read_runs
+from ppo_lightning.experiments.compare import format_difference, p_worse, read_runs
 from ppo_lightning.utils.rounding import decimals
 
 RESULTS = Path(__file__).parent / "results"

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.report import read_csv
 
 EVALUATIONS = Path(__file__).parent / "results/offpolicy/halfcheetah/evaluations.csv"
 ALGORITHMS = ("PPO", "SAC", "TD3")

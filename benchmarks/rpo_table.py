@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.best import aggregate
 from benchmarks.candidate_table import returns_of
 from benchmarks.selection_table import stratified_p
-from ppo_lightning.commands.compare import format_difference
-from ppo_lightning.commands.report import PUBLISHED, common_id, read_csv
+from ppo_lightning.experiments.compare import format_difference
+from ppo_lightning.experiments.report import PUBLISHED, common_id, read_csv
 
 STEPS = "8000000"
 CLEANRL = "CleanRL's PPO, 8 M steps | CleanRL's RPO, 8 M steps"

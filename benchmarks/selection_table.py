@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.best import aggregate, normalized
 from benchmarks.candidate_table import RESULTS, returns_of
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.report import read_csv
 
 TASKS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Ant-v4")
 CHANGES = {

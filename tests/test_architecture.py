@@ -26,6 +26,7 @@ FLOORS = (
     "offpolicy",
     "games",
     "commands",
+    "experiments",
 )
 # Rooms above that a module opens on first use: by a string, which no other module may import by.
 DOORS = {"envs.factory": "games.make"}
@@ -103,6 +104,17 @@ def test_a_room_above_is_reached_by_its_door_alone():
             behind |= new
             new = set().union(*(graph[name] for name in new if name in graph)) - behind
         assert module not in behind
+
+
+def test_no_other_room_names_the_experiments():
+    """Only the table of the commands does, as a string."""
+    paths = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
+    users = {
+        path.as_posix()
+        for path in paths
+        if path.parts[0] != "experiments" and re.search(r"\bexperiments\b", (PACKAGE / path).read_text())
+    }
+    assert users == {"commands/options.py"}
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import best
-from ppo_lightning.commands.report import interval
+from ppo_lightning.experiments.report import interval
 from tests.helpers import ROOT
 
 

@@ -15,7 +15,7 @@ from torch.distributed import run as torchrun
 
 from ppo_lightning import PPO, __main__
 from ppo_lightning.commands.recipes import recipe_path
-from ppo_lightning.commands.tune import read_space
+from ppo_lightning.experiments.tune import read_space
 from tests.documented import DOCUMENTS, LIGHTNING, ROOT, all_commands, blocks, commands, flags_of, words
 from tests.helpers import RECIPE, Forked, command_line, short
 

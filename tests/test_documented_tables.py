@@ -12,7 +12,7 @@ import pytest
 from benchmarks import candidate_table, ppo_or_sac, rpo_table, scaling, selection_table
 from ppo_lightning import PPO, MLPAgent, RolloutDataModule
 from ppo_lightning.commands.recipes import bundled_recipes
-from ppo_lightning.commands.report import PUBLISHED, read_csv
+from ppo_lightning.experiments.report import PUBLISHED, read_csv
 from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"

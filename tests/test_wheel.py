@@ -36,7 +36,7 @@ def test_the_wheel_has_the_package_and_its_data(wheel):
     recipes = {
         f"ppo_lightning/{path.relative_to(ROOT)}" for name in ("configs", "zoo") for path in files(name)
     }
-    assert {"ppo_lightning/py.typed", "ppo_lightning/commands/published.csv"} <= package
+    assert {"ppo_lightning/py.typed", "ppo_lightning/experiments/published.csv"} <= package
     assert package | recipes <= names
     others = {name for name in names - package - recipes if ".dist-info/" not in name}
     assert others and all(name.startswith("ppo_lightning/benchmarks/results/") for name in others)

@@ -39,9 +39,9 @@ from ppo_lightning.commands.options import (
     DEFAULT_NAME,
     DESCRIPTIONS,
     FLAGS,
+    MODULES,
     NAME,
     NUM_THREADS,
-    OTHER_COMMANDS,
     SETTINGS,
     SUBCOMMANDS,
     TRAINER_DEFAULTS,
@@ -188,9 +188,8 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     _quieten()
     try:
-        if args and args[0] in OTHER_COMMANDS:
-            module = args[0].replace("-", "_")
-            return importlib.import_module(f"ppo_lightning.commands.{module}").main(args[1:])
+        if args and args[0] in MODULES:
+            return importlib.import_module(MODULES[args[0]]).main(args[1:])
         if args and args[0] in SUBCOMMANDS and not HELP & set(args):
             args = with_checkpoint_settings(args)
         run([], args)

@@ -21,16 +21,21 @@ OTHER_COMMANDS = {  # modules of this package with a `main`
     "check-env": "report what in an environment would break or bias training",
     "details": "list the implementation details of a run and their places in the code",
     "recipes": "list the bundled recipes with environment, steps and measured return",
+    "tournament": "let checkpoints and scripted players play each other, and rate them",
+}
+EXPERIMENTS = {  # modules of `experiments` with a `main`
     "benchmark": "train recipes with several seeds; compare with published results, draw learning curves",
     "tune": "search hyperparameters on Optuna, over several recipes, seeds and machines",
     "compare": "test whether the runs of one benchmark are worse than those of another",
-    "tournament": "let checkpoints and scripted players play each other, and rate them",
 }
-DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS
-TRUST = "--trust_checkpoint"
+DESCRIPTIONS = SUBCOMMANDS | OTHER_COMMANDS | EXPERIMENTS
+MODULES = {  # of the commands that are not Lightning's
+    command: f"ppo_lightning.{room}.{command.replace('-', '_')}"
+    for room, commands in (("commands", OTHER_COMMANDS), ("experiments", EXPERIMENTS))
+    for command in commands
+}
 FLAGS = {  # flags beside those of Lightning
     "--auto_resume": "fit: resume from the newest intact checkpoint, if any",
-    TRUST: "import and call code that the settings of a checkpoint name: only for files that you trust",
 }
 NAME, NUM_THREADS = "--name", "--num_threads"
 SETTINGS = {  # of the command line beside Lightning's own
@@ -65,6 +70,13 @@ def parser_of(command: str, epilog: str = "") -> argparse.ArgumentParser:
     text = DESCRIPTIONS[command]
     name, description = f"ppo-lightning {command}", f"{text[0].upper()}{text[1:]}."
     return argparse.ArgumentParser(name, description=description, epilog=epilog, allow_abbrev=False)
+
+
+def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the classes of a checkpoint's agent that are the user's, which a checkpoint does not import."""
+    for part in ("agent", "actor", "critic"):
+        name = f"--model.{part}"
+        parser.add_argument(name, metavar="CLASS", help=f"import path of a class of yours, as {name} of fit")
 
 
 def answer(args: Sequence[str]) -> bool:

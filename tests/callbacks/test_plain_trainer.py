@@ -21,7 +21,7 @@ from ppo_lightning import DQN, PPG, PPO, RolloutDataModule
 from ppo_lightning.callbacks import Preemption, RunSummary, Threads
 from ppo_lightning.checkpoints.file import read_checkpoint
 from ppo_lightning.checkpoints.io import CheckedCheckpointIO
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.report import read_csv
 from ppo_lightning.rollouts.collector import RolloutCollector
 from tests.helpers import ROOT, Forked, SaveAfter, require_same, script
 

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ppo_lightning import ConfigError
 from ppo_lightning.callbacks import CaptureVideo, LivePlot
 from ppo_lightning.callbacks.live import SHOWN
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.report import read_csv
 from tests.helpers import weights
 
 SMALL = {"num_envs": 2, "num_steps": 32, "total_timesteps": 64 * 6, "eval_episodes": 1}

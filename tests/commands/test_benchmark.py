@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from ppo_lightning import ConfigError
-from ppo_lightning.commands import benchmark as command
-from ppo_lightning.commands import curves, provenance
-from ppo_lightning.commands import report as reports
-from ppo_lightning.commands.compare import compare
-from ppo_lightning.commands.curves import curve
-from ppo_lightning.commands.jobs import Job, jobs_of
-from ppo_lightning.commands.report import (
+from ppo_lightning.experiments import benchmark as command
+from ppo_lightning.experiments import curves, provenance
+from ppo_lightning.experiments import report as reports
+from ppo_lightning.experiments.compare import compare
+from ppo_lightning.experiments.curves import curve
+from ppo_lightning.experiments.jobs import Job, jobs_of
+from ppo_lightning.experiments.report import (
     family_of,
     interval,
     published,
@@ -31,7 +31,7 @@ from ppo_lightning.commands.report import (
     table,
     write_csv,
 )
-from ppo_lightning.commands.runner import Runner, metrics_of
+from ppo_lightning.experiments.runner import Runner, metrics_of
 from tests.helpers import ROOT, Forked, command_line
 
 RECIPE = ROOT / "configs/classic/cartpole.yaml"

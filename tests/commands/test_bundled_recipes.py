@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ppo_lightning.commands.jobs import jobs_of
 from ppo_lightning.commands.recipes import bundled_recipes, recipe_path, table, with_configs_first
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.jobs import jobs_of
+from ppo_lightning.experiments.report import read_csv
 from tests.helpers import RECIPE as CARTPOLE
 from tests.helpers import ROOT
 

@@ -256,13 +256,10 @@ def test_a_full_disk_ends_in_one_sentence_before_training(refusal_of, monkeypatc
 
 def test_the_list_of_commands_is_whole(capsys):
     out = answered(capsys, "--help")
-    assert re.findall(r"^  ([\w-]+) ", out, flags=re.MULTILINE) == [
-        *options.SUBCOMMANDS,
-        *options.OTHER_COMMANDS,
-    ]
+    assert re.findall(r"^  ([\w-]+) ", out, flags=re.MULTILINE) == [*options.SUBCOMMANDS, *options.MODULES]
     assert answered(capsys) == out
-    for command in options.OTHER_COMMANDS:
-        assert callable(importlib.import_module(f"ppo_lightning.commands.{command.replace('-', '_')}").main)
+    for module in options.MODULES.values():
+        assert callable(importlib.import_module(module).main)
 
 
 def test_an_unknown_command_ends_in_one_sentence(capsys):

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from ppo_lightning.commands.recipes import with_configs_first
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.report import read_csv
 from tests.commands.conftest import CARTPOLE, SHORT, checkpoint_of
 
 

@@ -8,7 +8,7 @@ from benchmarks.ablate import FULL, SWITCHES, draw, jobs_without, recipe_manifes
 from ppo_lightning import ConfigError
 from ppo_lightning.algorithms.manifest import DETAILS
 from ppo_lightning.commands.details import places
-from ppo_lightning.commands.report import write_csv
+from ppo_lightning.experiments.report import write_csv
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = {

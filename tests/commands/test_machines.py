@@ -18,7 +18,7 @@ import torch
 import yaml
 from torch.distributed import run as torchrun
 
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.report import read_csv
 from tests.documented import blocks, commands
 from tests.helpers import ROOT, RUN, Runs, environment_of, wait_for_a_checkpoint
 from tests.helpers import port as free_port

@@ -8,7 +8,7 @@ import yaml
 
 import ppo_lightning
 from ppo_lightning import PPO
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.report import read_csv
 from tests.commands.conftest import checkpoint_of
 from tests.helpers import RECIPE, ROOT, short
 

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from ppo_lightning import ConfigError
-from ppo_lightning.commands import tune
-from ppo_lightning.commands.jobs import jobs_of
-from ppo_lightning.commands.report import read_csv
-from ppo_lightning.commands.runner import Runner
-from ppo_lightning.commands.tune import SHARES, Tuner, read_space
+from ppo_lightning.experiments import tune
+from ppo_lightning.experiments.jobs import jobs_of
+from ppo_lightning.experiments.report import read_csv
+from ppo_lightning.experiments.runner import Runner
+from ppo_lightning.experiments.tune import SHARES, Tuner, read_space
 from tests.helpers import ROOT, Forked, command_line, forks
 
 optuna = pytest.importorskip("optuna")

@@ -27,7 +27,7 @@ from ppo_lightning import (
     last_checkpoint,
 )
 from ppo_lightning.callbacks import Doctor
-from ppo_lightning.commands.report import read_csv
+from ppo_lightning.experiments.report import read_csv
 from ppo_lightning.offpolicy import C51Agent, DeterministicAgent, QAgent, SACAgent
 from ppo_lightning.offpolicy.agents import OffPolicyAgent
 from ppo_lightning.offpolicy.buffer import FrameBuffer

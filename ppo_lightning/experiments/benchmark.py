@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ppo_lightning.commands.jobs import Job, jobs_of
 from ppo_lightning.commands.options import parser_of
-from ppo_lightning.commands.report import write_report
-from ppo_lightning.commands.runner import Runner
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.experiments.jobs import Job, jobs_of
+from ppo_lightning.experiments.report import write_report
+from ppo_lightning.experiments.runner import Runner
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser, output: str) -> None:

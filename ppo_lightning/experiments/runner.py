@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from ppo_lightning.commands import provenance
-from ppo_lightning.commands.jobs import Job
 from ppo_lightning.errors import ConfigError
+from ppo_lightning.experiments import provenance
+from ppo_lightning.experiments.jobs import Job
 from ppo_lightning.utils.watch import end_with_the_parent
 
 RECORD = "job.json"  # settings of a run, provenance of each attempt, duration of all, and whether it finished

@@ -23,13 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ppo_lightning.commands import benchmark
-from ppo_lightning.commands.compare import compare
-from ppo_lightning.commands.jobs import Job, jobs_of
 from ppo_lightning.commands.options import parser_of
 from ppo_lightning.commands.recipes import read_yaml
-from ppo_lightning.commands.runner import Runner, metrics_of
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.experiments import benchmark
+from ppo_lightning.experiments.compare import compare
+from ppo_lightning.experiments.jobs import Job, jobs_of
+from ppo_lightning.experiments.runner import Runner, metrics_of
 
 HEARTBEAT = 30  # seconds between two heartbeats of a trial, which is stale after two of them
 SHARES = 4  # scores that the pruner sees of each seed, after equal shares of data.total_timesteps

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_lightning.commands.curves import Row, draw
-from ppo_lightning.commands.jobs import Job
-from ppo_lightning.commands.runner import Runner, metrics_of
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.experiments.curves import Row, draw
+from ppo_lightning.experiments.jobs import Job
+from ppo_lightning.experiments.runner import Runner, metrics_of
 from ppo_lightning.utils.rounding import decimals
 
 PUBLISHED = Path(__file__).with_name("published.csv")

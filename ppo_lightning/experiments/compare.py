@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ppo_lightning.commands.options import parser_of
-from ppo_lightning.commands.report import interval, read_csv
 from ppo_lightning.errors import ConfigError, import_extra
+from ppo_lightning.experiments.report import interval, read_csv
 from ppo_lightning.utils.rounding import decimals
 
 ALPHA = 0.05  # probability of a false alarm, over all recipes

@@ -1,0 +1,1 @@
+"""Many runs: benchmarks, hyperparameter searches and comparisons."""
