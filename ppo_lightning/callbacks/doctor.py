@@ -170,7 +170,8 @@ def dead_units(run: RunSnapshot) -> str | None:
     observation = sample_observations(run)
     agent = run.module.agent
     shares: dict[str, float] = {}
-    for name, body in (("policy", agent.actor_body), ("value function", agent.critic_body)):
+    critic_body = getattr(agent, "critic_body", None)
+    for name, body in (("policy", agent.actor_body), ("value function", critic_body)):
         if body is not None:
             for layer, share in enumerate(dead_shares(body, observation), start=1):
                 shares[f"layer {layer} of the {name}"] = share

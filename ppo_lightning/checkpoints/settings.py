@@ -7,7 +7,7 @@ from typing import Any
 from ppo_lightning import __version__
 from ppo_lightning.checkpoints.agent import is_ours, known_class, naming_writer, writer_of
 from ppo_lightning.errors import ConfigError, first_line
-from ppo_lightning.models.agent import ActorCritic
+from ppo_lightning.models.actor import Actor
 from ppo_lightning.utils.arguments import arguments_of
 
 MAKERS = {"agent", "actor", "critic"}  # arguments of a module that make its agent
@@ -67,7 +67,7 @@ def require_known_classes(checkpoint: Mapping[str, Any]) -> None:
         raise _unknown(checkpoint, "model.agent.body")
     for group, class_path, base, settings in (
         ("model", model.get("_class_path"), object, model.keys() - MAKERS),
-        ("model.agent", agent["class_path"], ActorCritic, agent["init_args"]),
+        ("model.agent", agent["class_path"], Actor, agent["init_args"]),
     ):
         if not is_ours(str(class_path)):
             continue

@@ -19,7 +19,7 @@ from ppo_lightning.checkpoints.settings import (
 )
 from ppo_lightning.commands.options import TRUST
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models.actor import Actor
 from ppo_lightning.rollouts.datamodule import RolloutDataModule
 
 
@@ -47,7 +47,7 @@ def with_checkpoint_settings(args: list[str]) -> list[str]:
     code = code_in_data(data)
     for key, name, base, settings in (
         ("model", class_path, AgentModule, model),
-        ("model.agent", agent["class_path"], ActorCritic, agent["init_args"]),
+        ("model.agent", agent["class_path"], Actor, agent["init_args"]),
     ):
         if known_class(name, base) is None:
             code[key] = name
@@ -89,11 +89,11 @@ def environment_of(checkpoint: dict[str, Any], args: Sequence[str], chosen_id: s
     return chosen_id or env_id
 
 
-def agent_of(checkpoint: dict[str, Any], args: Sequence[str]) -> ActorCritic:
+def agent_of(checkpoint: dict[str, Any], args: Sequence[str]) -> Actor:
     """Return the agent of a checkpoint, after checking for trust in its class."""
     agent = checkpoint["agent"]
     code = {f"model.agent.{name}": part for name, part in agent["init_args"].items() if _is_class(part)}
-    if known_class(agent["class_path"], ActorCritic) is None:
+    if known_class(agent["class_path"], Actor) is None:
         code["model.agent"] = agent["class_path"]
     _require_trust(code, args)
     return trained_agent(checkpoint)

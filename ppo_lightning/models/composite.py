@@ -63,7 +63,7 @@ class MultiCategoricalHead(DiscreteHead):
         return nn.functional.pad(self.logits(features, mask), (0, 1), value=INVALID)[..., self.index]
 
     def array_sampler(self) -> ArraySampler:
-        """Return a sampler of arrays."""
+        """Return a NumPy version, see :meth:`ActionHead.choose`."""
         index = self.index.numpy()
 
         def choose(logits: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
@@ -175,7 +175,7 @@ class CompositeHead(Head):
         return self._row([part.for_environment(part_action) for part, part_action in parts])
 
 
-def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> Head:
+def make_head(name: HeadChoice, in_features: int, action_spec: TensorSpec) -> Any:
     """Make the head for a spec of actions: the named one for continuous actions, None for the default.
 
     Raises:

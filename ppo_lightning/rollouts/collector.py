@@ -86,7 +86,7 @@ class RolloutCollector(Collector):
             self._memory = self._memory.numpy(force=True)
         env.step_timeout = self._watch.timeout
         self._raw: np.ndarray | None = None  # last observations of environments with steps that do not count
-        self._evaluated = True  # whether the policy gave values and log-probabilities, too
+        self._evaluated = True  # whether the policy gave all that a step stores
         self._sums = {name: np.zeros(env.num_envs) for name in ("discounted", "episode_reward", "step_count")}
         self._raw_rewards = np.zeros((self.num_steps, env.num_envs))
         self._rollout = allocate(env, self.agent, self.num_steps)
@@ -138,7 +138,7 @@ class RolloutCollector(Collector):
                 None if env.valid is None else torch.from_numpy(valid),
             ).numpy()
         store["next", "reward"][..., 0] = rewards
-        if not self._evaluated and "state_value" in store:
+        if not self._evaluated:
             with self.precision():
                 add_evaluation(self.agent, self._rollout)
         next_observation = store["next", "observation"]
@@ -172,9 +172,7 @@ class RolloutCollector(Collector):
         rewards = self._raw_rewards
         store = self._store
         observations = store["observation"]
-        actions = store["action"]
-        log_probs: Any = store.get("action_log_prob")  # None of an off-policy agent, as the values
-        values: Any = store.get("state_value")
+        targets = [store[key] for key in self.agent.out_keys]
         terminateds = store["next", "terminated"][..., 0]
         truncateds = store["next", "truncated"][..., 0]
         episode_dones = store["next", "episode_done"][..., 0]
@@ -195,14 +193,12 @@ class RolloutCollector(Collector):
             self._watch.step_begins()
             row = observations[t]
             row[:] = observation
-            action, log_prob, value = policy(row, None if noise is None else noise[t], memory)
+            outputs = policy(row, None if noise is None else noise[t], memory)
             if movers is not None:
                 movers[t] = env.mover
-            actions[t] = action
-            if log_prob is not None and log_probs is not None:
-                log_probs[t] = log_prob
-                values[t, :, 0] = value
-            raw, rewards[t], terminated, truncated = step(action)
+            for rows, values in zip(targets, outputs, strict=False):
+                rows[t] = values
+            raw, rewards[t], terminated, truncated = step(outputs[0])
             terminateds[t] = terminated
             truncateds[t] = truncated
             if movers is not None:
@@ -241,7 +237,7 @@ class RolloutCollector(Collector):
             if memory is not None and env.valid is not None:
                 memory[~valid[t]] = 0
         self.observation = observation
-        self._evaluated = log_prob is not None
+        self._evaluated = len(outputs) == len(targets)
         return ends
 
     def _check_and_normalize(

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ppo_lightning.envs import BatchedEnv
 from ppo_lightning.errors import ConfigError
-from ppo_lightning.models import ActorCritic
+from ppo_lightning.models import Actor, ActorCritic
 
 
-def allocate(env: BatchedEnv, agent: ActorCritic, num_steps: int) -> TensorDict:
+def allocate(env: BatchedEnv, agent: Actor, num_steps: int) -> TensorDict:
     """Return a rollout [N, T] of zeros on the CPU, with :class:`RolloutCollector`'s keys."""
     shape = (env.num_envs, num_steps)
     specs = agent.rollout_keys(env.observation_spec_unbatched["observation"], env.action_spec_unbatched)
