@@ -104,6 +104,9 @@ def summary_of(rows: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def merged(one: Tensor, other: Tensor) -> Tensor:
     """Merge two summaries, each [3, *shape]. A size may be 0."""
+    # n = n1 + n2, delta = mean2 - mean1
+    # mean = mean1 + delta n2 / n
+    # m2 = m2_1 + m2_2 + delta^2 n1 n2 / n
     size = one[0] + other[0]
     share = other[0] / size.clamp(min=1)
     delta = other[1] - one[1]
@@ -205,7 +208,7 @@ class CollectorMoments:
         delta *= delta
         delta *= old_count * size / self.count
         self.m2 += delta
-        if size > 1:
+        if size > 1:  # the deviations of a single row are 0
             self.m2 += m2
 
     @property

@@ -81,8 +81,8 @@ class OffPolicyAgent(Actor):
                 mask=mask_columns(observation_spec),
                 entries=entries,
             )
-        # Seeded weights are those of version 0.2.0, which also drew a value function: this layer, and the
-        # second body above.
+        # Earlier versions also drew a value function: this layer, and the second body above. So seeded
+        # weights stay the same.
         orthogonal(Float32Linear(self.head_width, 1), gain=1.0)
         self.initialize(self)
         self.save_hyperparameters(ignore=["observation_spec", "action_spec"])

@@ -95,7 +95,7 @@ class C51(DQN):
         self.adam_eps = 0.01 / self.hparams.batch_size
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        """Return the loss and its metrics."""
+        """Return the cross-entropy of the distributions, and its metrics."""
         following = minibatch["next_observation"]
         support = self.agent.head.support
         rows = torch.arange(len(following), device=following.device)

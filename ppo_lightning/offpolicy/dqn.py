@@ -184,7 +184,7 @@ class DQN(OffPolicyModule):
         return metrics
 
     def loss(self, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        """Return the loss and its metrics."""
+        """Return the mean squared error of Q(s, a), and its metrics."""
         following = minibatch["next_observation"]
         with torch.no_grad():
             next_q = self.target.q_values(following)

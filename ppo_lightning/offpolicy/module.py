@@ -319,7 +319,7 @@ class OffPolicyModule(AgentModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the buffer, or say how many steps refill it, to resume a run."""
         super().on_load_checkpoint(checkpoint)
-        if "exploration" in checkpoint:  # since version 0.3.0
+        if "exploration" in checkpoint:  # agents of older ones act greedily
             self.agent.head.exploration = checkpoint["exploration"]
         if not self.fitting:
             return
@@ -360,6 +360,7 @@ class OffPolicyModule(AgentModule):
 
 def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: float) -> Tensor:
     """Return r + gamma V(s'), [B]. Only a termination (1) stops the bootstrap: a time limit does not."""
+    # y = r + gamma (1 - terminated) V(s')
     return reward + gamma * (1 - terminated) * next_value
 
 
