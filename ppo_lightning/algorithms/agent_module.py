@@ -76,7 +76,7 @@ class AgentModule(NamedArguments, L.LightningModule):
     takes_memory: ClassVar[bool] = False  # whether minibatches are whole sequences
     takes_turns: ClassVar[bool] = True  # whether targets change sides where the next move is the opponent's
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "bf16-mixed")  # of the Trainer
-    agent: Any
+    agent: Actor
     hparams: AttributeDict
     reward_scaler: RewardScaler | None
 
@@ -84,7 +84,7 @@ class AgentModule(NamedArguments, L.LightningModule):
         require_agent_maker(agent, self.agent_kind)
         super().__init__()
         self.make_agent = agent
-        self.agent = None
+        self.agent = None  # type: ignore[assignment]
         self.reward_scaler = None
         self.env_steps = 0  # of all ranks
         self.extra_steps = 0  # those outside of rollouts
