@@ -63,7 +63,7 @@ class MultiCategoricalHead(DiscreteHead):
         return nn.functional.pad(self.logits(features, mask), (0, 1), value=INVALID)[..., self.index]
 
     def array_sampler(self) -> ArraySampler:
-        """Return a NumPy version, see :meth:`ActionHead.choose`."""
+        """Return a sampler of arrays."""
         index = self.index.numpy()
 
         def choose(logits: np.ndarray, noise: np.ndarray | None) -> np.ndarray:

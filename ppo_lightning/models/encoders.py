@@ -133,13 +133,9 @@ def make_body(
     names: Collection[str] | None,
     normalized: bool,
 ) -> nn.Module:
-    """Make the body for a vector, or for several parts, of which each has an encoder.
+    """Make the body for a vector, or for several parts with the arguments of :class:`Encoders`.
 
-    Args:
-        observation_spec: Spec of one environment.
-        network: Makes a network from the number of columns and, of a vector, the ``columns`` to read.
-        names: Names of the parts to read. None: all parts.
-        normalized: Whether numbers are normalized already.
+    The ``network`` of a vector is made from the number of columns and the ``columns`` to read.
     """
     if has_numbers_only(observation_spec):
         size = stored(observation_spec).shape[0]

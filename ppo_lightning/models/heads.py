@@ -82,15 +82,18 @@ class ActionHead(nn.Module):
     def choose(self, features: Tensor, noise: Tensor | None, mask: Tensor | None = None) -> Tensor:
         """Return the actions that the noise selects, [B, ...].
 
-        A class may define ``array_sampler(self) -> ArraySampler`` beside it, which returns a NumPy version of
-        the computation after the linear layer, for the current weights. Subclasses do not inherit it, because
-        they may choose otherwise.
-
         Args:
             features: Features, [B, F].
             noise: Noise from :meth:`noise`. None: the most probable or best action.
             mask: Allowed discrete actions, [B, ``num_choices``] bool. None: all.
         """
+
+    def array_sampler(self) -> ArraySampler | None:
+        """Return a NumPy version of :meth:`choose` after the linear layer, for the current weights.
+
+        None, the default: there is no such version, and the collector acts on tensors.
+        """
+        return None
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Describe the policy for a video: numbers [B, A] and bar lengths [B, A] from 0 to 1.
@@ -253,7 +256,7 @@ class CategoricalHead(DiscreteHead):
         self.largest_entropy = math.log(self.num_choices)
 
     def array_sampler(self) -> ArraySampler:
-        """Return a NumPy version, see :meth:`ActionHead.choose`."""
+        """Return a sampler of arrays."""
         return lambda logits, noise: (logits if noise is None else logits + noise).argmax(-1)
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -300,7 +303,7 @@ class GaussianHead(BoxHead, Head):
         return (-0.5 * standardized.square() - self.log_std - LOG_SQRT_2PI).sum(-1)
 
     def array_sampler(self) -> ArraySampler:
-        """Return a NumPy version, see :meth:`ActionHead.choose`."""
+        """Return a sampler of arrays."""
         std = np.exp(self.log_std.detach().numpy())
         return lambda mean, noise: mean if noise is None else mean + std * noise
 
@@ -344,7 +347,7 @@ class TanhGaussianHead(SquashedHead, GaussianHead):
         return super()._log_prob(mean, raw) - log_slope.sum(-1)
 
     def array_sampler(self) -> ArraySampler:
-        """Return a NumPy version, see :meth:`ActionHead.choose`."""
+        """Return a sampler of arrays."""
         sample_normal = super().array_sampler()
         low = self.low.numpy()
         width = (self.high - self.low).numpy()

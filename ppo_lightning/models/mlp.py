@@ -23,7 +23,8 @@ from ppo_lightning.spaces.pictures import is_picture
 from ppo_lightning.spaces.specs import mask_columns
 from ppo_lightning.utils.arguments import Range, check_arguments
 
-ARRAY_VERSIONS = ("array_forward", "array_sampler", "array_step")  # methods of body, head and memory
+# Methods for NumPy of agent, body, head and memory
+ARRAY_VERSIONS = ("array_policy", "array_forward", "array_sampler", "array_step")
 LARGEST_COPY = 10_000_000  # rows times weights: above, a GPU acts faster than NumPy (H200, 16 cores)
 
 
@@ -139,14 +140,14 @@ def numpy_policy(agent: Actor) -> ArrayPolicy | None:
     actions only. Values and log-probabilities are left to the end of the rollout, because one large batch
     costs less than many small ones.
 
-    There is no such policy for a subclass of agent, body or head outside of this package, which may override
-    any method, and for layers or an activation of a user.
+    There is none for a user's subclass of agent, body or head, which may override any method, and for a
+    user's layers or activation.
     """
     device = agent.device.type
-    if torch.is_autocast_enabled(device) or not type(agent).__module__.startswith("ppo_lightning."):
-        return None
     parts: Any = agent.actor_body, agent.head, agent.memory
-    if not all(map(has_array_version, parts, ARRAY_VERSIONS)):
+    if not isinstance(agent.actor_body, MLP) or torch.is_autocast_enabled(device):
+        return None
+    if not all(map(has_array_version, (agent, *parts), ARRAY_VERSIONS)):
         return None
     largest = math.inf  # number of rows
     if device != "cpu":
@@ -180,8 +181,9 @@ def numpy_policy(agent: Actor) -> ArrayPolicy | None:
 
 
 def has_array_version(part: nn.Module | None, name: str) -> bool:
-    """Return whether the class of a part defines its NumPy version itself.
+    """Return whether a class is of this package, or defines its NumPy version itself.
 
-    A subclass that inherits the NumPy version may have overridden a method that the version copies.
+    A user's subclass that inherits the NumPy version may override a method that the version copies.
     """
-    return part is None or name in vars(type(part))
+    kind = type(part)
+    return part is None or kind.__module__.startswith("ppo_lightning.") or name in vars(kind)

@@ -35,6 +35,9 @@ class DistributionHead(QHead):
         q_values = self.policy(features) @ self.support
         return q_values if mask is None else q_values.masked_fill(~mask, INVALID)
 
+    def array_sampler(self) -> None:
+        """Return None: the collector acts on tensors."""
+
 
 class C51Agent(QAgent):
     """Agent of C51. Further arguments are those of :class:`QAgent`.

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
@@ -18,12 +17,7 @@ from ppo_lightning.utils.arguments import Range, check_arguments
 
 
 class ContinuousHead(SquashedHead, ExploringHead):
-    """Base class of what chooses vectors between bounds.
-
-    Args:
-        in_features: Width of the features.
-        action_spec: Spec of the actions.
-    """
+    """Base class of what chooses vectors between bounds."""
 
     outputs_per_action = 1
 
@@ -53,10 +47,10 @@ class ContinuousHead(SquashedHead, ExploringHead):
         """Return actions [B, A] within the bounds."""
         return self.choose_by(self.linear(features), noise)
 
-    def array_choose(self, outputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-        """Return the actions of :meth:`choose_by` for arrays."""
+    def array_sampler(self) -> ArraySampler:
+        """Return a sampler of arrays."""
         tensor = torch.from_numpy
-        return self.choose_by(tensor(outputs), None if noise is None else tensor(noise)).numpy()
+        return lambda x, noise: self.choose_by(tensor(x), None if noise is None else tensor(noise)).numpy()
 
 
 class DeterministicHead(ContinuousHead):
@@ -69,10 +63,6 @@ class DeterministicHead(ContinuousHead):
     def policy(self, features: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """Return the actions with noise, [B, A]."""
         return self.action(self.linear(features), noise)
-
-    def array_sampler(self) -> ArraySampler:
-        """Return a NumPy version, see :meth:`ActionHead.choose`."""
-        return self.array_choose
 
 
 class DeterministicAgent(OffPolicyAgent):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -39,6 +38,10 @@ class ChoiceHead(ExploringHead):
         values = self.logits(features, mask)
         return (values if noise is None else values + noise).argmax(-1)
 
+    def array_sampler(self) -> ArraySampler | None:
+        """Return a sampler of arrays."""
+        return lambda values, noise: (values if noise is None else values + noise).argmax(-1)
+
 
 class QHead(ChoiceHead):
     """Values Q(s, a) of discrete actions. Noise explores: it is random with the probability epsilon."""
@@ -55,19 +58,10 @@ class QHead(ChoiceHead):
         explores = uniform[..., :1] < self.exploration
         return DECISIVE * explores * uniform[..., 1:]
 
-    def array_sampler(self) -> ArraySampler:
-        """Return a NumPy version, see :meth:`ActionHead.choose`."""
-        return best_choice
-
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return Q(s, a), and bars that add up to 1."""
         q_values = self.logits(features, mask)
         return q_values, q_values.softmax(-1)
-
-
-def best_choice(values: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-    """Return the best actions [B] by values plus noise, each [B, A]."""
-    return (values if noise is None else values + noise).argmax(-1)
 
 
 class QAgent(OffPolicyAgent):

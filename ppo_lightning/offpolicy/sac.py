@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ppo_lightning.algorithms.minibatches import Minibatch
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.models.heads import ArraySampler
 from ppo_lightning.offpolicy.agents import Critic, Critics, OffPolicyAgent
 from ppo_lightning.offpolicy.ddpg import ContinuousHead
 from ppo_lightning.offpolicy.module import AgentMaker, Delayed, Metrics, OffPolicyModule, frozen
@@ -42,23 +41,13 @@ class SquashedGaussianHead(ContinuousHead):
         log_prob = -noise.square() / 2 - log_std - math.log(2 * math.pi) / 2 - slope.log()
         return self.squashed(raw), log_prob.sum(-1)
 
-    def array_sampler(self) -> ArraySampler:
-        """Return a NumPy version, see :meth:`ActionHead.choose`."""
-        return self.array_choose
-
 
 class Noise(NamedTuple):
-    """Normal noise of an update, each [B, A]. Those of the policy are drawn for each of its updates.
-
-    Attributes:
-        next_action: Selects the next action.
-        actions: Select the policy's actions.
-        fresh_actions: Select the actions after an update, for the temperature.
-    """
+    """Normal noise of an update, each [B, A], which selects actions."""
 
     next_action: Tensor
-    actions: Sequence[Tensor]
-    fresh_actions: Sequence[Tensor]
+    actions: Sequence[Tensor]  # of each update of the policy
+    fresh_actions: Sequence[Tensor]  # after each of these updates, for the temperature
 
     @classmethod
     def from_rows(cls, noise: Tensor) -> "Noise":

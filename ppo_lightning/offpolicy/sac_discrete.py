@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from ppo_lightning.envs.specs import Specs
-from ppo_lightning.models.heads import ArraySampler, gumbel
+from ppo_lightning.models.heads import gumbel
 from ppo_lightning.offpolicy.agents import OffPolicyAgent
-from ppo_lightning.offpolicy.dqn import DECISIVE, ChoiceHead, best_choice
+from ppo_lightning.offpolicy.dqn import DECISIVE, ChoiceHead
 from ppo_lightning.offpolicy.module import AgentMaker
 from ppo_lightning.offpolicy.sac import SAC
 from ppo_lightning.utils.arguments import Range, check_arguments
@@ -30,10 +30,6 @@ class SoftmaxHead(ChoiceHead):
         """
         noise = gumbel(*batch_shape, self.num_choices, generator=generator)
         return DECISIVE * noise if self.exploration is None else self.exploration * noise
-
-    def array_sampler(self) -> ArraySampler:
-        """Return a NumPy version, see :meth:`ActionHead.choose`."""
-        return best_choice
 
     def bars(self, features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the probabilities."""
